@@ -1,0 +1,462 @@
+"""Who holds what: the state of every batch of an epoch.
+
+Pure: no thread, socket, file or clock. Callers report events (a claim made, a file published, a device gone) with
+their times; the ledger keeps the rules that make each batch come exactly once, and says which copies to drop.
+
+A batch may exist in two copies at once, the host's and a device's, because a late lease is taken back while the
+device may still finish it. Each copy is a small machine of its own (``HOST``, ``CSD`` below). What makes the pair
+right: a copy counts as made only when it is whole and verified in this process's memory (READY); the moment one copy
+is READY the other is dropped, so at most one READY copy exists; and only delivery is final, which needs a READY
+copy and happens once, as it ends the batch's entry. Every other event either moves a copy that is still wanted or
+concerns a claim or lease number that is no longer known, and is answered by dropping what it brought.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ddlp.ranges import RangeSet
+
+
+class HostCopy(Enum):
+    """The host's copy of a batch."""
+
+    NONE = auto()
+    CLAIMED = auto()  # a worker of the pool prepares it
+    READY = auto()
+
+
+class CsdCopy(Enum):
+    """A device's copy of a batch."""
+
+    NONE = auto()
+    LEASED = auto()  # the device was told to prepare it
+    PUBLISHED = auto()  # the file is in the spool, nobody has looked into it
+    FETCHING = auto()  # being read and verified
+    READY = auto()
+
+
+class Event(Enum):
+    """What can happen to a copy."""
+
+    CLAIM = auto()
+    MADE = auto()
+    LEASE = auto()
+    PUBLISH = auto()
+    FETCH = auto()
+    VERIFY = auto()
+    LOSE = auto()  # worker or device failed, file damaged or gone
+    DROP = auto()  # the other copy won
+    DELIVER = auto()
+
+
+HOST: dict[tuple[HostCopy, Event], HostCopy] = {
+    (HostCopy.NONE, Event.CLAIM): HostCopy.CLAIMED,
+    (HostCopy.CLAIMED, Event.MADE): HostCopy.READY,
+    (HostCopy.CLAIMED, Event.LOSE): HostCopy.NONE,
+    (HostCopy.CLAIMED, Event.DROP): HostCopy.NONE,
+    (HostCopy.READY, Event.DELIVER): HostCopy.NONE,
+}
+CSD: dict[tuple[CsdCopy, Event], CsdCopy] = {
+    (CsdCopy.NONE, Event.LEASE): CsdCopy.LEASED,
+    (CsdCopy.LEASED, Event.PUBLISH): CsdCopy.PUBLISHED,
+    (CsdCopy.LEASED, Event.LOSE): CsdCopy.NONE,
+    (CsdCopy.LEASED, Event.DROP): CsdCopy.NONE,
+    (CsdCopy.PUBLISHED, Event.FETCH): CsdCopy.FETCHING,
+    (CsdCopy.PUBLISHED, Event.LOSE): CsdCopy.NONE,
+    (CsdCopy.PUBLISHED, Event.DROP): CsdCopy.NONE,
+    (CsdCopy.FETCHING, Event.VERIFY): CsdCopy.READY,
+    (CsdCopy.FETCHING, Event.LOSE): CsdCopy.NONE,
+    (CsdCopy.FETCHING, Event.DROP): CsdCopy.NONE,
+    (CsdCopy.READY, Event.DELIVER): CsdCopy.NONE,
+}
+
+
+class LedgerError(RuntimeError):
+    """An event that the rules do not allow: a bug in the caller, never a fault of a device."""
+
+
+class Side(Enum):
+    """Who prepared a delivered batch."""
+
+    HOST = "cpu"
+    CSD = "csd"
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Tell the device to stop working on this lease."""
+
+    device: str
+    lease: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tell the device that this lease's file is not needed (any more): unlink it, give the quota back."""
+
+    device: str
+    lease: int
+
+
+Effect = Cancel | Release
+
+
+@dataclass
+class Entry:
+    """A batch that somebody holds; free and delivered batches have none."""
+
+    position: int
+    host: HostCopy = HostCopy.NONE
+    csd: CsdCopy = CsdCopy.NONE
+    claim: int | None = None
+    lease: int | None = None
+    device: str | None = None
+    progress: float = 0.0  # of the lease, 0 to 1
+    progress_s: float = 0.0  # when the progress last moved
+
+
+@dataclass
+class Account:
+    """What one device may hold and holds."""
+
+    quota: int = 0  # batches in its spool, those being written included
+    window: int = 0  # leases not yet published
+    alive: bool = False
+    joining: bool = True
+    held: int = 0
+    outstanding: dict[int, int] = field(default_factory=dict)  # lease -> position, in the order given
+
+
+class Ledger:
+    """The state of an epoch of ``batches`` batches (None: not known yet, see `extend` and `close`).
+
+    ``host_slots`` bounds the batches that the host holds prepared or in work. ``fetch_slots`` bounds the devices'
+    batches in this process's memory. ``delivered`` are positions already trained on (a resume).
+    """
+
+    def __init__(
+        self, batches: int | None, *, host_slots: int, fetch_slots: int = 2, delivered: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        if host_slots < 2 or fetch_slots < 2:
+            raise ValueError(f"at least 2 host and fetch slots are needed, got {host_slots} and {fetch_slots}")
+        self.length = batches or 0
+        self.closed = batches is not None
+        self.host_slots = host_slots
+        self.fetch_slots = fetch_slots
+        self.delivered = RangeSet(delivered)
+        self.free = RangeSet()  # nobody has touched these
+        self.returned = RangeSet()  # came back from a device or a lost worker: the host's, before all else
+        self.in_spool = RangeSet()  # a device's file is in the spool
+        self.ready_host = RangeSet()
+        self.ready_csd = RangeSet()
+        self.devices: dict[str, Account] = {}
+        self.effects: deque[Effect] = deque()
+        self._open: dict[int, Entry] = {}
+        self._claims: dict[int, int] = {}  # claims a worker is still busy with, dropped ones included
+        self._leases: dict[int, int] = {}  # leases whose copy is wanted, until delivery
+        self._in_memory_csd = 0
+        self._numbers = 0
+        position = 0
+        for start, stop in [*self.delivered.ranges(), (self.length, self.length)]:
+            if stop > self.length:
+                raise ValueError(f"delivered batches up to {stop} do not fit an epoch of {self.length}")
+            self.free.add_range(position, start)
+            position = stop
+
+    # -- what is there ------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """True when every batch has been delivered."""
+        return self.closed and len(self.delivered) == self.length
+
+    @property
+    def free_host_slots(self) -> int:
+        """Batches that the host may take up now. A dropped claim keeps its slot until its worker lets go."""
+        return self.host_slots - len(self._claims) - len(self.ready_host)
+
+    @property
+    def free_fetch_slots(self) -> int:
+        """Batches that may be fetched into memory now."""
+        return self.fetch_slots - self._in_memory_csd
+
+    @property
+    def host_in_work(self) -> int:
+        """Batches that workers of the host are busy with."""
+        return len(self._claims)
+
+    @property
+    def any_device(self) -> bool:
+        """True while a device is at work or about to join."""
+        return any(a.alive or a.joining for a in self.devices.values())
+
+    def entry(self, position: int) -> Entry | None:
+        """The holders of a batch; None where it is free, returned or delivered."""
+        return self._open.get(position)
+
+    def leased(self) -> Iterator[Entry]:
+        """The batches that a device was told to prepare and has not published."""
+        return (self._open[p] for account in self.devices.values() for p in account.outstanding.values())
+
+    def is_ready(self, position: int) -> bool:
+        """True where a verified copy waits in memory."""
+        return position in self.ready_host or position in self.ready_csd
+
+    def wanted(self, claim: int) -> bool:
+        """False once a claim was dropped: its worker may stop early."""
+        position = self._claims.get(claim)
+        entry = self._open.get(position) if position is not None else None
+        return entry is not None and entry.claim == claim
+
+    # -- the epoch's length, where the sampler is read as it goes ------------------------------------------------
+
+    def extend(self, batches: int = 1) -> None:
+        """The sampler gave further batches."""
+        if self.closed:
+            raise LedgerError("the epoch is closed, no batch can be added")
+        self.free.add_range(self.length, self.length + batches)
+        self.length += batches
+
+    def close(self) -> None:
+        """The sampler has ended."""
+        self.closed = True
+
+    # -- the host ------------------------------------------------------------------------------------------------
+
+    def claim(self, position: int) -> int:
+        """A worker of the host takes up a batch: one that is free or came back, or a device's that is late.
+
+        Returns the claim's number.
+        """
+        if self.free_host_slots < 1:
+            raise LedgerError(f"no host slot for batch {position}")
+        entry = self._take(position)
+        self._step_host(entry, Event.CLAIM)
+        self._numbers += 1
+        entry.claim = self._numbers
+        self._claims[self._numbers] = position
+        return self._numbers
+
+    def made(self, claim: int) -> bool:
+        """The worker has finished. False where the copy is not wanted any more: throw it away."""
+        position = self._claims.pop(claim)
+        entry = self._open.get(position)
+        if entry is None or entry.claim != claim:
+            return False
+        self._step_host(entry, Event.MADE)
+        self.ready_host.add(position)
+        self._drop_csd(entry)
+        return True
+
+    def lost(self, claim: int) -> None:
+        """The worker has died or given up: the batch is there to be claimed again."""
+        position = self._claims.pop(claim)
+        entry = self._open.get(position)
+        if entry is not None and entry.claim == claim:
+            self._step_host(entry, Event.LOSE)
+            entry.claim = None
+            self._settle(entry)
+
+    # -- the devices ---------------------------------------------------------------------------------------------
+
+    def expect(self, device: str) -> None:
+        """A device is about to join."""
+        self.devices.setdefault(device, Account()).joining = True
+
+    def join(self, device: str, *, quota: int, window: int) -> None:
+        """A device may be given leases: ``quota`` batches in its spool, ``window`` of them unpublished."""
+        account = self.devices.setdefault(device, Account())
+        account.quota, account.window = quota, window
+        account.alive, account.joining = True, False
+
+    def leave(self, device: str) -> int:
+        """A device is gone. Its unpublished leases come back; what it published may still be read.
+
+        Returns the number of leases that came back.
+        """
+        account = self.devices[device]
+        account.alive = account.joining = False
+        gone = list(account.outstanding)
+        for lease in gone:
+            self.failed(device, lease)
+        return len(gone)
+
+    def can_lease(self, device: str) -> bool:
+        """True where the device is there and has room in its window and its spool."""
+        account = self.devices[device]
+        return account.alive and account.held < account.quota and len(account.outstanding) < account.window
+
+    def lease(self, device: str, position: int, now: float) -> int:
+        """Give a free batch to a device; its space in the spool is reserved. Returns the lease's number."""
+        if not self.can_lease(device):
+            raise LedgerError(f"device {device} has no room for batch {position}")
+        if position not in self.free:
+            raise LedgerError(f"batch {position} is not free to be leased")
+        entry = self._take(position)
+        self._step_csd(entry, Event.LEASE)
+        self._numbers += 1
+        entry.lease, entry.device = self._numbers, device
+        entry.progress, entry.progress_s = 0.0, now
+        account = self.devices[device]
+        account.outstanding[self._numbers] = position
+        account.held += 1
+        self._leases[self._numbers] = position
+        return self._numbers
+
+    def progressed(self, device: str, lease: int, fraction: float, now: float) -> None:
+        """The device has prepared this part (0 to 1) of a lease."""
+        entry = self._leased(device, lease)
+        if entry is not None and fraction > entry.progress:
+            entry.progress, entry.progress_s = fraction, now
+
+    def published(self, device: str, lease: int) -> bool:
+        """A file stands in the spool. False (and a `Release`) where nobody expects it."""
+        entry = self._leased(device, lease)
+        if entry is None:
+            if lease not in self._leases:  # else the same message came twice
+                self.effects.append(Release(device, lease))
+            return False
+        self._step_csd(entry, Event.PUBLISH)
+        self.in_spool.add(entry.position)
+        del self.devices[device].outstanding[lease]
+        return True
+
+    def failed(self, device: str, lease: int) -> None:
+        """The device can't prepare this batch, or is gone: back to the host."""
+        entry = self._leased(device, lease)
+        if entry is not None:
+            self._lose_csd(entry)
+
+    def fetch(self, position: int) -> tuple[str, int]:
+        """A published batch is being read and verified. Returns its device and lease."""
+        entry = self._open[position]
+        self._step_csd(entry, Event.FETCH)
+        self.in_spool.remove(position)
+        self._in_memory_csd += 1
+        assert entry.device is not None and entry.lease is not None
+        return entry.device, entry.lease
+
+    def verified(self, lease: int) -> bool:
+        """A fetched batch is whole, in memory. False where the host's copy was first: throw it away."""
+        entry = self._fetched(lease)
+        if entry is None:
+            self._in_memory_csd -= 1
+            return False
+        self._step_csd(entry, Event.VERIFY)
+        self.ready_csd.add(entry.position)
+        self._return_space(entry)
+        if entry.host is HostCopy.CLAIMED:
+            self._step_host(entry, Event.DROP)
+            entry.claim = None
+        return True
+
+    def damaged(self, lease: int) -> None:
+        """A fetched batch is not what it should be, or not there: the file goes, the batch comes back."""
+        self._in_memory_csd -= 1
+        entry = self._fetched(lease)
+        if entry is not None:
+            self._lose_csd(entry)
+
+    # -- delivery ------------------------------------------------------------------------------------------------
+
+    def deliver(self, position: int) -> Side:
+        """The training loop takes a READY batch. This alone is final."""
+        entry = self._open.get(position)
+        if entry is None or position in self.delivered:
+            raise LedgerError(f"batch {position} is not there to be delivered")
+        if entry.host is HostCopy.READY:
+            self._step_host(entry, Event.DELIVER)
+            self.ready_host.remove(position)
+            side = Side.HOST
+        else:
+            self._step_csd(entry, Event.DELIVER)
+            self.ready_csd.remove(position)
+            self._in_memory_csd -= 1
+            self._forget_lease(entry)
+            side = Side.CSD
+        del self._open[position]
+        self.delivered.add(position)
+        return side
+
+    # -- the rules behind ----------------------------------------------------------------------------------------
+
+    def _take(self, position: int) -> Entry:
+        if position in self.free:
+            self.free.remove(position)
+        elif position in self.returned:
+            self.returned.remove(position)
+        elif position in self._open:
+            return self._open[position]
+        else:
+            raise LedgerError(f"batch {position} was delivered or is not in the epoch")
+        entry = self._open[position] = Entry(position)
+        return entry
+
+    def _leased(self, device: str, lease: int) -> Entry | None:
+        account = self.devices.get(device)
+        position = account.outstanding.get(lease) if account else None
+        return None if position is None else self._open[position]
+
+    def _fetched(self, lease: int) -> Entry | None:
+        position = self._leases.get(lease)
+        return None if position is None else self._open[position]
+
+    def _drop_csd(self, entry: Entry) -> None:
+        if entry.csd is CsdCopy.NONE:
+            return
+        assert entry.device is not None and entry.lease is not None
+        if entry.csd is CsdCopy.LEASED:
+            self.effects.append(Cancel(entry.device, entry.lease))
+        self._end_lease(entry)
+        self._step_csd(entry, Event.DROP)
+
+    def _lose_csd(self, entry: Entry) -> None:
+        self._end_lease(entry)
+        self._step_csd(entry, Event.LOSE)
+        self._settle(entry)
+
+    def _end_lease(self, entry: Entry) -> None:
+        """Give back what a lease holds: its place in the window, its space in the spool."""
+        if entry.csd is CsdCopy.LEASED:
+            assert entry.device is not None and entry.lease is not None
+            del self.devices[entry.device].outstanding[entry.lease]
+            self.devices[entry.device].held -= 1
+        else:
+            if entry.csd is CsdCopy.PUBLISHED:
+                self.in_spool.remove(entry.position)
+            self._return_space(entry)
+        self._forget_lease(entry)
+
+    def _return_space(self, entry: Entry) -> None:
+        assert entry.device is not None and entry.lease is not None
+        self.devices[entry.device].held -= 1
+        self.effects.append(Release(entry.device, entry.lease))
+
+    def _forget_lease(self, entry: Entry) -> None:
+        assert entry.lease is not None
+        del self._leases[entry.lease]
+        entry.lease = entry.device = None
+
+    def _settle(self, entry: Entry) -> None:
+        """A batch that nobody holds any more goes back to the head."""
+        if entry.host is HostCopy.NONE and entry.csd is CsdCopy.NONE:
+            del self._open[entry.position]
+            self.returned.add(entry.position)
+
+    @staticmethod
+    def _step_host(entry: Entry, event: Event) -> None:
+        try:
+            entry.host = HOST[entry.host, event]
+        except KeyError:
+            raise LedgerError(f"batch {entry.position}: {event.name} of the host's copy, {entry.host.name}") from None
+
+    @staticmethod
+    def _step_csd(entry: Entry, event: Event) -> None:
+        try:
+            entry.csd = CSD[entry.csd, event]
+        except KeyError:
+            raise LedgerError(f"batch {entry.position}: {event.name} of the device's copy, {entry.csd.name}") from None

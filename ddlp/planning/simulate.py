@@ -1,0 +1,278 @@
+"""An epoch in simulated time: the loader's ledger and strategy with given durations and faults.
+
+The simulator plays the parts around them (the host's workers, the devices, the fetches, the accelerator) as events on
+a heap, so that a schedule of thousands of batches takes milliseconds and replays exactly. The property tests plant
+faults through `World`; `paper_epoch` has the event rules of the DDLP paper for comparison.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddlp.ledger import Cancel, Ledger, Side
+from ddlp.rates import Rate, Rates
+from ddlp.strategies import Strategy
+
+
+@dataclass
+class World:
+    """Durations in seconds for a batch's position, and what goes wrong. Callables, so that they may be random."""
+
+    host_s: Callable[[int], float]
+    train_s: Callable[[int], float] = lambda position: 0.0
+    device_s: dict[str, Callable[[int], float]] = field(default_factory=dict)
+    fetch_s: Callable[[int], float] = lambda position: 0.0
+    host_workers: int = 1
+    device_workers: int = 1
+    quota: int = 1 << 30
+    joins_s: float = 0.0
+    fetch_ok: Callable[[int], bool] = lambda position: True
+    lease_fails: Callable[[int], bool] = lambda position: False
+    worker_dies: Callable[[int], bool] = lambda position: False
+    late_copy: Callable[[int], bool] = lambda lease: False  # a cancelled lease is published all the same
+    doubled: Callable[[int], bool] = lambda lease: False  # the message of its publishing comes twice
+    device_dies_s: dict[str, float] = field(default_factory=dict)
+    sampler: tuple[int, int] | None = None  # (batches, window): the sampler is read as the epoch goes
+
+
+@dataclass
+class Outcome:
+    """What happened: positions in the order delivered, who made each, and the times."""
+
+    order: list[int] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
+    seconds: float = 0.0
+    waiting_s: float = 0.0
+    released: set[int] = field(default_factory=set)  # leases whose space was given back
+
+    @property
+    def from_csd(self) -> int:
+        """Batches that a device made."""
+        return sum(side is Side.CSD for side in self.sides)
+
+
+class Locked(RuntimeError):
+    """Nothing can happen any more and the epoch is not over."""
+
+
+class Simulation:
+    """One epoch. ``make`` builds the strategy for the ledger and the rates; ``run`` plays it to its end.
+
+    Raises `Locked` where the schedule has come to a stand.
+    """
+
+    def __init__(
+        self, ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], *, stop_after: int | None = None
+    ) -> None:
+        self.ledger, self.world = ledger, world
+        self.rates = Rates(Rate(parallel=world.host_workers))
+        self.strategy = make(ledger, self.rates)
+        self.outcome = Outcome()
+        self.now = 0.0
+        self.stop_after = stop_after
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._host_idle = world.host_workers
+        self._device_idle = {name: world.device_workers for name in world.device_s}
+        self._queues: dict[str, list[tuple[int, int]]] = {name: [] for name in world.device_s}
+        self._cancelled: set[int] = set()
+        self._dead: set[str] = set()
+        self._training = False
+        self._waiting_since: float | None = 0.0
+        for name in world.device_s:
+            ledger.expect(name)
+            self._at(world.joins_s, lambda name=name: self._join(name))
+        for name, when in world.device_dies_s.items():
+            self._at(when, lambda name=name: self._die(name))
+
+    def run(self) -> Outcome:
+        """Play the epoch to its end (or to ``stop_after`` batches)."""
+        self._pump()
+        while not self._over():
+            if not self._heap:
+                raise Locked(f"{len(self.outcome.order)} of {self.ledger.length} batches delivered, nothing left to happen")
+            self.now, _, happen = heapq.heappop(self._heap)
+            happen()
+            self._pump()
+        self.outcome.seconds = self.now
+        return self.outcome
+
+    def _over(self) -> bool:
+        stopped = self.stop_after is not None and len(self.outcome.order) >= self.stop_after
+        return not self._training and (self.ledger.done or stopped)
+
+    def _at(self, delay: float, happen: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + delay, self._sequence, happen))
+
+    def _pump(self) -> None:
+        """Ask the strategy everything until it has no more answers."""
+        busy = True
+        while busy:
+            self._read_sampler()
+            busy = self._deliver() | self._fetch() | self._lease() | self._claim()
+            self._drain()
+
+    def _read_sampler(self) -> None:
+        if self.world.sampler is None or self.ledger.closed:
+            return
+        batches, window = self.world.sampler
+        ahead = window - (self.ledger.length - len(self.ledger.delivered))
+        self.ledger.extend(max(0, min(ahead, batches - self.ledger.length)))
+        if self.ledger.length == batches:
+            self.ledger.close()
+
+    def _drain(self) -> None:
+        effects = self.ledger.effects
+        while effects:
+            effect = effects.popleft()
+            if isinstance(effect, Cancel):
+                if not self.world.late_copy(effect.lease):
+                    self._cancelled.add(effect.lease)
+            else:
+                self.outcome.released.add(effect.lease)
+
+    def _deliver(self) -> bool:
+        if self._training or self._over():
+            return False
+        position = self.strategy.next_delivery()
+        if position is None:
+            return False
+        if self._waiting_since is not None:
+            self.outcome.waiting_s += self.now - self._waiting_since
+            self._waiting_since = None
+        self.outcome.sides.append(self.ledger.deliver(position))
+        self.outcome.order.append(position)
+        self._training = True
+        self._at(self.world.train_s(position), self._trained)
+        return True
+
+    def _trained(self) -> None:
+        self._training = False
+        self._waiting_since = self.now
+
+    def _claim(self) -> bool:
+        if not self._host_idle:
+            return False
+        position = self.strategy.next_claim(self.now)
+        if position is None:
+            # A real worker asks again after a while: what is late is known by the clock alone.
+            if not self._heap and not self.ledger.done and any(True for _ in self.ledger.leased()):
+                self._at(1.0, lambda: None)
+            return False
+        claim = self.ledger.claim(position)
+        self._host_idle -= 1
+        seconds = self.world.host_s(position)
+        self._at(seconds, lambda: self._made(position, claim, seconds))
+        return True
+
+    def _made(self, position: int, claim: int, seconds: float) -> None:
+        self._host_idle += 1
+        if self.world.worker_dies(position):
+            self.ledger.lost(claim)
+            return
+        self.rates.host.add(seconds)
+        self.ledger.made(claim)
+
+    def _join(self, name: str) -> None:
+        if name not in self._dead:
+            self.rates.device(name).parallel = self.world.device_workers
+            self.ledger.join(name, quota=self.world.quota, window=self.world.device_workers + 1)
+
+    def _die(self, name: str) -> None:
+        self._dead.add(name)
+        self._queues[name].clear()
+        self.ledger.leave(name)
+
+    def _lease(self) -> bool:
+        any_given = False
+        for name, queue in self._queues.items():
+            if not self.ledger.devices[name].alive:
+                continue
+            position = self.strategy.next_lease(name, self.now)
+            if position is not None:
+                queue.append((self.ledger.lease(name, position, self.now), position))
+                any_given = True
+            self._work(name)
+        return any_given
+
+    def _work(self, name: str) -> None:
+        queue = self._queues[name]
+        while queue and self._device_idle[name]:
+            lease, position = queue.pop(0)
+            if lease in self._cancelled:
+                continue
+            self._device_idle[name] -= 1
+            seconds = self.world.device_s[name](position)
+            if not math.isinf(seconds):  # else it has stalled: its worker never comes back
+                self._work_on(name, lease, position, seconds)
+
+    def _work_on(self, name: str, lease: int, position: int, seconds: float) -> None:
+        for part in (0.25, 0.5, 0.75):
+            self._at(part * seconds, lambda part=part: self._progress(name, lease, part))
+        self._at(seconds, lambda: self._published(name, lease, position, seconds))
+
+    def _progress(self, name: str, lease: int, part: float) -> None:
+        if name not in self._dead:
+            self.ledger.progressed(name, lease, part, self.now)
+
+    def _published(self, name: str, lease: int, position: int, seconds: float) -> None:
+        self._device_idle[name] += 1
+        if name in self._dead and not self.world.late_copy(lease):
+            return
+        if lease not in self._cancelled:
+            if self.world.lease_fails(position):
+                self.ledger.failed(name, lease)
+            else:
+                for _ in range(2 if self.world.doubled(lease) else 1):
+                    self.ledger.published(name, lease)
+                self.rates.device(name).add(seconds)
+        if name not in self._dead:
+            self._work(name)
+
+    def _fetch(self) -> bool:
+        position = self.strategy.next_fetch()
+        if position is None:
+            return False
+        _, lease = self.ledger.fetch(position)
+        self._at(self.world.fetch_s(position), lambda: self._fetched(position, lease))
+        return True
+
+    def _fetched(self, position: int, lease: int) -> None:
+        if self.world.fetch_ok(position):
+            self.ledger.verified(lease)
+        else:
+            self.ledger.damaged(lease)
+
+
+def paper_epoch(
+    n: int, host_s: float, device_s: float, csd_train_s: float, host_batches: int | None = None, *, literal: bool = False
+) -> tuple[float, int, int]:
+    """An epoch by the paper's own event rules; returns (seconds, batches trained, of them from the device).
+
+    ``host_s`` is one CPU batch prepared and trained on, ``csd_train_s`` one device batch fetched and trained on.
+    The device starts at 0 and never blocks; the host is serial and polls only before a step: if a device's batch is
+    ready it takes one, and then always a CPU batch (WRR, Algorithm 2). With ``host_batches`` it is MTE (Algorithm 1).
+    ``literal`` keeps Algorithm 2's fault: the total is compared with ``n`` for equality, and only after a CPU batch, so
+    that an odd device batch at the end steps over it.
+    """
+    now, total, used = 0.0, 0, 0
+    if host_batches is not None:
+        now = host_batches * host_s
+        for k in range(1, n - host_batches + 1):
+            now = max(now, k * device_s) + csd_train_s
+        return now, n, n - host_batches
+    while True:
+        if math.floor(now / device_s + 1e-9) > used:
+            used += 1
+            total += 1
+            now += csd_train_s
+            if not literal and total == n:
+                return now, total, used
+        total += 1
+        now += host_s
+        if total == n or total - used == n:  # the latter: the host's own sampler has run out
+            return now, total, used

@@ -1,0 +1,103 @@
+"""A set of batch positions kept as ranges: an epoch of a million batches is a handful of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+
+class RangeSet:
+    """A set of non-negative ints stored as sorted, disjoint, non-adjacent half-open ranges.
+
+    Memory and time depend on the number of ranges, not of members. Both prongs eat an epoch from its ends, so
+    the free and the delivered positions stay a few ranges, whatever the epoch's length.
+    """
+
+    __slots__ = ("_starts", "_stops", "_len")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._len = 0
+        for start, stop in ranges:
+            self.add_range(start, stop)
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __contains__(self, item: int) -> bool:
+        k = bisect_right(self._starts, item) - 1
+        return k >= 0 and item < self._stops[k]
+
+    def __iter__(self) -> Iterator[int]:
+        for start, stop in zip(self._starts, self._stops, strict=True):
+            yield from range(start, stop)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RangeSet) and self.ranges() == other.ranges()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"RangeSet({self.ranges()!r})"
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The ranges as (start, stop), ascending: plain data, e.g. for a state that is saved."""
+        return list(zip(self._starts, self._stops, strict=True))
+
+    def first(self) -> int:
+        """The smallest member. Raises IndexError where there is none."""
+        return self._starts[0]
+
+    def last(self) -> int:
+        """The largest member. Raises IndexError where there is none."""
+        return self._stops[-1] - 1
+
+    def first_missing(self, start: int = 0) -> int:
+        """The smallest int from ``start`` on that is not a member."""
+        k = bisect_right(self._starts, start) - 1
+        return self._stops[k] if k >= 0 and start < self._stops[k] else start
+
+    def nth(self, n: int) -> int:
+        """The n-th smallest member, from 0. Raises IndexError beyond the end."""
+        for start, stop in zip(self._starts, self._stops, strict=True):
+            if n < stop - start:
+                return start + n
+            n -= stop - start
+        raise IndexError("RangeSet.nth beyond the end")
+
+    def add(self, item: int) -> None:
+        """Add one member; nothing happens where it is one already."""
+        if item not in self:
+            self.add_range(item, item + 1)
+
+    def add_range(self, start: int, stop: int) -> None:
+        """Add ``start`` to ``stop - 1``; overlaps with what is there are fine."""
+        if start < 0 or stop <= start:
+            if stop == start:
+                return
+            raise ValueError(f"not a range of positions: ({start}, {stop})")
+        lo = bisect_right(self._starts, start)
+        if lo and self._stops[lo - 1] >= start:
+            lo -= 1
+        hi = bisect_right(self._starts, stop)
+        absorbed = sum(self._stops[k] - self._starts[k] for k in range(lo, hi))
+        if lo < hi:
+            start = min(start, self._starts[lo])
+            stop = max(stop, self._stops[hi - 1])
+        self._starts[lo:hi] = [start]
+        self._stops[lo:hi] = [stop]
+        self._len += stop - start - absorbed
+
+    def remove(self, item: int) -> None:
+        """Remove one member. Raises KeyError where it is none."""
+        k = bisect_right(self._starts, item) - 1
+        if k < 0 or item >= self._stops[k]:
+            raise KeyError(item)
+        start, stop = self._starts[k], self._stops[k]
+        left = [(start, item)] if start < item else []
+        right = [(item + 1, stop)] if item + 1 < stop else []
+        kept = left + right
+        self._starts[k : k + 1] = [s for s, _ in kept]
+        self._stops[k : k + 1] = [s for _, s in kept]
+        self._len -= 1

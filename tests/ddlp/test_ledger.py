@@ -1,0 +1,149 @@
+"""The rules that close each schedule in which a batch is lost, doubled or never comes."""
+
+import pytest
+
+from ddlp.ledger import CSD, HOST, Cancel, CsdCopy, Event, HostCopy, Ledger, LedgerError, Release, Side
+
+
+def ledger_with_device(batches: int = 4, quota: int = 8, window: int = 2) -> Ledger:
+    ledger = Ledger(batches, host_slots=3)
+    ledger.join("d", quota=quota, window=window)
+    return ledger
+
+
+def test_a_batch_from_either_side_is_delivered_once():
+    ledger = ledger_with_device(2)
+    assert ledger.made(ledger.claim(0))
+    lease = ledger.lease("d", 1, now=0.0)
+    assert ledger.published("d", lease)
+    ledger.fetch(1)
+    assert ledger.verified(lease)
+    assert ledger.deliver(0) is Side.HOST and ledger.deliver(1) is Side.CSD
+    assert ledger.done and list(ledger.effects) == [Release("d", lease)]
+    with pytest.raises(LedgerError, match="batch 1"):
+        ledger.deliver(1)
+
+
+def test_published_is_not_delivered_until_verified():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, now=0.0)
+    ledger.published("d", lease)
+    assert not ledger.is_ready(3)
+    with pytest.raises(LedgerError):
+        ledger.deliver(3)
+    ledger.fetch(3)
+    ledger.damaged(lease)
+    assert 3 in ledger.returned, "damaged: back to the head"
+    assert list(ledger.effects) == [Release("d", lease)] and ledger.devices["d"].held == 0
+
+
+def test_first_verified_copy_wins_host_first():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, now=0.0)
+    claim = ledger.claim(3)
+    assert ledger.made(claim)
+    assert list(ledger.effects) == [Cancel("d", lease)]
+    ledger.effects.clear()
+    assert not ledger.published("d", lease), "the late copy"
+    assert list(ledger.effects) == [Release("d", lease)]
+    assert ledger.deliver(3) is Side.HOST
+
+
+def test_first_verified_copy_wins_device_first():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, now=0.0)
+    claim = ledger.claim(3)
+    ledger.published("d", lease)
+    ledger.fetch(3)
+    assert ledger.wanted(claim)
+    assert ledger.verified(lease)
+    assert not ledger.wanted(claim), "its worker may stop"
+    assert ledger.free_host_slots == 2, "but it keeps its slot until it does"
+    assert ledger.deliver(3) is Side.CSD
+    assert not ledger.made(claim)
+    assert ledger.free_host_slots == 3
+
+
+def test_host_copy_made_while_the_other_is_fetched():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, now=0.0)
+    claim = ledger.claim(3)
+    ledger.published("d", lease)
+    ledger.fetch(3)
+    assert ledger.made(claim)
+    assert not ledger.verified(lease)
+    assert ledger.free_fetch_slots == 2
+    assert ledger.deliver(3) is Side.HOST
+
+
+def test_a_device_that_leaves_gives_back_what_it_has_not_published():
+    ledger = ledger_with_device(window=3)
+    first, second = ledger.lease("d", 3, 0.0), ledger.lease("d", 2, 0.0)
+    ledger.published("d", first)
+    assert ledger.leave("d") == 1
+    assert list(ledger.returned) == [2] and list(ledger.in_spool) == [3]
+    assert not ledger.published("d", second), "a copy from a lease taken back"
+    assert Release("d", second) in ledger.effects
+    ledger.fetch(3)
+    assert ledger.verified(first) and ledger.deliver(3) is Side.CSD
+
+
+def test_a_doubled_message_changes_nothing():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, 0.0)
+    assert ledger.published("d", lease) and not ledger.published("d", lease)
+    assert not ledger.effects, "the file is still needed"
+
+
+def test_space_is_reserved_with_the_lease_and_given_back_once():
+    ledger = ledger_with_device(quota=2, window=5)
+    leases = [ledger.lease("d", p, 0.0) for p in (3, 2)]
+    assert not ledger.can_lease("d")
+    with pytest.raises(LedgerError, match="no room"):
+        ledger.lease("d", 1, 0.0)
+    for lease in leases:
+        ledger.published("d", lease)
+    assert ledger.devices["d"].held == 2
+    ledger.fetch(3)
+    ledger.verified(leases[0])
+    assert ledger.devices["d"].held == 1
+    ledger.deliver(3)
+    assert ledger.devices["d"].held == 1
+
+
+def test_a_lost_claim_comes_back_to_the_host_alone():
+    ledger = ledger_with_device()
+    ledger.lost(ledger.claim(0))
+    assert list(ledger.returned) == [0]
+    with pytest.raises(LedgerError, match="not free"):
+        ledger.lease("d", 0, 0.0)
+    assert ledger.made(ledger.claim(0))
+
+
+def test_resume_leaves_out_what_was_delivered():
+    ledger = Ledger(10, host_slots=2, delivered=[(0, 3), (8, 10)])
+    assert list(ledger.free) == [3, 4, 5, 6, 7]
+    with pytest.raises(ValueError, match="do not fit"):
+        Ledger(5, host_slots=2, delivered=[(3, 9)])
+
+
+def test_an_epoch_of_unknown_length():
+    ledger = Ledger(None, host_slots=2)
+    assert not ledger.done
+    ledger.extend(2)
+    ledger.made(ledger.claim(0))
+    ledger.deliver(0)
+    ledger.made(ledger.claim(1))
+    ledger.deliver(1)
+    assert not ledger.done
+    ledger.close()
+    assert ledger.done
+    with pytest.raises(LedgerError):
+        ledger.extend()
+
+
+def test_the_tables_hold_every_legal_step_and_no_other():
+    assert all(isinstance(s, HostCopy) and isinstance(e, Event) for s, e in HOST)
+    assert (HostCopy.READY, Event.DROP) not in HOST, "a verified copy is never dropped"
+    assert (CsdCopy.READY, Event.DROP) not in CSD
+    assert {s for (s, e) in CSD if e is Event.DELIVER} == {CsdCopy.READY}

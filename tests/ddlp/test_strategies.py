@@ -1,0 +1,178 @@
+"""Promise 1 and the promises of the strategies, over random schedules of the real ledger and strategies."""
+
+import math
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddlp.ledger import Ledger
+from ddlp.planning.simulate import Simulation, World, paper_epoch
+from ddlp.strategies import STRATEGIES, Mte
+
+SCHEDULES = 2500  # for each of the five strategies
+
+
+class Watched(Simulation):
+    """Checks, each time nothing more can be decided, that no wait and no space goes against the promise."""
+
+    def _pump(self):
+        super()._pump()
+        ledger, name = self.ledger, self.strategy.name
+        assert ledger.free_host_slots >= 0 and ledger.free_fetch_slots >= 0
+        for account in ledger.devices.values():
+            assert 0 <= account.held <= account.quota and len(account.outstanding) <= account.window
+        if self._over():
+            return
+        ready = [*ledger.ready_host, *ledger.ready_csd]
+        if not self._training:
+            if name == "wrr":
+                assert not ready, "wrr waits only where nothing is ready"
+            else:
+                assert self.strategy.turn() not in ready, "the batch whose turn it is, is there, and nobody takes it"
+        room = ledger.free_host_slots >= (2 if name != "wrr" else 1)
+        if self._host_idle and room and name != "csd":
+            assert not ledger.free and not ledger.returned, "an idle worker, a slot and a batch to prepare"
+        for device, account in ledger.devices.items():
+            if name == "wrr" and account.alive and not account.outstanding and account.held < account.quota:
+                assert not ledger.free or not self.strategy._worth_leasing(device), "an idle device and work for it"
+
+
+def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World, dict]:
+    n = rng.choice([0, 1, 2, 3, 5, rng.randint(4, 30), rng.randint(20, 60)])
+    devices = [] if strategy == "cpu" else ["a", "b", "c"][: rng.choice([0, 1, 1, 1, 2, 3])]
+    bad = rng.choice([0.0, 0.0, 0.1, 0.5, 1.0])
+
+    def luck(p: float):
+        return lambda _: rng.random() < p
+
+    def speed(mean: float, stalls: float = 0.0):
+        spread = rng.choice([0.0, 0.3, 1.0])
+        return lambda _: math.inf if rng.random() < stalls else mean * math.exp(spread * rng.gauss(0, 1))
+
+    stalls = rng.choice([0.0, 0.0, 0.05, 0.3])
+    world = World(
+        host_s=speed(1.0),
+        train_s=speed(rng.choice([0.0, 0.1, 1.0, 3.0])),
+        device_s={d: speed(rng.choice([0.3, 1, 3, 10, 40]), stalls) for d in devices},
+        fetch_s=speed(rng.choice([0.0, 0.05, 2.0])),
+        host_workers=rng.randint(1, 4),
+        device_workers=rng.randint(1, 3),
+        quota=rng.choice([1, 2, 3, 8, 1000]),
+        joins_s=rng.choice([0.0, 0.5, 5.0]),
+        fetch_ok=luck(1 - bad * rng.random()),
+        lease_fails=luck(bad * rng.random()),
+        late_copy=luck(rng.choice([0.0, 0.5])),
+        doubled=luck(rng.choice([0.0, 0.5])),
+        worker_dies=luck(rng.choice([0.0, 0.0, 0.2])),
+        device_dies_s={d: rng.uniform(0, 30) for d in devices if rng.random() < 0.3},
+    )
+    slots = rng.randint(2, 8)
+    if strategy != "mte" and rng.random() < 0.3:
+        world.sampler = (n, rng.randint(1, 12))
+        return n, Ledger(None, host_slots=slots), world, {}
+    delivered = [] if rng.random() < 0.8 else [(0, n // 3), (n - n // 4, n)]
+    options = {"host_batches": rng.randint(0, n)} if strategy == "mte" and rng.random() < 0.4 else {}
+    return n, Ledger(n, host_slots=slots, delivered=delivered), world, options
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**40))
+def test_every_batch_exactly_once_whatever_happens(name, seed):
+    rng = random.Random(seed)
+    n, ledger, world, options = random_world(rng, name)
+    already = set(ledger.delivered)
+    simulation = Watched(ledger, world, lambda led, rates: STRATEGIES[name](led, rates, **options))
+    order = simulation.run().order
+    assert sorted(order) == sorted(set(range(n)) - already), "each batch once, none lost"
+    if name in ("cpu", "csd", "ordered"):
+        assert order == sorted(order)
+    if name == "mte":
+        split = simulation.strategy.host_batches
+        split = n if split is None else split
+        head, tail = [p for p in order if p < split], [p for p in order if p >= split]
+        assert order == sorted(head) + sorted(tail, reverse=True)
+    # Whatever a device published and nobody needs was given back, so its spool is empty.
+    assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**40), name=st.sampled_from(sorted(STRATEGIES)))
+def test_a_broken_off_iteration_goes_on_from_its_state(seed, name):
+    rng = random.Random(seed)
+    n, ledger, world, options = random_world(rng, name)
+    if not ledger.closed:
+        return
+    already = ledger.delivered.ranges()
+    first = Watched(ledger, world, lambda led, r: STRATEGIES[name](led, r, **options), stop_after=rng.randint(0, n + 1))
+    before = first.run().order
+    resumed = Ledger(n, host_slots=2, delivered=ledger.delivered.ranges())
+    rest = Watched(resumed, World(host_s=lambda _: 1.0), lambda led, r: STRATEGIES["cpu"](led, r)).run().order
+    assert sorted([*before, *rest]) == sorted(set(range(n)) - {p for a, b in already for p in range(a, b)})
+
+
+def epoch(name, n, host_s, device_s, train_s, **kwargs):
+    world = World(
+        host_s=lambda _: host_s,
+        train_s=lambda _: train_s,
+        device_s={} if name == "cpu" else {"d": lambda _: device_s},
+        quota=kwargs.pop("quota", 10**6),
+    )
+    simulation = Simulation(Ledger(n, host_slots=3), world, lambda led, rates: STRATEGIES[name](led, rates, **kwargs))
+    return simulation.run(), simulation.strategy
+
+
+@pytest.mark.parametrize("name", ["wrr", "ordered"])
+@pytest.mark.parametrize("device_s", [0.5, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("train_s", [0.0, 0.2, 0.6, 1.2])
+def test_both_prongs_come_within_a_device_batch_of_the_bound(name, device_s, train_s):
+    n, host_s = 200, 1.0
+    outcome, _ = epoch(name, n, host_s, device_s, train_s)
+    bound = max(n / (1 / host_s + 1 / device_s), n * train_s)
+    # `ordered` also pays for its first leases, placed before the rates are known.
+    assert outcome.seconds <= bound + max(host_s, device_s, train_s) * (1.5 if name == "wrr" else 3)
+    if train_s == 0.0 and name == "wrr":
+        assert outcome.from_csd == pytest.approx(n / (1 + device_s), abs=2)
+
+
+def test_the_papers_toy_example():
+    """Section IV-D: 1000 batches, host 1/4 s, device 1 s, fetch and train 1/8 s."""
+    assert paper_epoch(1000, 0.25, 1.0, 0.125, host_batches=800) == (225.0, 1000, 200)
+    assert paper_epoch(1000, 0.25, 1.0, 0.125) == (222.25, 1000, 222)
+    # Ours on the same rates, prefetched: the host makes 4 a second, the device 1; each takes 1/8 s to train on.
+    bound = 1000 / (4 + 1)
+    for name in ("wrr", "ordered"):
+        assert bound <= epoch(name, 1000, 0.25, 1.0, 0.125)[0].seconds <= bound + 1.0
+    # mte trains on the device's 200 batches after the host's 800: that is its order, and its price.
+    outcome, strategy = epoch("mte", 1000, 0.25, 1.0, 0.125)
+    assert strategy.host_batches == 800 and outcome.from_csd == 200
+    assert outcome.seconds <= 225.0 + 0.25
+
+
+def test_algorithm_2_taken_literally_overruns_and_ours_does_not():
+    assert paper_epoch(1000, 0.25, 1.0, 0.125, literal=True) == (285.625, 1285, 285)
+    for n in (999, 1000, 1001):
+        outcome, _ = epoch("wrr", n, 0.25, 1.0, 0.125)
+        assert sorted(outcome.order) == list(range(n))
+
+
+def test_mte_split_is_bounded_by_the_spool_and_kept_in_every_run():
+    outcome, strategy = epoch("mte", 100, 1.0, 1.0, 0.1, quota=10)
+    assert strategy.host_batches == 90
+    orders = [epoch("mte", 50, 1.0, device_s, 0.3, host_batches=30)[0].order for device_s in (0.5, 2.0, 100.0)]
+    assert orders[0] == orders[1] == orders[2] == [*range(30), *range(49, 29, -1)]
+
+
+def test_mte_needs_a_length():
+    with pytest.raises(ValueError, match="length"):
+        Mte(Ledger(None, host_slots=2), None)
+
+
+def test_csd_waits_for_its_device_and_the_host_steps_in_when_it_dies():
+    outcome, _ = epoch("csd", 20, 0.1, 1.0, 0.0)
+    assert outcome.from_csd == 20
+    world = World(host_s=lambda _: 0.1, device_s={"d": lambda _: 1.0}, device_dies_s={"d": 5.5})
+    outcome = Simulation(Ledger(20, host_slots=3), world, lambda led, r: STRATEGIES["csd"](led, r)).run()
+    assert outcome.order == list(range(20)) and outcome.from_csd == 5
