@@ -1,0 +1,104 @@
+"""Data sets that travel: for the many whose own Dataset class is a list of files or an array of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+__all__ = ["ImageArrays", "ImageFiles"]
+
+
+class _Images(Dataset):
+    """What both share: targets of any type, and the transforms that torchvision's data sets have."""
+
+    def __init__(
+        self, targets: Sequence[Any], transform: Callable | None, target_transform: Callable | None
+    ) -> None:
+        self.targets = targets
+        self.transform = transform
+        self.target_transform = target_transform
+
+    def image(self, index: int) -> Image.Image:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image: Any = self.image(index)
+        if self.transform is not None:
+            image = self.transform(image)
+        target = self.targets[index]
+        return image, target if self.target_transform is None else self.target_transform(target)
+
+
+class ImageFiles(_Images):
+    """A list of image files and a target for each; samples are (image, target), as torchvision's.
+
+    Args:
+        paths: image files of any format that Pillow reads; opened as RGB.
+        targets: one for each path, of any type that default_collate takes; they stay on the host.
+        transform: on the PIL image. torchvision's operators travel to the device, see ``loader.explain()``.
+        target_transform: on the target, runs on the host.
+
+    Raises:
+        ValueError: as many paths as targets are needed.
+
+    A Dataset class of your own travels as well if it has a method ``__ddlp__`` that returns an `ImageFiles`,
+    `ImageArrays`, torchvision data set, Subset or ConcatDataset with the same samples in the same order.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        targets: Sequence[Any],
+        transform: Callable | None = None,
+        target_transform: Callable | None = None,
+    ) -> None:
+        if len(paths) != len(targets):
+            raise ValueError(f"ImageFiles: {len(paths)} paths but {len(targets)} targets; give one target a path.")
+        super().__init__(targets, transform, target_transform)
+        self.paths = paths
+
+    def image(self, index: int) -> Image.Image:
+        """The file's image, RGB."""
+        with open(self.paths[index], "rb") as stream:
+            return Image.open(stream).convert("RGB")
+
+
+class ImageArrays(_Images):
+    """Images in one array and a target for each; samples are (image, target).
+
+    Args:
+        images: uint8, (n, height, width, 3) for RGB or (n, height, width) for grey.
+        targets, transform, target_transform: as `ImageFiles`.
+
+    Raises:
+        ValueError: another dtype or shape, or another number of targets.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        targets: Sequence[Any],
+        transform: Callable | None = None,
+        target_transform: Callable | None = None,
+    ) -> None:
+        if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
+            raise ValueError(
+                f"ImageArrays: images are {images.dtype} {images.shape}; "
+                "uint8 of (n, height, width, 3) or (n, height, width) is needed."
+            )
+        if len(images) != len(targets):
+            raise ValueError(f"ImageArrays: {len(images)} images but {len(targets)} targets; give one target an image.")
+        super().__init__(targets, transform, target_transform)
+        self.images = images
+
+    def image(self, index: int) -> Image.Image:
+        """One row of the array."""
+        return Image.fromarray(self.images[index])

@@ -1,0 +1,372 @@
+"""One epoch at work: the ledger and the strategy, and the threads that act on what they say.
+
+A monitor: one lock around the ledger, one condition on which all wait. Each thread asks the strategy one question and does
+what it answers, outside the lock. The training thread asks `next_delivery`; the host's workers `next_claim`; the fetcher
+`next_fetch`; leases are given whenever something has changed. Nobody polls: who waits is woken by the next event, and looks
+up once a second for what only the clock can tell (a lease that has stalled).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ddlp.ledger import Cancel, Ledger, Side
+from ddlp.rates import Rates
+from ddlp.report import EpochReport
+from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
+from ddlp.strategies import Strategy
+
+LOOK_UP_S = 1.0
+WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
+
+
+class DeviceJob(Protocol):
+    """What an epoch asks of a device that has joined it. None of these blocks."""
+
+    def lease(self, lease: int, position: int) -> None:
+        """Prepare the batch at this position."""
+
+    def cancel(self, lease: int) -> None:
+        """Stop working on this lease."""
+
+    def release(self, lease: int) -> None:
+        """The file of this lease is not needed any more."""
+
+    def waiting(self, waiting: bool) -> None:
+        """Training waits for a batch (or does not any more)."""
+
+    def read(self, lease: int, position: int, path: Path) -> Pixels:
+        """A published batch, verified. Blocks; raises `csd_engine.errors.DamagedBatch` or OSError."""
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+
+
+@dataclass
+class _Failure:
+    """Stands in a batch's place: its sample could not be prepared."""
+
+    error: BaseException
+
+
+@dataclass
+class Delivered:
+    """A batch that goes to the training loop: images as the epilogue made them (or uint8, where it runs later)."""
+
+    position: int
+    side: Side
+    images: torch.Tensor
+    boxes: torch.Tensor | None
+
+
+@dataclass
+class _Counts:
+    sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
+    samples: int = 0
+    waiting_s: float = 0.0
+    host_cpu_s: float = 0.0
+    started_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+
+
+class EpochRun:
+    """An epoch from its first batch to its last, or to `close`.
+
+    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. ``reader``
+    is closed with the run. ``read_more`` is called by the training thread, for samplers that are read as they go.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        ledger: Ledger,
+        strategy: Strategy,
+        rates: Rates,
+        *,
+        workers: int,
+        finish: Callable[[Pixels], Pixels],
+        full_batch: int,
+    ) -> None:
+        self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
+        self._finish = finish
+        self._full_batch = full_batch
+        self._wake = threading.Condition()
+        self._ready: dict[int, Pixels | _Failure] = {}
+        self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
+        self._jobs: dict[str, DeviceJob] = {}
+        self._counts = _Counts()
+        self._closing = False
+        self._error: BaseException | None = None
+        self._warnings: list[str] = []
+        self._notes: dict[str, str] = {}
+        self._pid = os.getpid()
+        rates.host.parallel = workers
+        loops = [self._host_worker] * workers + ([self._fetcher] if ledger.devices else [])
+        self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
+        for thread in self._threads:
+            thread.start()
+
+    # -- the training thread -------------------------------------------------------------------------------------
+
+    def next_batch(self, timeout_s: float = 0.0) -> Delivered | None:
+        """The next batch; None once all are delivered.
+
+        Raises the error of a sample that can't be prepared, in its batch's place and once; RuntimeError after
+        ``timeout_s`` (0: never), as DataLoader does.
+        """
+        began = time.monotonic()
+        deadline = began + timeout_s if timeout_s > 0 else None
+        told = False
+        with self._wake:
+            while True:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                position = self.strategy.next_delivery()
+                if position is not None:
+                    break
+                if self.ledger.done:
+                    self._counts.ended_s = self._counts.ended_s or time.monotonic()
+                    return None
+                if self._closing:
+                    raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
+                if not told and now - began >= WAITING_S:
+                    told = True
+                    self._tell_waiting(True)
+                limit = LOOK_UP_S if told else WAITING_S
+                self._wake.wait(limit if deadline is None else max(0.0, min(limit, deadline - now)))
+            side = self.ledger.deliver(position)
+            made = self._ready.pop(position)
+            if told:
+                self._tell_waiting(False)
+            counts = self._counts
+            counts.waiting_s += time.monotonic() - began
+            counts.sides[side] += 1
+            counts.samples += self.recipe.plan.size(position)
+            self._act()
+        if isinstance(made, _Failure):
+            raise made.error
+        return Delivered(position, side, made.images, made.boxes)
+
+    def extend(self, batches: int, ended: bool) -> None:
+        """The sampler gave further batches, or has ended."""
+        with self._wake:
+            if batches:
+                self.ledger.extend(batches)
+            if ended:
+                self.ledger.close()
+            self._act()
+
+    def take_warnings(self) -> list[str]:
+        """What the training thread should tell the user, once."""
+        with self._wake:
+            warnings, self._warnings = self._warnings, []
+        return warnings
+
+    def report(self) -> EpochReport:
+        """What the epoch did so far."""
+        with self._wake:
+            counts, rates = self._counts, self.rates
+            r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
+            return EpochReport(
+                strategy=self.strategy.name,
+                epoch=self.recipe.epoch,
+                batches_cpu=counts.sides[Side.HOST],
+                batches_csd=counts.sides[Side.CSD],
+                samples=counts.samples,
+                seconds=(counts.ended_s or time.monotonic()) - counts.started_s,
+                waiting_s=counts.waiting_s,
+                host_cpu_s=counts.host_cpu_s,
+                rate_cpu=None if r_cpu is None else r_cpu * self._full_batch,
+                rate_csd=None if r_csd is None else r_csd * self._full_batch,
+                notes=tuple(f"{device}: {text}" for device, text in self._notes.items() if text),
+            )
+
+    def delivered(self) -> list[tuple[int, int]]:
+        """Positions delivered, as ranges."""
+        with self._wake:
+            return self.ledger.delivered.ranges()
+
+    def close(self) -> None:
+        """End all threads and give the devices' space back. May be called twice, and from any thread."""
+        if os.getpid() != self._pid:
+            return  # a forked child: the threads and the devices are its parent's
+        with self._wake:
+            first = not self._closing
+            self._closing = True
+            self._counts.ended_s = self._counts.ended_s or time.monotonic()
+            jobs, self._jobs = list(self._jobs.values()), {}
+            self._wake.notify_all()
+        if not first:
+            return
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        for job in jobs:
+            job.close()
+        self._ready.clear()
+        self.recipe.reader.close()
+
+    # -- the host's workers --------------------------------------------------------------------------------------
+
+    def _host_worker(self) -> None:
+        while (claimed := self._next_claim()) is not None:
+            position, claim = claimed
+            began, cpu = time.monotonic(), time.thread_time()
+            made: Pixels | _Failure | None
+            try:
+                made = self._finish(prepare_batch(self.recipe, position, lambda c=claim: self._wanted(c)))
+            except Unwanted:
+                made = None
+            except BaseException as error:  # raised again in the training thread, in this batch's place
+                made = _Failure(error)
+            busy_s = time.monotonic() - began
+            with self._wake:
+                self._counts.host_cpu_s += time.thread_time() - cpu
+                if isinstance(made, Pixels):
+                    self.rates.host.add(busy_s, self._part(position))
+                if self.ledger.made(claim) and made is not None:
+                    self._ready[position] = made
+                self._act()
+
+    def _next_claim(self) -> tuple[int, int] | None:
+        with self._wake:
+            while not self._closing:
+                position = self.strategy.next_claim(time.monotonic())
+                if position is not None:
+                    claim = self.ledger.claim(position)
+                    self._act()
+                    return position, claim
+                self._wake.wait(LOOK_UP_S)
+        return None
+
+    def _wanted(self, claim: int) -> bool:
+        with self._wake:
+            return not self._closing and self.ledger.wanted(claim)
+
+    def _part(self, position: int) -> float:
+        return self.recipe.plan.size(position) / max(1, self._full_batch)
+
+    # -- the devices' batches ------------------------------------------------------------------------------------
+
+    def _fetcher(self) -> None:
+        while (fetch := self._next_fetch()) is not None:
+            position, device, lease, (job, path) = fetch
+            cpu = time.thread_time()
+            made: Pixels | None = None
+            trouble = ""
+            try:
+                made = self._finish(job.read(lease, position, path))
+            except BaseException as error:
+                trouble = str(error) or type(error).__name__
+            with self._wake:
+                self._counts.host_cpu_s += time.thread_time() - cpu
+                if made is None:
+                    if self.ledger.devices[device].alive:  # else its loss was told already
+                        self._warnings.append(
+                            f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
+                        )
+                    self.ledger.damaged(lease)
+                elif self.ledger.verified(lease):
+                    self._ready[position] = made
+                self._act()
+
+    def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
+        with self._wake:
+            while not self._closing:
+                position = self.strategy.next_fetch()
+                if position is not None:
+                    device, lease = self.ledger.fetch(position)
+                    return position, device, lease, self._files.pop(lease)
+                self._wake.wait()
+        return None
+
+    def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
+        """A device may be given leases from now on."""
+        with self._wake:
+            if not self._closing:
+                self._jobs[device] = job
+                self.rates.device(device).parallel = workers
+                self.ledger.join(device, quota=quota, window=workers + 1)
+                self._act()
+                return
+        job.close()
+
+    def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
+        """A device's batch stands in the spool."""
+        with self._wake:
+            position = self.ledger.devices[device].outstanding.get(lease)
+            if self.ledger.published(device, lease) and position is not None:
+                self._files[lease] = self._jobs[device], path
+                self.rates.device(device).add(busy_s, self._part(position))
+            self._act()
+
+    def failed(self, device: str, lease: int, warning: str | None) -> None:
+        """A device could not make a batch: the host does, and if it is the sample's fault, the host says so."""
+        with self._wake:
+            self.ledger.failed(device, lease)
+            if warning is not None:
+                self._warnings.append(f"{device} could not prepare a batch, the host does: {warning}")
+            self._act()
+
+    def warn(self, text: str) -> None:
+        """Have the training thread tell the user."""
+        with self._wake:
+            self._warnings.append(text)
+
+    def note(self, device: str, text: str) -> None:
+        """What a device says of itself (its spool is full, ...): for the report."""
+        with self._wake:
+            self._notes[device] = text
+
+    def progressed(self, device: str, done: dict[int, int]) -> None:
+        """Samples that a device has made of its leases."""
+        now = time.monotonic()
+        with self._wake:
+            for lease, samples in done.items():
+                position = self.ledger.devices[device].outstanding.get(lease)
+                if position is not None:
+                    self.ledger.progressed(device, lease, samples / max(1, self.recipe.plan.size(position)), now)
+
+    def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
+        """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once."""
+        with self._wake:
+            if self._closing:
+                return
+            self.ledger.leave(device)
+            if error is not None:
+                self._error = error
+            else:
+                self._warnings.append(f"device {device} is gone ({reason}); the host prepares its batches.")
+            self._act()
+
+    # -- under the lock ------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """After every event: give leases, pass on what the ledger has dropped, wake who waits."""
+        if not self._closing:
+            for device, job in self._jobs.items():  # a lost device stays here, for the files it published
+                while (position := self.strategy.next_lease(device, time.monotonic())) is not None:
+                    job.lease(self.ledger.lease(device, position, time.monotonic()), position)
+        while self.ledger.effects:
+            effect = self.ledger.effects.popleft()
+            self._files.pop(effect.lease, None)
+            job_ = self._jobs.get(effect.device)
+            if job_ is not None:
+                job_.cancel(effect.lease) if isinstance(effect, Cancel) else job_.release(effect.lease)
+        self._wake.notify_all()
+
+    def _tell_waiting(self, waiting: bool) -> None:
+        for job in self._jobs.values():
+            job.waiting(waiting)

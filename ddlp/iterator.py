@@ -1,0 +1,167 @@
+"""The iterator over one epoch of portable batches: from the epoch's plan to what the training loop gets."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from csd_engine.keyed import Keyed
+from ddlp.epoch import Delivered, EpochRun
+from ddlp.ledger import Ledger
+from ddlp.plan import EpochPlan, is_built_in
+from ddlp.portable import Portable
+from ddlp.ranges import RangeSet
+from ddlp.rates import Rates
+from ddlp.report import EpochReport
+from ddlp.sources.host import Pixels, Recipe
+from ddlp.strategies import Strategy
+from ddlp.usercode import keyed_globals
+
+if TYPE_CHECKING:
+    from ddlp.loader import DDLPLoader
+
+
+class EpochIterator(_BaseDataLoaderIter):
+    """Gives the batches of one epoch. Ends its threads and the device's job when it is exhausted, closed or dropped."""
+
+    _pin_memory_thread = None
+
+    def __init__(
+        self,
+        loader: DDLPLoader,
+        portable: Portable,
+        *,
+        seed: int | None,
+        epoch: int,
+        resume: Any,
+        make_strategy: Callable[[Ledger, Rates], Strategy],
+        devices: tuple[str, ...],
+        rates: Rates,
+    ) -> None:
+        super().__init__(loader)  # draws the base seed as DataLoader does, before the sampler draws
+        self._workers: list[Any] = []
+        self._portable = portable
+        self._device = None if loader.device is None else torch.device(loader.device)
+        self._batch_transform = loader.batch_transform
+        self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
+        seed = self._base_seed if seed is None else seed
+        whole = is_built_in(self._index_sampler)
+        with resume.order_restored(loader):
+            self.order_state = resume.order_state(loader)
+            self._plan = EpochPlan(
+                self._sampler_iter, portable.dataset, whole=whole, batched=self._auto_collation, skip=resume.skip
+            )
+        resume.prepend(self._plan)
+        workers = max(1, loader.num_workers)
+        ledger = Ledger(
+            len(self._plan) if whole else None,
+            host_slots=max(2, workers * (loader.prefetch_factor or 2) + 1),
+            fetch_slots=3,
+            delivered=resume.delivered if whole else (),
+        )
+        for device in devices:
+            ledger.expect(device)
+        self.recipe = Recipe(
+            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan
+        )
+        on_host = self._device is None or self._device.type == "cpu"
+        self.run = EpochRun(
+            self.recipe,
+            ledger,
+            make_strategy(ledger, rates),
+            rates,
+            workers=workers,
+            finish=self._finish_in_worker(portable, on_host, self._pin_memory),
+            full_batch=loader.batch_size or self._largest(),
+        )
+        self._closer = weakref.finalize(self, self.run.close)
+        if not whole:
+            self.run.extend(len(self._plan), False)
+            self._read_ahead(self._ahead)
+
+    @property
+    def largest(self) -> int:
+        """Samples of the largest batch so far."""
+        return self._largest()
+
+    def _largest(self) -> int:
+        return max((self._plan.size(k) for k in range(len(self._plan))), default=1)
+
+    def _read_ahead(self, batches: int) -> None:
+        """Keep so many undelivered batches of a sampler that is read as it goes."""
+        ledger = self.run.ledger
+        while not ledger.closed and ledger.length - len(ledger.delivered) < batches:
+            more = self._plan.read()
+            self.run.extend(int(more), not more)
+
+    def _next_data(self) -> Any:
+        self._read_ahead(max(1, self._ahead))
+        try:
+            delivered = self.run.next_batch(self._timeout)
+        finally:
+            for text in self.run.take_warnings():
+                warnings.warn(f"ddlp: {text}", stacklevel=4)
+        if delivered is None:
+            self._closer()
+            raise StopIteration
+        if self._ahead:
+            self._read_ahead(self._ahead)
+        return self._finish(delivered)
+
+    def _finish(self, delivered: Delivered) -> Any:
+        """Targets joined, moved to the device, the user's batch_transform run: in the training thread."""
+        items = self._plan.items(delivered.position)
+        images = delivered.images
+        targets = [self._target(item) for item in items]
+        if self._device is not None and self._device.type != "cpu":
+            images = self._portable.epilogue(images, delivered.boxes, self._device)
+        if self._auto_collation:
+            batch: Any = [images, self._collate_fn(targets)]
+        else:
+            batch = self._collate_fn((images[0], targets[0]))
+        if self._device is not None:
+            batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
+        elif self._pin_memory:
+            batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
+        return batch if self._batch_transform is None else self._batch_transform(batch)
+
+    def _target(self, item: tuple[int, int]) -> Any:
+        if not self._portable.dataset.has_target_transform:
+            return self._portable.dataset.target(item[0])
+        with keyed_globals(Keyed(self.recipe.seed, self.recipe.epoch, *item).u64()):
+            return self._portable.dataset.target(item[0])
+
+    @staticmethod
+    def _finish_in_worker(portable: Portable, on_host: bool, pin: bool) -> Callable[[Pixels], Pixels]:
+        """What a batch's worker does to its pixels; no reference to the iterator, which must be free to be dropped."""
+        if on_host:
+            return lambda pixels: Pixels(portable.epilogue(pixels.images, pixels.boxes), None)
+        if pin:
+            return lambda pixels: Pixels(
+                pixels.images.pin_memory(), None if pixels.boxes is None else pixels.boxes.pin_memory()
+            )
+        return lambda pixels: pixels
+
+    def report(self) -> EpochReport:
+        """What the epoch did so far."""
+        return self.run.report()
+
+    def delivered(self) -> RangeSet:
+        """Positions delivered."""
+        return RangeSet(self.run.delivered())
+
+    def _shutdown_workers(self) -> None:
+        """End the epoch, as frameworks ask of torch's own iterators."""
+        self._closer()
+
+
+def needs_whole_epoch(loader: DataLoader) -> bool:
+    """True where the loader's sampler is the user's own and is read as it goes."""
+    return not is_built_in(loader._index_sampler)

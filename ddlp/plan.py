@@ -1,0 +1,144 @@
+"""The batches of an epoch: what the sampler says, in the order in which it says it.
+
+For torch's own samplers the whole epoch is drawn when it begins, from torch's generators in torch's own order, so that
+batches can be leased from its end. Any other sampler is the user's code, may look at the training's state, and is read
+no further ahead than DataLoader's prefetch would read it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from csd_engine import batchfile
+from ddlp.translate.datasets import PortableSet
+
+Item = tuple[int, int]
+"""(source index, how often it came before in this epoch): with seed and epoch, what a sample's content depends on."""
+
+_BUILT_IN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def is_built_in(sampler: Any) -> bool:
+    """True for exactly torch's own samplers: their whole epoch may be drawn at its beginning."""
+    if type(sampler) is BatchSampler:
+        return type(sampler.sampler) in _BUILT_IN
+    return type(sampler) in _BUILT_IN
+
+
+def is_random(sampler: Any) -> bool:
+    """True where the order is random anyway, so that another order of whole batches is none the worse."""
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    if type(sampler) is DistributedSampler:
+        return sampler.shuffle
+    return type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class EpochPlan:
+    """The batches of one epoch, in the sampler's order; position 0 is the first.
+
+    Args:
+        sampler_iter: gives a batch's indices (``batched``), or single indices.
+        portable: resolves the data set's indices to source indices.
+        whole: draw the whole epoch now; else `read` draws batch by batch.
+        skip: batches to draw and leave out: they were part of an epoch that is resumed.
+    """
+
+    def __init__(
+        self,
+        sampler_iter: Iterator[Any],
+        portable: PortableSet,
+        *,
+        whole: bool,
+        batched: bool,
+        skip: int = 0,
+    ) -> None:
+        self._sampler_iter = sampler_iter
+        self._portable = portable
+        self._batched = batched
+        self._seen: Counter[int] = Counter()
+        self._batches: list[np.ndarray] = []  # the data set's own indices, int64
+        self._occurrences: dict[int, np.ndarray] = {}  # batches in which an index came again
+        self.ended = False
+        self._unread = skip
+        if whole:
+            self._read_whole()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def read(self) -> bool:
+        """Draw one more batch from the sampler; False once it has ended."""
+        while not self.ended:
+            batch = next(self._sampler_iter, None)
+            if batch is None:
+                self.ended = True
+                break
+            if self._unread:
+                self._unread -= 1
+                continue
+            self.append(np.asarray([int(k) for k in (batch if self._batched else [batch])], dtype=np.int64))
+            return True
+        return False
+
+    def append(self, indices: np.ndarray) -> None:
+        """Add a batch of the data set's own indices."""
+        sources = self._portable.source(indices)
+        before = np.asarray([self._count(k) for k in sources.tolist()], dtype=np.int64)
+        if before.any():
+            self._occurrences[len(self._batches)] = before
+        self._batches.append(indices)
+
+    def _count(self, source: int) -> int:
+        self._seen[source] += 1
+        return self._seen[source] - 1
+
+    def _read_whole(self) -> None:
+        rows = [np.asarray(b if self._batched else [b], dtype=np.int64) for b in self._sampler_iter]
+        self.ended = True
+        self._batches = rows[self._unread :]
+        flat = np.concatenate(self._batches) if self._batches else np.zeros(0, dtype=np.int64)
+        sources = self._portable.source(flat)
+        if not len(flat) or np.bincount(sources).max() <= 1:
+            return
+        order = np.argsort(sources, kind="stable")
+        ranked = sources[order]
+        first = np.r_[True, ranked[1:] != ranked[:-1]]
+        starts = np.flatnonzero(first)
+        before = np.empty(len(flat), dtype=np.int64)
+        before[order] = np.arange(len(flat)) - np.repeat(starts, np.diff(np.r_[starts, len(flat)]))
+        at = 0
+        for position, row in enumerate(self._batches):
+            if before[at : at + len(row)].any():
+                self._occurrences[position] = before[at : at + len(row)]
+            at += len(row)
+
+    def size(self, position: int) -> int:
+        """Samples in a batch."""
+        return len(self._batches[position])
+
+    def indices(self, position: int) -> list[int]:
+        """The data set's own indices of a batch."""
+        return self._batches[position].tolist()
+
+    def items(self, position: int) -> list[Item]:
+        """The items of a batch, in order."""
+        sources = self._portable.source(self._batches[position]).tolist()
+        occurrences = self._occurrences.get(position)
+        return list(zip(sources, [0] * len(sources) if occurrences is None else occurrences.tolist(), strict=True))
+
+    def identity(self, position: int, pipeline: str, dataset: str, seed: int, epoch: int) -> str:
+        """The batch's identity, 32 hex digits: what the file of a device must carry to be taken for it."""
+        return batchfile.identity(pipeline, dataset, seed, epoch, self.items(position))

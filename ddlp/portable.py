@@ -1,0 +1,72 @@
+"""What of a loader can travel: its data set and its transform together, or the reason why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, _utils
+
+from csd_engine.errors import PipelineError
+from csd_engine.transforms import Pipeline
+from ddlp.errors import Untranslatable
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.translate.datasets import PortableSet, translate_dataset
+from ddlp.translate.transforms import translate
+
+
+@dataclass(frozen=True)
+class Portable:
+    """A data set, its pipeline and epilogue, ready for either side."""
+
+    dataset: PortableSet
+    pipeline: Pipeline
+    epilogue: Epilogue
+    shape: tuple[int, int, int]
+
+
+def portable(
+    loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None
+) -> Portable:
+    """The loader's samples in portable terms, as its data set and transform are now.
+
+    Raises:
+        Untranslatable: names what can't travel, why, and the ways out.
+        ValueError: the pipeline can travel, but not give this output.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        raise Untranslatable(
+            type(dataset).__name__,
+            "an IterableDataset has no indices, so nothing can be taken from its end",
+            ("use a map-style data set",),
+        )
+    default = _utils.collate.default_collate if loader._auto_collation else _utils.collate.default_convert
+    if loader.collate_fn is not default:
+        raise Untranslatable(
+            f"collate_fn={getattr(loader.collate_fn, '__qualname__', loader.collate_fn)!s}",
+            "it is the user's code, run on single samples",
+            ("leave it out and do its work on the finished batch: batch_transform= (MixUp and CutMix belong there)",),
+        )
+    parts = translate_dataset(dataset)
+    translations = [translate(part.transform, part.mode) for part in parts.parts]
+    if not translations:
+        raise Untranslatable(type(dataset).__name__, "it has no samples", ())
+    first = translations[0]
+    if any(not _same(first, other) for other in translations[1:]):
+        raise Untranslatable(
+            type(dataset).__name__, "its parts have different transforms", ("give all parts the same transform",)
+        )
+    sizes = {part.size for part in parts.parts}
+    try:
+        shape = first.pipeline.output_shape(sizes.pop() if len(sizes) == 1 else None)
+    except PipelineError as error:
+        raise Untranslatable(
+            "the pipeline", f"its images have no common size ({error})", ("end it with a crop or a Resize((h, w))",)
+        ) from None
+    return Portable(parts, first.pipeline, first.epilogue.with_output(output, memory_format), shape)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a.pipeline.digest == b.pipeline.digest and a.epilogue.same(b.epilogue)

@@ -1,0 +1,219 @@
+"""The device prong: brings an epoch to a device's engine, and its batches back.
+
+A thread connects, describes the job, compares a few samples' bits with the host's own, and only then lets the epoch give
+leases. So the host is at work from the first moment, and a device that is slow to come costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from csd_engine.batchfile import Layout, read_batch
+from csd_engine.datasets import Dataset, fingerprint, sample_digest
+from csd_engine.errors import DamagedBatch, EngineError
+from ddlp.epoch import EpochRun
+from ddlp.errors import DDLPError
+from ddlp.sources.host import Pixels, Recipe, prepare_item
+from ddlp.sources.link import (
+    EngineEvent,
+    EngineLink,
+    EngineLost,
+    EngineNote,
+    JobHandle,
+    LeaseFailed,
+    LeaseProgress,
+    LeasePublished,
+)
+from ddlp.sources.travel import Luggage
+from ddlp.translate.datasets import PortableSet
+
+PROBES = 4  # samples whose bits both sides compare before the first lease
+
+
+class DifferentBits(DDLPError):
+    """The device does not make the same bits as the host."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a device is reached: its link, and the directory for what travels to it (shared with it, for arrays)."""
+
+    name: str
+    link: EngineLink
+    luggage: Luggage
+
+
+class CsdJob:
+    """One epoch on one device: what `ddlp.epoch.DeviceJob` asks."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, layout: Layout, audit: int | None) -> None:
+        self._recipe, self._layout, self._audit = recipe, layout, audit
+        self._dataset = fingerprint(dataset)
+        self._identities: dict[int, str] = {}
+        self._read = 0
+        self.handle: JobHandle | None = None
+
+    @property
+    def _open(self) -> JobHandle:
+        assert self.handle is not None
+        return self.handle
+
+    def lease(self, lease: int, position: int) -> None:
+        """Ask for a batch."""
+        recipe = self._recipe
+        items = recipe.plan.items(position)
+        identity = recipe.plan.identity(position, recipe.pipeline.digest, self._dataset, recipe.seed, recipe.epoch)
+        self._identities[lease] = identity
+        self._open.lease(lease, identity, recipe.seed, recipe.epoch, items)
+
+    def cancel(self, lease: int) -> None:
+        """Take a lease back."""
+        self._identities.pop(lease, None)
+        self._open.cancel(lease)
+
+    def release(self, lease: int) -> None:
+        """The file is not needed any more."""
+        self._identities.pop(lease, None)
+        self._open.release(lease)
+
+    def waiting(self, waiting: bool) -> None:
+        """Tell the engine that training waits for this job."""
+        self._open.set_waiting(waiting)
+
+    def close(self) -> None:
+        """End the job on the engine."""
+        self._open.close()
+
+    def read(self, lease: int, position: int, path: Path) -> Pixels:
+        """The batch from its file, verified; one sample in every ``audit`` batches is made again and compared."""
+        size = self._recipe.plan.size(position)
+        images = torch.empty((size, *self._recipe.shape), dtype=torch.uint8)
+        layout = dataclasses.replace(self._layout, batch=size)
+        batch = read_batch(path, self._identities[lease], lease, layout, images.numpy())
+        self._read += 1
+        if self._audit is not None and self._read % self._audit == 0:
+            self._check_one(position, images.numpy(), batch.boxes)
+        return Pixels(images, None if batch.boxes is None else torch.from_numpy(batch.boxes))
+
+    def _check_one(self, position: int, images: np.ndarray, boxes: np.ndarray | None) -> None:
+        items = self._recipe.plan.items(position)
+        k = random.Random(f"{self._recipe.seed} {self._recipe.epoch} {position}").randrange(len(items))
+        if host_digest(self._recipe, items[k]) != sample_digest(images[k], None if boxes is None else boxes[k]):
+            raise DamagedBatch(
+                f"audit: sample {self._recipe.reader.where(items[k][0])} of batch {position} has other pixels than the host "
+                "computes. Take the device out of use and run the parity probe on it."
+            )
+
+
+def host_digest(recipe: Recipe, item: tuple[int, int]) -> str:
+    """The digest of one sample as the host makes it."""
+    image = np.empty(recipe.shape, dtype=np.uint8)
+    boxes = np.zeros((recipe.pipeline.boxes, 4), dtype=np.int32) if recipe.pipeline.boxes else None
+    prepare_item(recipe, item, image, boxes)
+    return sample_digest(image, boxes)
+
+
+def join(
+    run: EpochRun,
+    name: str,
+    portable: PortableSet,
+    reach: Callable[[], Place],
+    *,
+    batch: int,
+    audit: int | None,
+    met_before: bool,
+    on_met: Callable[[], None],
+    allow_different_bits: bool = False,
+) -> threading.Thread:
+    """Bring a device into an epoch, in a thread of its own.
+
+    ``reach`` connects, and may take its time. A device that was never met (``met_before``) and can't be reached, or
+    makes other bits, is an error of the training run; one that was there before is a warning and a slower epoch.
+    """
+    thread = threading.Thread(
+        target=_join,
+        args=(run, name, portable, reach, batch, audit, met_before, on_met, allow_different_bits),
+        name=f"ddlp-join-{name}",
+        daemon=True,
+    )
+    thread.start()
+    return thread
+
+
+def _join(
+    run: EpochRun,
+    name: str,
+    portable: PortableSet,
+    reach: Callable[[], Place],
+    batch: int,
+    audit: int | None,
+    met_before: bool,
+    on_met: Callable[[], None],
+    allow_different_bits: bool,
+) -> None:
+    try:
+        recipe = run.recipe
+        place = reach()
+        welcome = place.link.open()
+        dataset = place.luggage.describe(portable)
+        layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
+        job = CsdJob(recipe, dataset, layout, audit)
+        reasons: set[str] = set()
+
+        def on_event(event: EngineEvent) -> None:
+            if isinstance(event, LeasePublished):
+                run.published(name, event.lease, event.path, event.busy_s)
+            elif isinstance(event, LeaseFailed):
+                kind = event.reason.partition(":")[0]
+                run.failed(name, event.lease, None if kind in reasons else event.reason)
+                reasons.add(kind)
+            elif isinstance(event, LeaseProgress):
+                run.progressed(name, event.samples)
+            elif isinstance(event, EngineNote):
+                run.note(name, event.text)
+            elif isinstance(event, EngineLost):
+                run.lost(name, event.reason)
+
+        job.handle = place.link.open_job(recipe.pipeline, dataset, layout, place.luggage.manifest, on_event)
+        _compare_bits(run, name, job.handle, allow_different_bits)
+        on_met()
+        quota = min(welcome.quota_batches, welcome.quota_bytes // layout.file_bytes)
+        if quota < 1:
+            raise DDLPError(
+                f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
+                f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
+            )
+        run.joined(name, job, quota=quota, workers=welcome.workers)
+    except (EngineError, DDLPError, OSError) as error:
+        run.lost(name, str(error), None if met_before else error)
+    except Exception as error:  # not a fault of the device: ours, and it must be seen
+        run.lost(name, repr(error), error)
+
+
+def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> None:
+    """The parity probe: a few samples of the first batch, made by both sides."""
+    recipe = run.recipe
+    if not len(recipe.plan):
+        return
+    items = recipe.plan.items(0)[:PROBES]
+    for item, theirs in zip(items, handle.probe(recipe.seed, recipe.epoch, items), strict=True):
+        try:
+            ours = host_digest(recipe, item)
+        except Exception:
+            continue  # an unreadable sample tells nothing of the device; it raises in its own batch
+        if theirs.startswith("error:"):
+            run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs[6:].strip()}")
+        elif ours != theirs and not allow:
+            raise DifferentBits(
+                f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host "
+                f"(pipeline {recipe.pipeline.to_data()}; versions there {handle.versions}). Bring Pillow and numpy "
+                "on both sides to one version, or allow the difference with allow_different_bits=True."
+            )
+

@@ -1,0 +1,78 @@
+"""The host prong: prepares batches in place, in threads of this process.
+
+Decoding and resampling release the GIL, so threads share the work without processes, shared memory or pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from csd_engine.datasets import Reader, prepare_sample
+from csd_engine.errors import SampleError
+from csd_engine.transforms import Pipeline
+from ddlp.plan import EpochPlan
+from ddlp.transfer.epilogue import Epilogue
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a sample of this epoch depends on, and the batches to make of them."""
+
+    reader: Reader
+    pipeline: Pipeline
+    epilogue: Epilogue
+    shape: tuple[int, int, int]  # (height, width, channels)
+    seed: int
+    epoch: int
+    plan: EpochPlan
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A batch as both sides make it: uint8 (batch, height, width, channels), boxes int32 (batch, masks, 4) or None."""
+
+    images: torch.Tensor
+    boxes: torch.Tensor | None
+
+
+class Unwanted(Exception):
+    """The other side's copy was first; what is left of this one is not worth making."""
+
+
+def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool]) -> Pixels:
+    """Make the batch at this position into fresh memory.
+
+    ``wanted`` is asked between samples. Raises `Unwanted` once it says no, and the sample's own kind of error (OSError,
+    ...) with its file's name where a sample can't be prepared.
+    """
+    items = recipe.plan.items(position)
+    images = torch.empty((len(items), *recipe.shape), dtype=torch.uint8)
+    boxes = torch.zeros((len(items), recipe.pipeline.boxes, 4), dtype=torch.int32) if recipe.pipeline.boxes else None
+    rows = images.numpy()
+    box_rows = None if boxes is None else boxes.numpy()
+    for k, item in enumerate(items):
+        if not wanted():
+            raise Unwanted
+        prepare_item(recipe, item, rows[k], None if box_rows is None else box_rows[k])
+    return Pixels(images, boxes)
+
+
+def prepare_item(recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
+    """Make one sample. An unreadable one raises an error of the kind that the data set itself would have raised."""
+    try:
+        prepare_sample(recipe.reader, recipe.pipeline, item, recipe.seed, recipe.epoch, out, boxes)
+    except SampleError as error:
+        cause = error.__cause__
+        raise _as_raised_by_the_dataset(cause, str(error)) from error
+
+
+def _as_raised_by_the_dataset(cause: BaseException | None, message: str) -> Exception:
+    kind = type(cause) if isinstance(cause, Exception) else OSError
+    try:
+        return kind(message)
+    except Exception:  # a type that wants other arguments, as torch's own workers meet it
+        return RuntimeError(message)

@@ -1,0 +1,240 @@
+"""torchvision's data sets, and ours, in portable terms: files or arrays, and the targets that stay here.
+
+A data set is taken only where its type is exactly one that is known. A subclass may have its own ``__getitem__``, and its
+samples would silently be wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
+from torchvision import datasets as tv
+
+from csd_engine.datasets import Reader, open_image
+from ddlp.datasets import ImageArrays, ImageFiles
+from ddlp.errors import Untranslatable
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One leaf of a data set: files or rows of an array.
+
+    ``paths`` or ``array`` (uint8, (n, h, w) or (n, h, w, 3)) is set. ``target(i)`` gives sample i's target, before
+    ``target_transform``.
+    """
+
+    name: str
+    transform: Callable | None
+    target: Callable[[int], Any]
+    target_transform: Callable | None
+    paths: Sequence[str] | None = None
+    array: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths if self.paths is not None else self.array)  # type: ignore[arg-type]
+
+    @property
+    def mode(self) -> str:
+        """Pillow's mode of the images, as the data set itself would open them."""
+        return "L" if self.array is not None and self.array.ndim == 3 else "RGB"
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(width, height) of every image; None where each has its own."""
+        return None if self.array is None else (self.array.shape[2], self.array.shape[1])
+
+
+class PortableSet:
+    """A data set as parts, and the map from its indices to source indices (which run through the parts).
+
+    ``sources`` is int64 (length,), or None where an index is its source index.
+    """
+
+    def __init__(self, parts: list[Part], sources: np.ndarray | None) -> None:
+        self.parts = parts
+        self.starts = np.cumsum([0, *(len(p) for p in parts)])
+        self.sources = sources
+
+    def __len__(self) -> int:
+        return int(self.starts[-1]) if self.sources is None else len(self.sources)
+
+    def source(self, indices: np.ndarray) -> np.ndarray:
+        """Source indices of the data set's own indices, int64. Raises IndexError as the data set would."""
+        n = len(self)
+        wrong = (indices >= n) | (indices < -n)
+        if wrong.any():
+            raise IndexError(f"index {indices[wrong][0]} is out of range for a data set of {n} samples")
+        indices = np.where(indices < 0, indices + n, indices) if (indices < 0).any() else indices
+        return indices if self.sources is None else self.sources[indices]
+
+    def part(self, source: int) -> tuple[Part, int]:
+        """The part of a source index, and the index within it."""
+        k = int(np.searchsorted(self.starts, source, side="right")) - 1
+        return self.parts[k], source - int(self.starts[k])
+
+    def target(self, source: int) -> Any:
+        """The target as the data set would give it. Runs the user's target_transform."""
+        part, index = self.part(source)
+        target = part.target(index)
+        return target if part.target_transform is None else part.target_transform(target)
+
+    @property
+    def has_target_transform(self) -> bool:
+        """True where user code runs on the targets."""
+        return any(p.target_transform is not None for p in self.parts)
+
+    def reader(self) -> Reader:
+        """Opens single samples, by source index."""
+        return _PartReader(self)
+
+
+class _PartReader(Reader):
+    def __init__(self, portable: PortableSet) -> None:
+        self._portable = portable
+
+    def __len__(self) -> int:
+        return int(self._portable.starts[-1])
+
+    def image(self, index: int) -> Image.Image:
+        part, k = self._portable.part(index)
+        if part.paths is not None:
+            return open_image(os.fspath(part.paths[k]))
+        assert part.array is not None
+        return Image.fromarray(part.array[k])
+
+    def where(self, index: int) -> str:
+        part, k = self._portable.part(index)
+        return os.fspath(part.paths[k]) if part.paths is not None else f"row {k} of {part.name}"
+
+
+def translate_dataset(dataset: Any) -> PortableSet:
+    """The data set in portable terms.
+
+    Raises:
+        Untranslatable: its type is not exactly a known one, or it is told to open images in another way.
+    """
+    if type(dataset) is Subset:
+        inner = translate_dataset(dataset.dataset)
+        return PortableSet(inner.parts, inner.source(np.asarray(dataset.indices, dtype=np.int64).reshape(-1)))
+    if type(dataset) is ConcatDataset:
+        return _concat([translate_dataset(d) for d in dataset.datasets])
+    describe = getattr(type(dataset), "__ddlp__", None)
+    if describe is not None:
+        described = describe(dataset)
+        if type(described) is type(dataset):
+            raise Untranslatable(_name(dataset), "its __ddlp__ returns its own type", (_WAYS,))
+        portable = translate_dataset(described)
+        if len(portable) != len(dataset):
+            raise Untranslatable(
+                _name(dataset), f"its __ddlp__ describes {len(portable)} samples, it has {len(dataset)}", (_WAYS,)
+            )
+        return portable
+    leaf = LEAVES.get(type(dataset))
+    if leaf is None:
+        raise Untranslatable(
+            _name(dataset), "its type is not exactly one that ddlp knows, so its samples may be made in any way", (_WAYS,)
+        )
+    return PortableSet([leaf(dataset)], None)
+
+
+_WAYS = (
+    "describe it by ddlp.ImageFiles(paths, targets, transform) or ddlp.ImageArrays(...), "
+    "or give its class a method __ddlp__(self) that returns one of these"
+)
+
+
+def _name(dataset: Any) -> str:
+    return type(dataset).__qualname__
+
+
+def _concat(sets: list[PortableSet]) -> PortableSet:
+    parts: list[Part] = []
+    maps: list[np.ndarray] = []
+    start = 0
+    for one in sets:
+        total = int(one.starts[-1])
+        maps.append((np.arange(total) if one.sources is None else one.sources) + start)
+        parts.extend(one.parts)
+        start += total
+    plain = all(one.sources is None for one in sets)
+    return PortableSet(parts, None if plain else np.concatenate(maps) if maps else np.zeros(0, np.int64))
+
+
+class SamplePaths(Sequence):
+    """The paths of (path, target) pairs, without a copy of a million strings."""
+
+    def __init__(self, samples: Sequence[tuple[str, Any]]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.samples[index][0]
+
+
+def _folder(dataset: Any) -> Part:
+    if dataset.loader is not tv.folder.default_loader:
+        raise Untranslatable(_name(dataset), "it has a loader= of its own", ("leave loader= out",))
+    if torchvision.get_image_backend() != "PIL":
+        raise Untranslatable(
+            _name(dataset), f"torchvision's image backend is {torchvision.get_image_backend()}",
+            ("torchvision.set_image_backend('PIL')",),
+        )
+    samples = dataset.samples
+    return Part(
+        _name(dataset), dataset.transform, lambda k: samples[k][1], dataset.target_transform, paths=SamplePaths(samples)
+    )
+
+
+def _files(dataset: ImageFiles) -> Part:
+    targets = dataset.targets
+    return Part(
+        "ImageFiles", dataset.transform, lambda k: targets[k], dataset.target_transform,
+        paths=dataset.paths,  # type: ignore[arg-type]
+    )
+
+
+def _rows(
+    images: str, targets: str, *, channels_first: bool = False, convert: Callable[[Any], Any] = lambda target: target
+) -> Callable[[Any], Part]:
+    """The leaf of a data set with its images and targets in attributes of these names."""
+
+    def leaf(dataset: Any) -> Part:
+        array = getattr(dataset, images)
+        array = array.numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+        if channels_first:
+            array = array.transpose(0, 2, 3, 1)
+        if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
+            raise Untranslatable(_name(dataset), f"its {images} are {array.dtype} {array.shape}", (_WAYS,))
+        values = getattr(dataset, targets)
+        if values is None:
+            return Part(_name(dataset), dataset.transform, lambda k: None, dataset.target_transform, array=array)
+        return Part(
+            _name(dataset), dataset.transform, lambda k: convert(values[k]), dataset.target_transform, array=array
+        )
+
+    return leaf
+
+
+LEAVES: dict[type, Callable[[Any], Part]] = {
+    tv.ImageFolder: _folder,
+    tv.DatasetFolder: _folder,
+    ImageFiles: _files,
+    ImageArrays: _rows("images", "targets"),
+    tv.CIFAR10: _rows("data", "targets"),
+    tv.CIFAR100: _rows("data", "targets"),
+    tv.MNIST: _rows("data", "targets", convert=int),
+    tv.FashionMNIST: _rows("data", "targets", convert=int),
+    tv.KMNIST: _rows("data", "targets", convert=int),
+    tv.SVHN: _rows("data", "labels", channels_first=True, convert=int),
+}
+"""Exact types, and how each is read. torchvision's ``__getitem__`` of each was compared with it (see the tests)."""

@@ -1,0 +1,199 @@
+"""User code that can't travel: torch's own DataLoader workers, with the content of each sample keyed.
+
+A sample's random draws come from the global generators of torch, numpy and random. They are seeded from the sample's key
+before each sample (once a batch where the data set has ``__getitems__``), so that what a sample becomes does not depend
+on num_workers or on the order in which workers come to it. In the training process (num_workers=0) the generators are
+put back afterwards, so that the model's own draws are untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, Subset, get_worker_info
+from torch.utils.data.dataloader import (
+    DataLoader,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from csd_engine.keyed import Keyed
+from ddlp.ranges import RangeSet
+
+KeyedIndex = tuple[Any, int]
+"""An index with the 64-bit key of its sample."""
+
+
+def seed_globals(key: int) -> None:
+    """Seed the CPU generators of torch, numpy and random from a 64-bit key."""
+    torch.default_generator.manual_seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)
+
+
+@contextlib.contextmanager
+def keyed_globals(key: int) -> Iterator[None]:
+    """Seed the global generators for a while, then put them back."""
+    saved = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    seed_globals(key)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(saved[0])
+        np.random.set_state(saved[1])
+        random.setstate(saved[2])
+
+
+def _keyed(key: int) -> contextlib.AbstractContextManager[None]:
+    if get_worker_info() is None:
+        return keyed_globals(key)
+    seed_globals(key)  # the worker's generators are nobody else's
+    return contextlib.nullcontext()
+
+
+class KeyedDataset:
+    """A map-style data set asked by (index, key). Has ``__getitems__`` only where the data set has it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, keyed: KeyedIndex) -> Any:
+        index, key = keyed
+        with _keyed(key):
+            return self.dataset[index]
+
+
+class KeyedBatchDataset(KeyedDataset):
+    """A data set that fetches whole batches: one key a batch, its first sample's."""
+
+    def __getitems__(self, batch: list[KeyedIndex]) -> Any:
+        with _keyed(batch[0][1] if batch else 0):
+            return self.dataset.__getitems__([index for index, _ in batch])
+
+
+class _KeyedSampler:
+    """The loader's index sampler, each index with its sample's key. ``skip`` are batches left out (a resume)."""
+
+    def __init__(self, view: _KeyedView, sampler: Any, batched: bool) -> None:
+        self._view, self._sampler, self._batched = view, sampler, batched
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        seen: Counter[Any] = Counter()
+        ordinal = 0
+        skip, self._view.skip = self._view.skip, RangeSet()
+
+        def key(index: Any) -> KeyedIndex:
+            nonlocal ordinal
+            ordinal += 1
+            try:
+                number = int(index)
+            except (TypeError, ValueError):  # a data set with keys of its own: the place in the epoch stands for it
+                number = ordinal
+            seen[number] += 1
+            return index, Keyed(self._view.seed(), self._view.epoch, number, seen[number] - 1).u64()
+
+        for position, item in enumerate(self._sampler):
+            keyed = [key(index) for index in item] if self._batched else key(item)
+            if position not in skip:
+                yield keyed
+
+
+class _WorkerStart:
+    """Runs in each worker first: ``get_worker_info().dataset`` is the user's own, then the user's worker_init_fn."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, KeyedDataset):
+            info.__dict__["dataset"] = info.dataset.dataset  # WorkerInfo refuses plain assignment
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker)
+
+
+class _KeyedView:
+    """The loader as torch's iterators see it: its data set and sampler replaced by the keyed ones."""
+
+    def __init__(self, loader: DataLoader, seed: int | None, epoch: int, skip: RangeSet) -> None:
+        self._loader = loader
+        self._seed = seed
+        self.epoch = epoch
+        self.skip = skip
+        self.iterator: weakref.ref[Any] | None = None
+        many = loader._auto_collation and _fetches_batches(loader.dataset)
+        self.dataset = (KeyedBatchDataset if many else KeyedDataset)(loader.dataset)
+        self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
+        self.worker_init_fn = _WorkerStart(loader.worker_init_fn)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def seed(self) -> int:
+        """The seed given, else the base seed that torch's iterator has drawn."""
+        iterator = self.iterator() if self.iterator is not None else None
+        return self._seed if self._seed is not None else iterator._base_seed if iterator is not None else 0
+
+
+def _fetches_batches(dataset: Any) -> bool:
+    """True where the user's data set has ``__getitems__``. Subset's own only passes on to it."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+class _Finishing:
+    """Mixed into torch's iterators: what ddlp does to a finished batch, and the count of what was delivered."""
+
+    def __init__(self, loader: Any, view: _KeyedView | None, finish: Callable[[Any], Any]) -> None:
+        self._finish = finish
+        self._view = view
+        self.delivered = 0
+        if view is not None:
+            view.iterator = weakref.ref(self)
+        super().__init__(loader if view is None else view)  # type: ignore[call-arg]
+
+    def __next__(self) -> Any:
+        batch = super().__next__()  # type: ignore[misc]
+        self.delivered += 1
+        return self._finish(batch)
+
+    def restart(self, loader: Any, epoch: int) -> None:
+        """Begin the next epoch with the same workers (persistent_workers=True)."""
+        self.delivered = 0
+        if self._view is not None:
+            self._view.epoch = epoch
+        self._reset(loader)  # type: ignore[attr-defined]
+
+
+class _Single(_Finishing, _SingleProcessDataLoaderIter):
+    pass
+
+
+class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
+    pass
+
+
+UserCodeIterator = _Single | _Multi
+
+
+def iterate_user_code(
+    loader: DataLoader, finish: Callable[[Any], Any], seed: int | None, epoch: int, skip: RangeSet
+) -> UserCodeIterator:
+    """torch's own iterator over the loader, with keyed samples where the data set has indices.
+
+    ``seed`` None takes the base seed that torch draws. ``skip`` are positions left out (a resume).
+    """
+    kind = _Single if loader.num_workers == 0 else _Multi
+    iterable = isinstance(loader.dataset, IterableDataset)
+    return kind(loader, None if iterable else _KeyedView(loader, seed, epoch, skip), finish)
