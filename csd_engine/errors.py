@@ -1,0 +1,67 @@
+"""Errors of the portable core. Each message says what happened (with the value), where, and what to do next."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadMessage",
+    "DamagedBatch",
+    "DatasetError",
+    "EngineError",
+    "PipelineError",
+    "RootNotAllowed",
+    "SampleError",
+    "SpoolError",
+    "SpoolFull",
+]
+
+
+class EngineError(Exception):
+    """Base of every error that csd_engine raises on purpose."""
+
+
+class PipelineError(EngineError):
+    """A pipeline is malformed, or asks for something that it cannot do; quotes the operator, parameter and value."""
+
+
+class DatasetError(EngineError):
+    """A data set's description or its manifest is malformed, or its files are not as described."""
+
+
+class RootNotAllowed(DatasetError):
+    """A data set lies outside the directories that the engine may read."""
+
+
+class SampleError(EngineError):
+    """One sample cannot be read or decoded. Pickles, so that it can cross from a worker process.
+
+    Attributes:
+        where: the file or array row.
+        why: the reason, with the original error's name.
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where = where
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"sample {self.where} cannot be prepared: {self.why}. "
+            "Check the file (it may be missing, truncated or not an image) or leave it out of the data set."
+        )
+
+
+class SpoolError(EngineError):
+    """The spool directory cannot be used: missing, not writable, not a directory."""
+
+
+class SpoolFull(SpoolError):
+    """The spool's file system has no room for another batch file."""
+
+
+class DamagedBatch(EngineError):
+    """A batch file is not the one expected, or not what its writer published; says which check failed."""
+
+
+class BadMessage(EngineError):
+    """A message between host and engine is malformed; quotes the field and its value."""
