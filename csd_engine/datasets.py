@@ -354,7 +354,7 @@ def _silence_pillow() -> None:
 
     A filter, set again when somebody removed it: `warnings.catch_warnings` is not safe between threads.
     """
-    if not any(entry[3] is not None and entry[3].pattern == _PILLOW_MODULES for entry in warnings.filters if entry[3]):
+    if not any(getattr(entry[3], "pattern", None) == _PILLOW_MODULES for entry in warnings.filters):
         warnings.filterwarnings("ignore", module=_PILLOW_MODULES)
 
 
