@@ -121,15 +121,11 @@ class Worker:
 
     def _look(self, lease: Optional[int], timeout_s: float) -> None:
         """Take in what the service says meanwhile; raises _Cancelled or EOFError."""
-        commands: List[Dict[str, Any]] = self._channel.receive(timeout_s)
-        cancelled = False
-        for command in commands:
+        self._inbox.extend(self._channel.receive(timeout_s))
+        for command in self._inbox:
             if command["do"] == "cancel" and command["lease"] == lease:
-                cancelled = True
-            else:
-                self._inbox.append(command)
-        if cancelled:
-            raise _Cancelled
+                self._inbox.remove(command)
+                raise _Cancelled
 
     def _pace(self, lease: Optional[int]) -> None:
         """Look for a cancel once, and sleep what the slowdown asks for with an ear at the pipe."""
