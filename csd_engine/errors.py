@@ -7,6 +7,9 @@ __all__ = [
     "DamagedBatch",
     "DatasetError",
     "EngineError",
+    "EngineGone",
+    "EngineRefused",
+    "EngineUnreachable",
     "PipelineError",
     "RootNotAllowed",
     "SampleError",
@@ -65,3 +68,15 @@ class DamagedBatch(EngineError):
 
 class BadMessage(EngineError):
     """A message between host and engine is malformed; quotes the field and its value."""
+
+
+class EngineRefused(EngineError):
+    """The engine was reached and said no: wrong key, other protocol version, pipeline or data set it does not take."""
+
+
+class EngineUnreachable(EngineError):
+    """Nothing answered at the engine's address in time, or an engine of our own did not start."""
+
+
+class EngineGone(EngineError):
+    """The engine was there and is no longer; or this process is a fork of the one that was connected."""
