@@ -1,0 +1,100 @@
+"""Random numbers that depend on (seed, epoch, sample index, occurrence) alone, the same on every platform.
+
+Python's and numpy's generators may change between versions and a libm's exp and log between platforms, so neither is
+used: blake2b in counter mode gives the bits, and ``exp`` and ``log`` are made of IEEE operations that round correctly
+everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from typing import List
+
+__all__ = ["Keyed", "exp", "log"]
+
+_MASK = (1 << 64) - 1
+_KEY = struct.Struct("<5Q")
+_NUMBERS = struct.Struct("<8Q")
+
+# ln 2 in two parts; the high part ends in zeros, so that k * _LN2_HIGH is exact for every exponent k of a double.
+_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
+_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
+_INVERSE_LN2 = float.fromhex("0x1.71547652b82fep+0")
+_SQRT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
+_EXP_TERMS = 14  # |r| <= ln(2) / 2: r**15 / 15! < 1e-19
+_LOG_TERMS = 12  # |t| <= 0.1716: t**24 / 25 < 1e-19
+
+
+class Keyed:
+    """The stream of random numbers of one sample.
+
+    Args:
+        seed: the loader's seed; any integer, taken modulo 2**64.
+        epoch: the epoch's number, likewise.
+        index: the sample's source index, likewise.
+        occurrence: how often that index came before in this epoch, likewise.
+    """
+
+    __slots__ = ("_key", "_counter", "_numbers")
+
+    def __init__(self, seed: int, epoch: int, index: int, occurrence: int) -> None:
+        self._key = (seed & _MASK, epoch & _MASK, index & _MASK, occurrence & _MASK)
+        self._counter = 0
+        self._numbers: List[int] = []
+
+    def u64(self) -> int:
+        """Next integer, uniform in [0, 2**64)."""
+        if not self._numbers:
+            block = hashlib.blake2b(_KEY.pack(*self._key, self._counter), digest_size=64, person=b"ddlp keyed 1")
+            self._numbers = list(reversed(_NUMBERS.unpack(block.digest())))
+            self._counter += 1
+        return self._numbers.pop()
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        """Next number, uniform in [low, high) with 53 bits."""
+        unit = (self.u64() >> 11) * 2.0**-53
+        return low + (high - low) * unit
+
+    def below(self, n: int) -> int:
+        """Next integer, uniform in [0, n) (to within n / 2**64); ValueError unless n is at least 1."""
+        if n < 1:
+            raise ValueError(f"Keyed.below needs a bound of at least 1, got {n!r}; check the caller's range")
+        return (self.u64() * n) >> 64
+
+
+def exp(x: float) -> float:
+    """e**x by +, -, * and ldexp only: the same bits on every platform, relative error below 1e-15.
+
+    Raises OverflowError above 709.78 as ``math.exp`` does, and ValueError for NaN.
+    """
+    if x != x:
+        raise ValueError("exp of NaN; check the caller's parameters")
+    if x < -745.2:
+        return 0.0
+    k = math.floor(min(x, 800.0) * _INVERSE_LN2 + 0.5)
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    total = 1.0
+    for n in range(_EXP_TERMS, 0, -1):
+        total = 1.0 + r * total / n
+    return math.ldexp(total, k)
+
+
+def log(x: float) -> float:
+    """Natural logarithm by +, -, *, / and frexp only: the same bits on every platform, error below 1e-15 relative.
+
+    Uses log(m) = 2 * atanh((m - 1) / (m + 1)). Raises ValueError unless x is positive and finite.
+    """
+    if not 0.0 < x < math.inf:
+        raise ValueError(f"log needs a positive finite number, got {x!r}; check the caller's parameters")
+    mantissa, exponent = math.frexp(x)
+    if mantissa < _SQRT_HALF:
+        mantissa *= 2.0
+        exponent -= 1
+    t = (mantissa - 1.0) / (mantissa + 1.0)
+    square = t * t
+    total = 0.0
+    for n in range(_LOG_TERMS, -1, -1):
+        total = 1.0 / (2 * n + 1) + square * total
+    return exponent * _LN2_HIGH + (2.0 * t * total + exponent * _LN2_LOW)

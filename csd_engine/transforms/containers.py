@@ -1,0 +1,129 @@
+"""Operators made of operators: applied by chance, one of several, or in a random order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+from csd_engine.keyed import Keyed
+from csd_engine.transforms.operators import Canvas, Operator, Shape
+
+__all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "common", "group_out"]
+
+Group = Tuple[Operator, ...]
+
+
+def group_out(group: Group, shape: Shape) -> Shape:
+    """What is known of the image after these operators in turn."""
+    for operator in group:
+        shape = operator.out(shape)
+    return shape
+
+
+def common(first: Shape, second: Shape) -> Shape:
+    """What is known if either may be the case."""
+    return Shape(
+        first.size if first.size == second.size else None,
+        first.channels if first.channels == second.channels else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Container(Operator):
+    """Base of the containers; ``groups`` are run each as a whole."""
+
+    groups: Tuple[Group, ...] = ()
+
+    def to_data(self) -> Dict[str, Any]:
+        """Plain data, as parsed."""
+        return {"op": type(self).__name__, "groups": [[operator.to_data() for operator in g] for g in self.groups]}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomApply(Container):
+    """Its only group with probability p."""
+
+    p: float = 0.5
+
+    def to_data(self) -> Dict[str, Any]:
+        """Plain data, as parsed."""
+        return {"op": "RandomApply", "ops": [operator.to_data() for operator in self.groups[0]], "p": self.p}
+
+    def out(self, shape: Shape) -> Shape:
+        """Known where it is the same either way."""
+        return common(shape, group_out(self.groups[0], shape))
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """The group's steps or none."""
+        if keyed.uniform() < self.p:
+            for operator in self.groups[0]:
+                operator.draw(canvas, keyed)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomChoice(Container):
+    """One of its groups, by weights p (None: all alike)."""
+
+    p: Optional[Tuple[float, ...]] = None
+
+    def validate(self) -> None:
+        """One weight a group."""
+        if self.p is not None and len(self.p) != len(self.groups):
+            raise ValueError(f"{len(self.p)} weights for {len(self.groups)} groups")
+
+    def to_data(self) -> Dict[str, Any]:
+        """Plain data, as parsed."""
+        return dict(super().to_data(), p=None if self.p is None else list(self.p))
+
+    def out(self, shape: Shape) -> Shape:
+        """Known where it is the same for all groups."""
+        known = group_out(self.groups[0], shape)
+        for group in self.groups[1:]:
+            known = common(known, group_out(group, shape))
+        return known
+
+    def pick(self, keyed: Keyed) -> int:
+        """Draw a group's number."""
+        if self.p is None:
+            return keyed.below(len(self.groups))
+        left = keyed.uniform() * sum(self.p)
+        for i, weight in enumerate(self.p):
+            if left < weight:
+                return i
+            left -= weight
+        return max(i for i, weight in enumerate(self.p) if weight > 0.0)  # rounding used up the sum
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """The chosen group's steps."""
+        for operator in self.groups[self.pick(keyed)]:
+            operator.draw(canvas, keyed)
+
+
+def _settled(transfers: Sequence[Callable[[Any], Any]], start: Any) -> Any:
+    """Result of applying all transfers in any order, None unless it is sure to be the same in each."""
+    if all(transfer(start) == start for transfer in transfers):
+        return start
+    fixed = {transfer(None) for transfer in transfers} - {None}
+    final = fixed.pop() if len(fixed) == 1 else None
+    return final if all(transfer(final) == final for transfer in transfers) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomOrder(Container):
+    """All groups, in a random order."""
+
+    def out(self, shape: Shape) -> Shape:
+        """Known where it does not depend on the order; size and channels each for itself."""
+        sizes = [lambda size, g=group: group_out(g, Shape(size, None)).size for group in self.groups]
+        channels = [lambda channels, g=group: group_out(g, Shape(None, channels)).channels for group in self.groups]
+        return Shape(_settled(sizes, shape.size), _settled(channels, shape.channels))
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """All groups' steps; Fisher-Yates from the end."""
+        order = list(range(len(self.groups)))
+        for i in range(len(order) - 1, 0, -1):
+            j = keyed.below(i + 1)
+            order[i], order[j] = order[j], order[i]
+        for i in order:
+            for operator in self.groups[i]:
+                operator.draw(canvas, keyed)

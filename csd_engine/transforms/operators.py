@@ -1,0 +1,337 @@
+"""The operators that make pixels: each knows its parameters, the shape it makes and how to draw itself.
+
+Their meaning is torchvision's for PIL images, operator by operator; where v1 and v2 differ a comment says which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Dict, List, Optional, Tuple, Union
+
+from csd_engine import keyed as keyed_numbers
+from csd_engine.errors import PipelineError
+from csd_engine.keyed import Keyed
+from csd_engine.transforms import checks
+from csd_engine.transforms import primitives as steps
+
+__all__ = ["Canvas", "Operator", "Shape"]
+
+Box = Tuple[int, int, int, int]
+_WIDEST = 1e6  # bound on scales and aspect ratios: nothing sensible is beyond, and squares stay finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What is known of an image before it is seen: None where it depends on the source or on chance."""
+
+    size: Optional[Tuple[int, int]]  # (height, width)
+    channels: Optional[int]
+
+
+class Canvas:
+    """The plan of one sample while it is drawn: size and channels so far, primitives, boxes."""
+
+    def __init__(self, height: int, width: int, channels: int, boxes: int) -> None:
+        self.height = height
+        self.width = width
+        self.channels = channels
+        self.steps: List[steps.Primitive] = []
+        self.boxes: List[Box] = [(0, 0, 0, 0)] * boxes
+
+    def crop(self, top: int, left: int, height: int, width: int) -> None:
+        """Keep a rectangle inside the image; nothing to do if it is the whole image."""
+        if (top, left, height, width) != (0, 0, self.height, self.width):
+            self._resized(height, width)
+            self.steps.append(steps.Crop(top, left, height, width))
+
+    def resize(self, height: int, width: int, interpolation: str) -> None:
+        """Resample; nothing to do if the size is right already, as in torchvision."""
+        if (height, width) != (self.height, self.width):
+            self._resized(height, width)
+            self.steps.append(steps.Resize(height, width, interpolation))
+
+    def flip(self, horizontal: bool) -> None:
+        """Mirror the image."""
+        self.steps.append(steps.Flip(horizontal))
+
+    def pad(self, left: int, top: int, right: int, bottom: int, fill: Tuple[int, ...], padding_mode: str) -> None:
+        """Add borders; negative ones crop first, as in torchvision."""
+        if min(left, top, right, bottom) < 0:
+            cut = [max(-border, 0) for border in (left, top, right, bottom)]
+            self.crop(cut[1], cut[0], self.height - cut[1] - cut[3], self.width - cut[0] - cut[2])
+            left, top, right, bottom = (max(border, 0) for border in (left, top, right, bottom))
+        if max(left, top, right, bottom) > 0:
+            if len(fill) not in (1, self.channels):
+                raise PipelineError(f"Pad: fill={list(fill)!r} doesn't fit an image of {self.channels} channel(s); "
+                                    "give one value, or one a channel")
+            values = fill if len(fill) == self.channels else fill * self.channels
+            self._resized(self.height + top + bottom, self.width + left + right)
+            self.steps.append(steps.Pad(left, top, right, bottom, values, padding_mode))
+
+    def gray(self, channels: int) -> None:
+        """Luma, in so many channels."""
+        if not channels == self.channels == 1:
+            self.steps.append(steps.Gray(channels))
+        self.channels = channels
+
+    def _resized(self, height: int, width: int) -> None:
+        if not (0 < height <= checks.MAX_SIDE and 0 < width <= checks.MAX_SIDE and height * width <= checks.MAX_PIXELS):
+            raise PipelineError(f"an image of {self.width}x{self.height} would become {width}x{height} (width x "
+                                f"height): sides must be 1 to {checks.MAX_SIDE} and pixels at most "
+                                f"{checks.MAX_PIXELS}; leave the image out or choose another size in the transform")
+        self.height, self.width = height, width
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """Base of all operators. ``FIELDS`` maps each parameter's name to its check; all must be given."""
+
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {}
+
+    def validate(self) -> None:
+        """Raise ValueError where parameters contradict each other."""
+
+    def to_data(self) -> Dict[str, Any]:
+        """Plain data, as parsed."""
+        data: Dict[str, Any] = {"op": type(self).__name__}
+        for name in self.FIELDS:
+            value = getattr(self, name)
+            data[name] = list(value) if isinstance(value, tuple) else value
+        return data
+
+    def out(self, shape: Shape) -> Shape:
+        """What is known of the output."""
+        return shape
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """Add this operator's steps for one sample."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Resize(Operator):
+    """To [height, width]; or the shorter side to an int (the longer at most max_size); or, None, the longer."""
+
+    size: Union[int, Tuple[int, int], None]
+    max_size: Optional[int]
+    interpolation: str
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {
+        "size": checks.short_side_or_size,
+        "max_size": checks.optional(checks.side),
+        "interpolation": checks.interpolation,
+    }
+
+    def validate(self) -> None:
+        """The rules of torchvision's Resize."""
+        if isinstance(self.size, tuple) and self.max_size is not None:
+            raise ValueError("max_size goes with an int or null size only")
+        if self.size is None and self.max_size is None:
+            raise ValueError("max_size is needed where size is null")
+        if isinstance(self.size, int) and self.max_size is not None and self.max_size <= self.size:
+            raise ValueError("max_size must be greater than size")
+
+    def target(self, height: int, width: int) -> Tuple[int, int]:
+        """Output's (height, width): torchvision's _compute_resized_output_size."""
+        if isinstance(self.size, tuple):
+            return self.size
+        short, long = min(height, width), max(height, width)
+        if self.size is None:
+            assert self.max_size is not None
+            new_short, new_long = int(self.max_size * short / long), self.max_size
+        else:
+            new_short, new_long = self.size, int(self.size * long / short)
+            if self.max_size is not None and new_long > self.max_size:
+                new_short, new_long = int(self.max_size * new_short / new_long), self.max_size
+        return (new_long, new_short) if width <= height else (new_short, new_long)
+
+    def out(self, shape: Shape) -> Shape:
+        """Known if given or if the source's is."""
+        if isinstance(self.size, tuple):
+            return Shape(self.size, shape.channels)
+        return Shape(self.target(*shape.size) if shape.size else None, shape.channels)
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """One resize."""
+        canvas.resize(*self.target(canvas.height, canvas.width), self.interpolation)
+
+
+@dataclasses.dataclass(frozen=True)
+class CenterCrop(Operator):
+    """The middle of the image, padded with zeros where it is smaller."""
+
+    size: Tuple[int, int]
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {"size": checks.size}
+
+    def out(self, shape: Shape) -> Shape:
+        """The given size."""
+        return Shape(self.size, shape.channels)
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """torchvision's center_crop: pad, then crop at the rounded (half to even) anchor."""
+        height, width = self.size
+        down, across = max(height - canvas.height, 0), max(width - canvas.width, 0)
+        canvas.pad(across // 2, down // 2, (across + 1) // 2, (down + 1) // 2, (0,), "constant")
+        top = int(round((canvas.height - height) / 2.0))
+        left = int(round((canvas.width - width) / 2.0))
+        canvas.crop(top, left, height, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResizedCrop(Operator):
+    """A crop of random area (share of the image's) and aspect ratio, resampled to size."""
+
+    size: Tuple[int, int]
+    scale: Tuple[float, float]
+    ratio: Tuple[float, float]
+    interpolation: str
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {
+        "size": checks.size,
+        "scale": checks.interval(0.0, _WIDEST),
+        "ratio": checks.interval(1.0 / _WIDEST, _WIDEST),
+        "interpolation": checks.interpolation,
+    }
+
+    def out(self, shape: Shape) -> Shape:
+        """The given size."""
+        return Shape(self.size, shape.channels)
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """torchvision's get_params: ten attempts, then the largest central crop of an allowed ratio."""
+        canvas.crop(*self.rectangle(canvas.height, canvas.width, keyed))
+        canvas.resize(*self.size, self.interpolation)
+
+    def rectangle(self, height: int, width: int, keyed: Keyed) -> Tuple[int, int, int, int]:
+        """Draw (top, left, height, width) for an image of this size."""
+        low, high = keyed_numbers.log(self.ratio[0]), keyed_numbers.log(self.ratio[1])
+        for _ in range(10):
+            area = height * width * keyed.uniform(*self.scale)
+            ratio = keyed_numbers.exp(keyed.uniform(low, high))
+            w = int(round(math.sqrt(area * ratio)))
+            h = int(round(math.sqrt(area / ratio)))
+            if 0 < w <= width and 0 < h <= height:
+                top = keyed.below(height - h + 1)
+                return top, keyed.below(width - w + 1), h, w
+        h, w = height, width
+        if width / height < self.ratio[0]:
+            h = int(round(width / self.ratio[0]))
+        elif width / height > self.ratio[1]:
+            w = int(round(height * self.ratio[1]))
+        return (height - h) // 2, (width - w) // 2, h, w
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop(Operator):
+    """A crop of fixed size at a random place, after padding (v2's meaning: all borders at once)."""
+
+    size: Tuple[int, int]
+    padding: Optional[Tuple[int, int, int, int]]
+    pad_if_needed: bool
+    fill: Tuple[int, ...]
+    padding_mode: str
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {
+        "size": checks.size,
+        "padding": checks.optional(checks.padding),
+        "pad_if_needed": checks.boolean,
+        "fill": checks.fill,
+        "padding_mode": checks.padding_mode,
+    }
+
+    def out(self, shape: Shape) -> Shape:
+        """The given size."""
+        return Shape(self.size, shape.channels)
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """Pad, then crop; PipelineError where the padded image is smaller than the crop, as torchvision raises."""
+        height, width = self.size
+        left, top, right, bottom = self.padding or (0, 0, 0, 0)
+        if self.pad_if_needed:
+            down = max(height - (canvas.height + top + bottom), 0)
+            across = max(width - (canvas.width + left + right), 0)
+            left, top, right, bottom = left + across, top + down, right + across, bottom + down
+        canvas.pad(left, top, right, bottom, self.fill, self.padding_mode)
+        if canvas.height < height or canvas.width < width:
+            raise PipelineError(f"RandomCrop: size={list(self.size)!r} (height, width) is larger than the padded image "
+                                f"of {[canvas.height, canvas.width]!r}; set pad_if_needed or resize first")
+        row = keyed.below(canvas.height - height + 1)
+        canvas.crop(row, keyed.below(canvas.width - width + 1), height, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pad(Operator):
+    """Borders of [left, top, right, bottom] pixels."""
+
+    padding: Tuple[int, int, int, int]
+    fill: Tuple[int, ...]
+    padding_mode: str
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {
+        "padding": checks.padding,
+        "fill": checks.fill,
+        "padding_mode": checks.padding_mode,
+    }
+
+    def out(self, shape: Shape) -> Shape:
+        """Larger by the borders."""
+        if shape.size is None:
+            return shape
+        left, top, right, bottom = self.padding
+        return Shape((shape.size[0] + top + bottom, shape.size[1] + left + right), shape.channels)
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """One pad."""
+        canvas.pad(*self.padding, self.fill, self.padding_mode)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomHorizontalFlip(Operator):
+    """Mirror left-right with probability p."""
+
+    p: float
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {"p": checks.probability}
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """A flip or nothing."""
+        if keyed.uniform() < self.p:
+            canvas.flip(horizontal=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomVerticalFlip(Operator):
+    """Mirror top-bottom with probability p."""
+
+    p: float
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {"p": checks.probability}
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """A flip or nothing."""
+        if keyed.uniform() < self.p:
+            canvas.flip(horizontal=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grayscale(Operator):
+    """Luma in 1 or 3 channels."""
+
+    channels: int
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {"channels": checks.one_of(1, 3)}
+
+    def out(self, shape: Shape) -> Shape:
+        """So many channels."""
+        return Shape(shape.size, self.channels)
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """One conversion."""
+        canvas.gray(self.channels)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomGrayscale(Operator):
+    """Luma in as many channels as before, with probability p."""
+
+    p: float
+    FIELDS: ClassVar[Dict[str, checks.Check]] = {"p": checks.probability}
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """A conversion or nothing."""
+        if keyed.uniform() < self.p:
+            canvas.gray(canvas.channels)

@@ -1,0 +1,154 @@
+"""Plain data to operators: an allow-list, every parameter checked, nothing guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from typing import Any, Dict, List, Tuple, Type
+
+from csd_engine.errors import PipelineError
+from csd_engine.transforms import containers, masks, operators
+from csd_engine.transforms.checks import probability, weights
+from csd_engine.transforms.containers import Container, Group
+
+__all__ = ["parse_ops", "require_keys"]
+
+MAX_DEPTH = 8
+MAX_OPERATORS = 256
+MAX_BOXES = 256
+
+LEAVES: Dict[str, Type[operators.Operator]] = {
+    cls.__name__: cls
+    for cls in (
+        operators.Resize, operators.CenterCrop, operators.RandomResizedCrop, operators.RandomCrop, operators.Pad,
+        operators.RandomHorizontalFlip, operators.RandomVerticalFlip, operators.Grayscale, operators.RandomGrayscale,
+        masks.RandomErasing, masks.Cutout,
+    )
+}
+CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder")
+
+
+def quote(value: Any) -> str:
+    """A value for an error message, shortened: hostile data may be long."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 80
+    return short.repr(value)
+
+
+def require_keys(data: Any, keys: List[str], where: str) -> None:
+    """Raise PipelineError unless data is a dict with exactly these keys."""
+    if type(data) is not dict:
+        raise PipelineError(f"{where} is {quote(data)}, not an object; send a pipeline made by Pipeline.to_data")
+    for key in keys:
+        if key not in data:
+            raise PipelineError(f"{where} lacks the parameter {key!r}; it takes {keys!r}")
+    for key in data:
+        if key not in keys:
+            raise PipelineError(f"{where} has an unknown parameter {quote(key)} = {quote(data[key])}; "
+                                f"it takes {keys!r} (is the other side's version newer?)")
+
+
+def parse_ops(data: Any, where: str = "ops") -> Tuple[Group, int]:
+    """Operators from their plain data, and the number of mask boxes a sample has.
+
+    Raises PipelineError, which quotes the operator, the parameter and its value.
+    """
+    parser = _Parser()
+    group = parser.group(data, where, 0)
+    if parser.masked(group) and parser.boxes > MAX_BOXES:
+        raise PipelineError(f"{where}: {parser.boxes} mask boxes a sample; at most {MAX_BOXES} are allowed")
+    return group, parser.boxes
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self.operators = 0
+        self.boxes = 0
+
+    def group(self, data: Any, where: str, depth: int) -> Group:
+        if type(data) not in (list, tuple):
+            raise PipelineError(f"{where} is {quote(data)}, not a list of operators")
+        if depth > MAX_DEPTH:
+            raise PipelineError(f"{where} is nested deeper than {MAX_DEPTH} levels")
+        group = tuple(self.operator(item, f"{where}[{i}]", depth) for i, item in enumerate(data))
+        self.require_masks_last(group, where)
+        return group
+
+    def operator(self, data: Any, where: str, depth: int) -> operators.Operator:
+        self.operators += 1
+        if self.operators > MAX_OPERATORS:
+            raise PipelineError(f"{where}: more than {MAX_OPERATORS} operators in one pipeline")
+        name = data.get("op") if type(data) is dict else None
+        if type(name) is str and name in CONTAINERS:
+            return self.container(name, data, f"{where} {name}", depth)
+        if type(name) is not str or name not in LEAVES:
+            raise PipelineError(f"{where} is {quote(data)}: unknown operator {quote(name)}; this version knows "
+                                f"{sorted(LEAVES) + list(CONTAINERS)!r}")
+        return self.leaf(LEAVES[name], data, f"{where} {name}")
+
+    def leaf(self, cls: Type[operators.Operator], data: Dict[str, Any], where: str) -> operators.Operator:
+        require_keys(data, ["op", *cls.FIELDS], where)
+        values = {name: _checked(check, data[name], where, name) for name, check in cls.FIELDS.items()}
+        operator = cls(**values)
+        _validate(operator, data, where)
+        if isinstance(operator, masks.Mask):
+            operator = dataclasses.replace(operator, slot=self.boxes)
+            self.boxes += operator.boxes
+        return operator
+
+    def container(self, name: str, data: Dict[str, Any], where: str, depth: int) -> operators.Operator:
+        if name == "RandomApply":
+            require_keys(data, ["op", "ops", "p"], where)
+            p = _checked(probability, data["p"], where, "p")
+            return containers.RandomApply(groups=(self.group(data["ops"], f"{where}.ops", depth + 1),), p=p)
+        require_keys(data, ["op", "groups"] + (["p"] if name == "RandomChoice" else []), where)
+        if type(data["groups"]) not in (list, tuple) or not data["groups"]:
+            raise PipelineError(f"{where}: groups={quote(data['groups'])}: expected a list of at least one group")
+        groups = tuple(self.group(g, f"{where}.groups[{i}]", depth + 1) for i, g in enumerate(data["groups"]))
+        if name == "RandomChoice":
+            choice = containers.RandomChoice(groups=groups, p=_checked(weights, data["p"], where, "p"))
+            _validate(choice, data, where)
+            return choice
+        if any(map(self.masked, groups)):
+            # In some order a pixel operator would come after a mask.
+            self.require_masks_last(tuple(operator for group in groups + groups for operator in group), where)
+        return containers.RandomOrder(groups=groups)
+
+    def masked(self, group: Group) -> bool:
+        """Whether a mask is anywhere in the group."""
+        return any(
+            any(map(self.masked, operator.groups)) if isinstance(operator, Container)
+            else isinstance(operator, masks.Mask)
+            for operator in group
+        )
+
+    def pixels(self, group: Group) -> bool:
+        """Whether an operator on pixels is anywhere in the group."""
+        return any(
+            any(map(self.pixels, operator.groups)) if isinstance(operator, Container)
+            else not isinstance(operator, masks.Mask)
+            for operator in group
+        )
+
+    def require_masks_last(self, group: Group, where: str) -> None:
+        after = ""
+        for operator in group:
+            if after and self.pixels((operator,)):
+                raise PipelineError(f"{where}: {type(operator).__name__} follows {after}, which draws mask boxes; masks "
+                                    "must be the last operators, since boxes are not cropped or flipped")
+            if self.masked((operator,)):
+                after = type(operator).__name__
+
+
+def _checked(check: Any, value: Any, where: str, name: str) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise PipelineError(f"{where}: {name}={quote(value)}: {error}") from None
+
+
+def _validate(operator: operators.Operator, data: Dict[str, Any], where: str) -> None:
+    try:
+        operator.validate()
+    except ValueError as error:
+        raise PipelineError(f"{where}: {quote(data)}: {error}") from None

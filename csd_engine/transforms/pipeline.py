@@ -1,0 +1,140 @@
+"""Pipeline: checked plain data that says how a sample's pixels are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+from PIL import Image
+
+from csd_engine.errors import PipelineError
+from csd_engine.keyed import Keyed
+from csd_engine.transforms import checks
+from csd_engine.transforms.containers import Group, group_out
+from csd_engine.transforms.operators import Box, Canvas, Shape
+from csd_engine.transforms.parse import parse_ops, quote, require_keys
+from csd_engine.transforms.primitives import Primitive, apply_primitive
+from csd_engine.transforms.resample import ORDERS
+
+__all__ = ["Pipeline", "SamplePlan"]
+
+FORMAT = 1
+CHANNELS = {"RGB": 3, "L": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplePlan:
+    """What one sample's random operators came to.
+
+    Attributes:
+        primitives: steps to run in turn on the image, converted to the pipeline's mode.
+        shape: (height, width, channels) of the result.
+        boxes: (top, left, bottom, right) of each mask in pixels of the result, zeros where none was drawn.
+    """
+
+    primitives: Tuple[Primitive, ...]
+    shape: Tuple[int, int, int]
+    boxes: Tuple[Box, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Operators, the mode that images are converted to first, and the order of Pillow's resampling passes.
+
+    Attributes:
+        order: ``"pillow12"`` or ``"pillow13"``.
+        mode: ``"RGB"`` or ``"L"``.
+        operators: the operators in turn.
+        boxes: mask boxes a sample, 0 if none.
+    """
+
+    order: str
+    mode: str
+    operators: Group
+    boxes: int
+
+    @staticmethod
+    def parse(data: Any) -> Pipeline:
+        """Pipeline from plain data, which may be hostile; PipelineError quotes operator, parameter and value."""
+        require_keys(data, ["format", "order", "mode", "ops"], "pipeline")
+        if type(data["format"]) is not int or data["format"] != FORMAT:
+            raise PipelineError(f"pipeline: format={quote(data['format'])}: this version reads format {FORMAT}; "
+                                "install the same version of ddlp on both sides")
+        for name, allowed in (("order", ORDERS), ("mode", tuple(CHANNELS))):
+            if type(data[name]) is not str or data[name] not in allowed:
+                raise PipelineError(f"pipeline: {name}={quote(data[name])}: expected one of {allowed!r}")
+        operators, boxes = parse_ops(data["ops"])
+        return Pipeline(data["order"], data["mode"], operators, boxes)
+
+    def to_data(self) -> Dict[str, Any]:
+        """Plain JSON data; ``Pipeline.parse`` makes an equal pipeline of them."""
+        ops = [operator.to_data() for operator in self.operators]
+        return {"format": FORMAT, "order": self.order, "mode": self.mode, "ops": ops}
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """32 hex digits that stand for this pipeline: blake2b-128 of its canonical JSON."""
+        text = json.dumps(self.to_data(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def known_shape(self, size: Optional[Tuple[int, int]]) -> Shape:
+        """What is known of the output for sources of (width, height), None where each source has its own size."""
+        return group_out(self.operators, Shape(None if size is None else (size[1], size[0]), CHANNELS[self.mode]))
+
+    def output_shape(self, size: Optional[Tuple[int, int]]) -> Tuple[int, int, int]:
+        """(height, width, channels) for sources of (width, height), None where each source has its own.
+
+        Raises PipelineError if the samples of a batch could differ in size or channels.
+        """
+        shape = self.known_shape(size)
+        sources = "sources of many sizes" if size is None else f"sources of {size[0]}x{size[1]}"
+        if shape.size is None:
+            raise PipelineError(f"the output's size is not fixed for {sources}: ops={quote(self.to_data()['ops'])}; "
+                                "end with an operator of fixed size, such as Resize([h, w]) or CenterCrop")
+        if shape.channels is None:
+            raise PipelineError(f"the number of channels is left to chance: ops={quote(self.to_data()['ops'])}; "
+                                "use Grayscale with 3 channels inside random operators")
+        height, width = shape.size
+        if not (0 < height <= checks.MAX_SIDE and 0 < width <= checks.MAX_SIDE and height * width <= checks.MAX_PIXELS):
+            raise PipelineError(f"the output for {sources} would be {width}x{height} pixels (width x height); sides "
+                                f"must be 1 to {checks.MAX_SIDE} and pixels at most {checks.MAX_PIXELS}")
+        return height, width, shape.channels
+
+    def draw(self, size: Tuple[int, int], keyed: Keyed) -> SamplePlan:
+        """Plan for an image of (width, height), by numbers from ``keyed``; PipelineError where it can't go through."""
+        canvas = Canvas(size[1], size[0], CHANNELS[self.mode], self.boxes)
+        for operator in self.operators:
+            operator.draw(canvas, keyed)
+        return SamplePlan(tuple(canvas.steps), (canvas.height, canvas.width, canvas.channels), tuple(canvas.boxes))
+
+    def apply(self, image: Image.Image, plan: SamplePlan, out: np.ndarray) -> None:
+        """Write the plan's result for an opened image into ``out``, uint8 of ``plan.shape``.
+
+        The image is converted to the pipeline's mode as torchvision's default_loader does. Errors of decoding
+        (OSError and others) are Pillow's own. Raises ValueError if ``out`` has another shape or dtype.
+        """
+        if out.shape != plan.shape or out.dtype != np.uint8:
+            raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
+                             "allocate it with Pipeline.output_shape")
+        if image.mode != self.mode:
+            image = image.convert(self.mode)
+        for step in plan.primitives:
+            image = apply_primitive(image, step, self.order)
+        out[...] = np.asarray(image).reshape(plan.shape)
+
+    def run(self, image: Image.Image, keyed: Keyed, out: np.ndarray, boxes: Optional[np.ndarray]) -> None:
+        """Draw, then apply: pixels into ``out`` (height, width, channels), boxes into ``boxes``, int32 (boxes, 4).
+
+        ``boxes`` may be None where the pipeline has no masks, else ValueError.
+        """
+        plan = self.draw(image.size, keyed)
+        if self.boxes:
+            if boxes is None:
+                raise ValueError(f"run: the pipeline draws {self.boxes} mask boxes a sample, but boxes is None; "
+                                 f"pass an int32 array of ({self.boxes}, 4)")
+            boxes[...] = plan.boxes
+        self.apply(image, plan, out)
