@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import List, Optional, Tuple
 
 import zmq
@@ -43,6 +44,7 @@ class Door:
         self.router.zap_domain = _DOMAIN
         if listen.startswith("tcp://") and "[" in listen:
             self.router.ipv6 = True
+        self.endpoint = ""
         try:
             self.router.bind(listen)
         except zmq.ZMQError as error:
@@ -91,3 +93,8 @@ class Door:
         self.router.close()
         self.gate.close()
         self._context.term()
+        if self.endpoint.startswith("ipc:///"):  # libzmq leaves the file
+            try:
+                os.unlink(self.endpoint[len("ipc://") :])
+            except OSError:
+                pass
