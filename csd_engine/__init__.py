@@ -2,3 +2,5 @@
 
 Standard library, numpy, Pillow and pyzmq only; Python 3.8 or newer; never imports ``ddlp`` or torch.
 """
+
+__version__ = "0.1.0"

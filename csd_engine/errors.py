@@ -2,10 +2,81 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "BadMessage",
+    "DamagedBatch",
+    "DatasetError",
+    "EngineError",
+    "EngineGone",
+    "EngineRefused",
+    "EngineUnreachable",
+    "PipelineError",
+    "RootNotAllowed",
+    "SampleError",
+    "SpoolError",
+    "SpoolFull",
+]
+
 
 class EngineError(Exception):
-    """Base of all errors that ``csd_engine`` raises on purpose."""
+    """Base of every error that csd_engine raises on purpose."""
 
 
 class PipelineError(EngineError):
-    """A pipeline's data are not valid, or an image can't go through it; quotes the operator, parameter and value."""
+    """A pipeline is malformed, or asks for something that it cannot do; quotes the operator, parameter and value."""
+
+
+class DatasetError(EngineError):
+    """A data set's description or its manifest is malformed, or its files are not as described."""
+
+
+class RootNotAllowed(DatasetError):
+    """A data set lies outside the directories that the engine may read."""
+
+
+class SampleError(EngineError):
+    """One sample cannot be read or decoded. Pickles, so that it can cross from a worker process.
+
+    Attributes:
+        where: the file or array row.
+        why: the reason, with the original error's name.
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where = where
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"sample {self.where} cannot be prepared: {self.why}. "
+            "Check the file (it may be missing, truncated or not an image) or leave it out of the data set."
+        )
+
+
+class SpoolError(EngineError):
+    """The spool directory cannot be used: missing, not writable, not a directory."""
+
+
+class SpoolFull(SpoolError):
+    """The spool's file system has no room for another batch file."""
+
+
+class DamagedBatch(EngineError):
+    """A batch file is not the one expected, or not what its writer published; says which check failed."""
+
+
+class BadMessage(EngineError):
+    """A message between host and engine is malformed; quotes the field and its value."""
+
+
+class EngineRefused(EngineError):
+    """The engine was reached and said no: wrong key, other protocol version, pipeline or data set it does not take."""
+
+
+class EngineUnreachable(EngineError):
+    """Nothing answered at the engine's address in time, or an engine of our own did not start."""
+
+
+class EngineGone(EngineError):
+    """The engine was there and is no longer; or this process is a fork of the one that was connected."""

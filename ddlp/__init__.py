@@ -1,1 +1,12 @@
-"""ddlp: a drop-in for PyTorch's DataLoader that prepares each epoch from both ends."""
+"""ddlp: a drop-in for PyTorch's DataLoader that prepares each epoch from both ends.
+
+The host's CPU works from the head of the epoch, an engine on a computer next to the data from its tail.
+"""
+
+from ddlp.datasets import ImageArrays, ImageFiles
+from ddlp.errors import DDLPError, Untranslatable
+from ddlp.loader import DDLPLoader
+from ddlp.report import EpochReport
+
+__all__ = ["DDLPError", "DDLPLoader", "EpochReport", "ImageArrays", "ImageFiles", "Untranslatable"]
+__version__ = "0.1.0"

@@ -1,0 +1,149 @@
+"""`python -m csd_engine`: run an engine, or make its keys."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import sys
+from typing import List, Optional
+
+from csd_engine.engine import EngineOptions, Service
+from csd_engine.errors import EngineError
+from csd_engine.keys import make_keys
+from csd_engine.roots import Roots
+from csd_engine.spool import remove_tree
+
+_EXPLANATION = """\
+An engine prepares batches of images for training jobs on other computers. Run it on the computer next to the storage:
+
+  1. Make keys once:      python -m csd_engine --make-keys KEYS
+     Copy KEYS/server.key, KEYS/host.key and KEYS/host.key_secret to the host that trains. Every further host makes its
+     own pair; put its public .key file into KEYS/clients/ (read anew at each connection, no restart needed).
+  2. Run the engine:      python -m csd_engine --listen tcp://0.0.0.0:7711 --root /data/imagenet --spool /data/spool --keys KEYS
+  3. On the host:         DDLPLoader(..., csd="tcp://device:7711")
+
+The host must see the spool directory too: a shared file system, never one disk that two systems mount at once.
+The engine reads only below its --root directories and writes only below its --spool. SIGTERM or Ctrl-C ends it cleanly.
+"""
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 500M or 8G")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
+
+
+def _cpus(text: str) -> List[int]:
+    try:
+        return sorted({int(one) for one in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPU numbers; write 1 or 2,3") from None
+
+
+def _at_least(kind: type, low: float) -> object:
+    def check(text: str) -> float:
+        value: float = kind(text)
+        if not value >= low:
+            raise argparse.ArgumentTypeError(f"{text} is less than {low}")
+        return value
+
+    check.__name__ = kind.__name__
+    return check
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m csd_engine", description=_EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--make-keys", metavar="DIR", help="make fresh keys in DIR and exit")
+    add("--listen", metavar="ADDRESS", help="ipc:///path/to/socket or tcp://HOST:PORT (tcp://*:0 picks a port)")
+    add("--root", metavar="PATH[=DEVICE_PATH]", action="append", default=[],
+        help="a directory that jobs may read, as the host names it, and what it is called here; may be repeated")
+    add("--spool", metavar="DIR", help="where batch files are written; one engine a spool")
+    add("--keys", metavar="DIR", help="key directory, see above")
+    add("--workers", type=_at_least(int, 1), default=1, metavar="N", help="worker processes; default 1")
+    add("--quota-batches", type=_at_least(int, 1), default=64, metavar="N",
+        help="batch files in the spool at once, over all jobs; default 64")
+    add("--quota-bytes", type=_size, default=8 << 30, metavar="SIZE", help="their bytes; default 8G")
+    add("--reserve-bytes", type=_size, default=1 << 30, metavar="SIZE",
+        help="free space to leave on the spool's disk; default 1G")
+    add("--lease-timeout", type=_at_least(float, 0.1), default=30.0, metavar="S",
+        help="drop the jobs of a host that is silent for S seconds; default 30")
+    add("--slowdown", type=_at_least(float, 1), default=1.0, metavar="F",
+        help="for benches: work F times slower, as a device's processor would")
+    add("--cpus", type=_cpus, metavar="LIST", help="run on these CPUs only, e.g. 1 or 2,3")
+    add("--parent", type=int, default=0, metavar="PID", help="end when this parent process is gone")
+    add("--exit-with-stdin", action="store_true", help="end when standard input closes")
+    add("--private", metavar="DIR", action="append", default=[], help="remove this directory at the end; may be repeated")
+    add("--trust-roots", action="store_true",
+        help="allow every absolute path as a root; for an engine that its only host started itself, on ipc:// only")
+    add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="default warning")
+    return parser  # fmt: skip
+
+
+def _run(options: argparse.Namespace) -> None:
+    missing = [name for name in ("listen", "spool", "keys") if not getattr(options, name)]
+    if missing:
+        raise EngineError(f"--{', --'.join(missing)} missing. See python -m csd_engine --help.")
+    if options.trust_roots and not options.listen.startswith("ipc://"):
+        raise EngineError(f"--trust-roots with --listen {options.listen}: hosts could read any file. Give --root instead.")
+    if not options.trust_roots and not options.root:
+        raise EngineError("no --root given: the engine could read nothing. Add --root /path/to/dataset.")
+    if options.cpus:
+        try:
+            os.sched_setaffinity(0, options.cpus)  # inherited by the workers
+        except (OSError, ValueError) as error:
+            raise EngineError(f"--cpus {options.cpus}: {error}. Name CPUs of this computer, see lscpu.") from None
+    service = Service(
+        EngineOptions(
+            listen=options.listen,
+            keys=os.path.abspath(options.keys),
+            spool=options.spool,
+            roots=Roots.parse(options.root, options.trust_roots),
+            workers=options.workers,
+            quota_batches=options.quota_batches,
+            quota_bytes=options.quota_bytes,
+            reserve_bytes=options.reserve_bytes,
+            lease_timeout_s=options.lease_timeout,
+            slowdown=options.slowdown,
+            parent=options.parent,
+            exit_with_stdin=options.exit_with_stdin,
+        )
+    )
+    try:
+        try:
+            print(json.dumps({"ready": service.endpoint, "pid": os.getpid()}), flush=True)
+        except OSError:
+            pass  # whoever waited for it is gone
+        service.run()
+    finally:
+        service.close()
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run the command line; return the exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s csd_engine %(levelname)s %(message)s", stream=sys.stderr
+    )
+    try:
+        if options.make_keys:
+            print(f"keys are in {make_keys(options.make_keys)}; see python -m csd_engine --help for what goes where")
+        else:
+            _run(options)
+    except EngineError as error:
+        print(f"csd_engine: {error}", file=sys.stderr)
+        return 2
+    finally:
+        for directory in options.private:
+            remove_tree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The worker processes as the service sees them: started, given work over pipes, restarted when they die."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple
+
+from csd_engine.channel import LineBuffer
+from csd_engine.jobs import Job, Work
+from csd_engine.protocol import Probe
+
+__all__ = ["WorkerProcess", "child_environment"]
+
+_READ_BYTES = 1 << 16
+
+
+def child_environment() -> Dict[str, str]:
+    """Return an environment in which a child Python finds this very csd_engine, wherever it is installed."""
+    environment = dict(os.environ)
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = home + (os.pathsep + inherited if inherited else "")
+    environment["PYTHONSAFEPATH"] = "1"  # a zmq.py in the working directory must not be imported
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment[name] = "1"  # numpy's thread pools would take memory and do nothing here
+    return environment
+
+
+class WorkerProcess:
+    """One worker. Never blocks: what its pipe does not take at once waits in a buffer."""
+
+    def __init__(self, arguments: List[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "csd_engine.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env=child_environment(),
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.read_descriptor = self._process.stdout.fileno()
+        self.write_descriptor = self._process.stdin.fileno()
+        os.set_blocking(self.write_descriptor, False)
+        self._lines = LineBuffer()
+        self._unsent: Deque[memoryview] = deque()
+        self._known: Set[str] = set()
+        self.ready = False
+        self.lease: Optional[Tuple[Job, Work]] = None
+        self.probe: Optional[Tuple[Job, Probe]] = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be given work."""
+        return self.ready and self.lease is None and self.probe is None
+
+    @property
+    def unsent(self) -> bool:
+        """Whether commands wait for its pipe."""
+        return bool(self._unsent)
+
+    def _send(self, **command: Any) -> None:
+        self._unsent.append(memoryview((json.dumps(command, separators=(",", ":")) + "\n").encode("ascii")))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the pipe takes; a closed pipe is found by its reports' end."""
+        try:
+            while self._unsent:
+                piece = self._unsent[0]
+                sent = os.write(self.write_descriptor, piece)
+                if sent < len(piece):
+                    self._unsent[0] = piece[sent:]
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def _introduce(self, job: Job) -> None:
+        if job.key not in self._known:
+            self._known.add(job.key)
+            self._send(do="job", **job.command)
+
+    def begin(self, job: Job, work: Work) -> None:
+        """Give it a lease."""
+        self.lease = (job, work)
+        self._introduce(job)
+        lease = work.lease
+        self._send(
+            do="lease", job=job.key, lease=lease.lease, identity=lease.identity, seed=lease.seed, epoch=lease.epoch,
+            items=lease.items,
+        )  # fmt: skip
+
+    def begin_probe(self, job: Job, probe: Probe) -> None:
+        """Give it a probe."""
+        self.probe = (job, probe)
+        self._introduce(job)
+        self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items)
+
+    def cancel(self) -> None:
+        """Stop its lease between two samples; it answers `cancelled`, or `published` if it was faster."""
+        if self.lease is not None:
+            self._send(do="cancel", lease=self.lease[1].lease.lease)
+
+    def forget(self, job: Job) -> None:
+        """Let it close the job's reader."""
+        if job.key in self._known:
+            self._known.discard(job.key)
+            self._send(do="forget", job=job.key)
+
+    def reports(self) -> Optional[List[Dict[str, Any]]]:
+        """Return the reports that have come; None when the process has ended."""
+        try:
+            data = os.read(self.read_descriptor, _READ_BYTES)
+        except OSError:
+            data = b""
+        return self._lines.feed(data) if data else None
+
+    def end(self, grace_s: float) -> int:
+        """Close its pipe, wait, kill it if it stays; return its exit status."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    pass
+        try:
+            return self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()

@@ -1,0 +1,86 @@
+"""CURVE key files (zmq.auth certificates), and who may come in.
+
+A key directory holds `server.key_secret` and `server.key` (the engine's), `host.key_secret` and `host.key` (one host's), and
+`clients/`, the allow-list: the public `.key` file of every host that may connect. CURVE alone lets in whoever has the
+server's public key, hence the list.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import FrozenSet, NamedTuple, Tuple, Union
+
+import zmq
+import zmq.auth
+
+from csd_engine.errors import EngineError
+
+__all__ = ["KeyPair", "allowed_clients", "load_pair", "load_public", "make_keys"]
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+class KeyPair(NamedTuple):
+    """A CURVE key pair, 40 Z85 characters each."""
+
+    public: bytes
+    secret: bytes
+
+
+def make_keys(directory: PathLike) -> Path:
+    """Make fresh keys for an engine and one host in `directory` (made if missing, readable by its owner alone).
+
+    Raises:
+        EngineError: there are keys already, or libzmq has no CURVE.
+        OSError: the directory cannot be written.
+    """
+    home = Path(directory)
+    if not zmq.has("curve"):
+        raise EngineError("this libzmq was built without CURVE: connections cannot be encrypted. Install pyzmq's wheel.")
+    (home / "clients").mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
+    for name in ("server", "host"):
+        if (home / f"{name}.key_secret").exists():
+            raise EngineError(f"{home / name}.key_secret exists: keys are never overwritten. Choose another directory.")
+    for name in ("server", "host"):
+        _, secret = zmq.auth.create_certificates(str(home), name)
+        os.chmod(secret, 0o600)
+    (home / "clients" / "host.key").write_bytes((home / "host.key").read_bytes())
+    return home
+
+
+def _load(path: Path) -> Tuple[bytes, bytes]:
+    try:
+        public, secret = zmq.auth.load_certificate(str(path))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"key file {path} cannot be used: {error}. Make keys with csd_engine.keys.make_keys.") from None
+    return public, secret or b""
+
+
+def load_pair(path: PathLike) -> KeyPair:
+    """Read a `.key_secret` file.
+
+    Raises:
+        EngineError: missing, or holds no secret key.
+    """
+    public, secret = _load(Path(path))
+    if not secret:
+        raise EngineError(f"key file {os.fspath(path)} holds no secret key. Give the .key_secret file.")
+    return KeyPair(public, secret)
+
+
+def load_public(path: PathLike) -> bytes:
+    """Return the public key in a `.key` or `.key_secret` file; raises EngineError."""
+    return _load(Path(path))[0]
+
+
+def allowed_clients(directory: PathLike) -> FrozenSet[bytes]:
+    """Return the public keys (Z85) of all hosts in `directory`/clients; unreadable files are left out."""
+    keys = set()
+    for path in sorted(Path(directory, "clients").glob("*.key")):
+        try:
+            keys.add(load_public(path))
+        except EngineError:
+            continue
+    return frozenset(keys)

@@ -1,0 +1,193 @@
+"""The manifest: the file names of a data set in one compact file that is memory-mapped, so that it costs no private memory.
+
+    magic        8 bytes, b"DDLPMAN1"
+    counts       4 little-endian uint64: files, directories, bytes of directory names, bytes of file names
+    offsets      uint64 [files + 1] into the file names, uint64 [directories + 1] into the directory names
+    directory    uint32 [files], padded to 8 bytes: which directory each file is in
+    names        directory names, then file names, each without separators between
+
+A manifest may come from another computer: every name is checked when it is looked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Dict, Iterable, List, Tuple, Union
+
+import numpy as np
+
+from csd_engine.errors import DatasetError
+
+__all__ = ["Manifest", "check_relative", "write_manifest"]
+
+MAGIC = b"DDLPMAN1"
+MAX_NAME_BYTES = 4096  # Linux' PATH_MAX
+
+_HEADER = struct.Struct("<8s4Q")
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+def check_relative(name: bytes) -> None:
+    """Raise DatasetError unless `name` is a plain path below its root.
+
+    No leading slash, no empty, '.' or '..' part, no NUL, at most MAX_NAME_BYTES long.
+    """
+    parts = name.split(b"/")
+    if b"\0" in name or len(name) > MAX_NAME_BYTES or b"" in parts or b"." in parts or b".." in parts:
+        raise DatasetError(
+            f"the name {os.fsdecode(name[:200])!r} in a manifest is not a plain path below the data set's root. "
+            "Give paths relative to the root, without '.', '..', empty parts or NUL."
+        )
+
+
+def _sections(files: int, directories: int, directory_bytes: int, name_bytes: int) -> Tuple[int, int, int, int, int]:
+    """Return the offsets of file offsets' end, directory offsets' end, directory indices' end, names, and the end."""
+    files_end = _HEADER.size + 8 * (files + 1)
+    directories_end = files_end + 8 * (directories + 1)
+    names = directories_end + (4 * files + 7) // 8 * 8
+    return files_end, directories_end, names, names + directory_bytes, names + directory_bytes + name_bytes
+
+
+def _offsets(parts: List[bytes]) -> np.ndarray:
+    offsets = np.zeros(len(parts) + 1, dtype="<u8")
+    np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:].view("<i8"))
+    return offsets
+
+
+def write_manifest(path: PathLike, relative_paths: Iterable[str]) -> str:
+    """Write a manifest of the given files, in their order, and return its fingerprint (32 hex digits).
+
+    Args:
+        path: the manifest file; appears in one piece, an older one of the same name is replaced.
+        relative_paths: '/'-separated paths relative to the data set's root.
+
+    Raises:
+        DatasetError: a path is absolute, or has an empty, '.' or '..' part, or a NUL.
+        OSError: the file cannot be written.
+
+    Notes:
+        1.28 million paths take about a second.
+    """
+    directories: Dict[str, int] = {}
+    names: List[str] = []
+    places: List[int] = []
+    for relative in relative_paths:
+        directory, _, name = relative.rpartition("/")
+        place = directories.get(directory)
+        if place is None:
+            if directory:
+                check_relative(os.fsencode(directory))
+            elif relative.startswith("/"):
+                check_relative(os.fsencode(relative))
+            place = directories[directory] = len(directories)
+        places.append(place)
+        names.append(name)
+    encoded = [os.fsencode(name) for name in names]
+    for name_bytes in {b"", b".", b".."}.intersection(encoded):
+        check_relative(name_bytes)
+    blob = b"".join(encoded)
+    if b"\0" in blob or max(map(len, encoded), default=0) > MAX_NAME_BYTES:
+        for name_bytes in encoded:
+            check_relative(name_bytes)
+    folder_names = [os.fsencode(directory) for directory in directories]
+    folders = b"".join(folder_names)
+    indices = np.array(places, dtype="<u4").tobytes()
+    pieces = (
+        _HEADER.pack(MAGIC, len(encoded), len(folder_names), len(folders), len(blob)),
+        _offsets(encoded).tobytes(),
+        _offsets(folder_names).tobytes(),
+        indices + bytes(-len(indices) % 8),
+        folders,
+        blob,
+    )
+    digest = hashlib.blake2b(digest_size=16)
+    part = f"{os.fspath(path)}.{os.getpid()}.part"
+    try:
+        with open(part, "wb") as stream:
+            for piece in pieces:
+                digest.update(piece)
+                stream.write(piece)
+        os.replace(part, path)
+    except BaseException:
+        try:
+            os.unlink(part)
+        except OSError:
+            pass
+        raise
+    return digest.hexdigest()
+
+
+class Manifest:
+    """A memory-mapped manifest: `len(manifest)`, `manifest[index] -> str`. Close it, or use it in a `with`."""
+
+    def __init__(self, path: PathLike, mapped: mmap.mmap) -> None:
+        self.path = Path(path)
+        self._map = mapped
+        magic, files, directories, directory_bytes, name_bytes = _HEADER.unpack_from(mapped, 0)
+        ends = _sections(files, directories, directory_bytes, name_bytes)
+        if magic != MAGIC or ends[-1] != len(mapped):
+            raise DatasetError(f"{path} is not a manifest: its size is {len(mapped)}. Write it with write_manifest.")
+        self._count, self._directories = files, directories
+        self._directory_bytes, self._name_bytes = directory_bytes, name_bytes
+        self._files_end, self._directories_end, self._folders_at, self._names_at, _ = ends
+
+    @classmethod
+    def open(cls, path: PathLike) -> "Manifest":
+        """Map the manifest at `path`.
+
+        Raises:
+            DatasetError: it is missing, cannot be mapped, or is not a manifest.
+        """
+        mapped = None
+        try:
+            with open(path, "rb") as stream:
+                mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return cls(path, mapped)
+        except (OSError, ValueError, struct.error, DatasetError) as error:
+            if mapped is not None:
+                mapped.close()
+            if isinstance(error, DatasetError):
+                raise
+            raise DatasetError(f"manifest {path} cannot be opened: {error}. Write it again.") from None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _slice(self, offsets_at: int, index: int, names_at: int, limit: int) -> bytes:
+        start, end = struct.unpack_from("<2Q", self._map, offsets_at + 8 * index)
+        if not start <= end <= limit or end - start > MAX_NAME_BYTES:
+            raise DatasetError(f"manifest {self.path} is damaged at entry {index}. Write it again.")
+        return self._map[names_at + start : names_at + end]
+
+    def __getitem__(self, index: int) -> str:
+        """Return file `index`'s path, relative to the root.
+
+        Raises:
+            IndexError: there is no such file.
+            DatasetError: the entry is damaged or hostile.
+        """
+        if not 0 <= index < self._count:
+            raise IndexError(f"file {index} of a manifest of {self._count}")
+        (place,) = struct.unpack_from("<I", self._map, self._directories_end + 4 * index)
+        if place >= self._directories:
+            raise DatasetError(f"manifest {self.path} is damaged at entry {index}. Write it again.")
+        name = self._slice(_HEADER.size, index, self._names_at, self._name_bytes)
+        folder = self._slice(self._files_end, place, self._folders_at, self._directory_bytes)
+        relative = folder + b"/" + name if folder else name
+        check_relative(relative)
+        return os.fsdecode(relative)
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._map.close()
+
+    def __enter__(self) -> "Manifest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

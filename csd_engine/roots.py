@@ -1,0 +1,77 @@
+"""Which directories the engine may read, and what they are called on the host and here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, List, Tuple
+
+from csd_engine.errors import EngineError, RootNotAllowed
+
+__all__ = ["Roots"]
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Pairs of (path on the host, real path on the device).
+
+    With `trust` every absolute path is allowed as it is: only for an engine whose one client is the process that started it,
+    as the same user and over a private socket; that process could read the files itself.
+    """
+
+    pairs: Tuple[Tuple[str, str], ...]
+    trust: bool = False
+
+    @staticmethod
+    def parse(arguments: List[str], trust: bool = False) -> "Roots":
+        """Make roots of `HOST_PATH` or `HOST_PATH=DEVICE_PATH` arguments.
+
+        Raises:
+            EngineError: a path is not absolute, or the directory does not exist here.
+        """
+        pairs = []
+        for argument in arguments:
+            host, _, device = argument.partition("=")
+            device = device or host
+            if not host.startswith("/") or not device.startswith("/"):
+                raise EngineError(f"--root {argument}: paths must be absolute. Write --root /path/on/host=/path/here.")
+            if not os.path.isdir(device):
+                raise EngineError(f"--root {argument}: {device} is not a directory here. Mount it or correct the path.")
+            pairs.append((os.path.normpath(host), os.path.realpath(device)))
+        return Roots(tuple(pairs), trust)
+
+    def resolve(self, path: str) -> str:
+        """Return the device's path of a host's path.
+
+        Raises:
+            RootNotAllowed: it is below none of the roots.
+        """
+        normal = os.path.normpath(path)
+        if os.path.isabs(normal):
+            for host, device in self.pairs:
+                if normal == host:
+                    return device
+                prefix = host.rstrip("/") + "/"
+                if normal.startswith(prefix):
+                    return os.path.join(device, normal[len(prefix) :])
+            if self.trust:
+                return normal
+        allowed = ", ".join(host for host, _ in self.pairs) or "none"
+        raise RootNotAllowed(
+            f"{path} is outside the roots that the engine may read ({allowed}). Start the engine with --root {path}, "
+            "or with --root HOST_PATH=DEVICE_PATH where the device has it under another name."
+        )
+
+    @property
+    def beneath(self) -> Any:
+        """Real directories outside which nothing is opened, links followed; None: no limit."""
+        return None if self.trust else [device for _, device in self.pairs]
+
+    def to_data(self) -> Dict[str, Any]:
+        """Return plain data for a worker's command."""
+        return {"pairs": [list(pair) for pair in self.pairs], "trust": self.trust}
+
+    @staticmethod
+    def from_data(data: Dict[str, Any]) -> "Roots":
+        """Make roots of `to_data`'s result."""
+        return Roots(tuple((host, device) for host, device in data["pairs"]), bool(data["trust"]))

@@ -1,0 +1,142 @@
+"""The engine's spool on disk: job directories, the quota and the reserve of free space. One engine a spool.
+
+    SPOOL/.lock                 held (flock) by the engine that uses it
+    SPOOL/job-N-HEX/            one job's batch files
+    SPOOL/manifests/            manifests by fingerprint, kept from job to job
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Optional, Union
+
+from csd_engine.errors import SpoolError
+
+__all__ = ["Spool", "free_bytes", "remove_tree"]
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+def free_bytes(directory: PathLike) -> int:
+    """Return the bytes that this user may still write on the directory's file system."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def remove_tree(directory: PathLike) -> None:
+    """Remove a directory with all in it; what is missing or vanishes meanwhile is no error."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"
+
+
+class Spool:
+    """Space for batch files: who may begin another one, and why not.
+
+    Args:
+        directory: made if missing. Job directories that a killed engine left there are removed.
+        quota_batches: batch files there at once, over all jobs.
+        quota_bytes: their bytes.
+        reserve_bytes: free bytes to leave on the file system.
+
+    Raises:
+        SpoolError: it cannot be made or written, or another engine uses it.
+    """
+
+    def __init__(self, directory: PathLike, quota_batches: int, quota_bytes: int, reserve_bytes: int) -> None:
+        self.directory = Path(os.path.abspath(directory))
+        self.quota_batches, self.quota_bytes, self.reserve_bytes = quota_batches, quota_bytes, reserve_bytes
+        self.batches = 0
+        self.bytes = 0
+        self._jobs = 0
+        self._lock = -1
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+            if isinstance(error, BlockingIOError):
+                why, advice = "another engine uses it", "Give each engine a spool of its own with --spool."
+            else:
+                why, advice = str(error.strerror), "Create it, make it writable, or choose another one with --spool."
+            raise SpoolError(f"spool {self.directory} cannot be used: {why}. {advice}") from None
+        for left in self.directory.glob("job-*"):
+            remove_tree(left)
+
+    def make_job_directory(self) -> Path:
+        """Make and return a new job's directory; SpoolError if that fails."""
+        self._jobs += 1
+        path = self.directory / f"job-{self._jobs}-{secrets.token_hex(4)}"
+        try:
+            path.mkdir()
+        except OSError as error:
+            raise SpoolError(
+                f"a job's directory cannot be made: {error.strerror}, {path}. Check the spool's owner and free space."
+            ) from None
+        return path
+
+    def remove_job(self, name: str) -> None:
+        """Remove a job's directory with all in it."""
+        remove_tree(self.directory / name)
+
+    def refusal(self, file_bytes: int) -> Optional[str]:
+        """Return why batches of this size can never be made here, or None."""
+        if file_bytes > self.quota_bytes or self.quota_batches < 1:
+            return (
+                f"a batch file takes {_gib(file_bytes)}, the engine's quota is {self.quota_batches} batches and "
+                f"{_gib(self.quota_bytes)}. Raise --quota-bytes and --quota-batches or make batches smaller."
+            )
+        return None
+
+    def shortage(self, file_bytes: int) -> str:
+        """Return why no further batch of this size may be begun now; empty if it may."""
+        if self.batches >= self.quota_batches:
+            return f"spool quota full: {self.batches} of {self.quota_batches} batches wait to be fetched"
+        if self.bytes + file_bytes > self.quota_bytes:
+            return f"spool quota full: {_gib(self.bytes)} of {_gib(self.quota_bytes)} wait to be fetched"
+        free = self.free_bytes()
+        if free - file_bytes < self.reserve_bytes:
+            return (
+                f"spool disk nearly full: {_gib(free)} free at {self.directory}, a batch takes {_gib(file_bytes)}, "
+                f"{_gib(self.reserve_bytes)} stay reserved"
+            )
+        return ""
+
+    def take(self, file_bytes: int) -> None:
+        """Count a batch that is begun."""
+        self.batches += 1
+        self.bytes += file_bytes
+
+    def give_back(self, file_bytes: int) -> None:
+        """Count a batch that is gone."""
+        self.batches -= 1
+        self.bytes -= file_bytes
+
+    def free_bytes(self) -> int:
+        """Return the free bytes of the spool's file system; 0 if it cannot be asked."""
+        try:
+            return free_bytes(self.directory)
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        """Remove the job directories and let go of the spool; the manifests stay."""
+        if self._lock < 0:
+            return
+        for left in self.directory.glob("job-*"):
+            remove_tree(left)
+        try:
+            os.unlink(self.directory / ".lock")
+        except OSError:
+            pass
+        os.close(self._lock)
+        self._lock = -1

@@ -1,0 +1,215 @@
+"""A worker process of the engine: takes one lease at a time from its pipe and fills the batch file sample by sample.
+
+`python -m csd_engine.worker [--slowdown F]`, JSON lines on standard input and output. Between two samples it looks whether
+the lease was cancelled; when its pipe closes it drops what it has begun and exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Deque, Dict, List, Optional
+
+import numpy as np
+
+from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.channel import WorkerChannel
+from csd_engine.datasets import Reader, open_reader, parse_dataset, prepare_sample, sample_digest
+from csd_engine.errors import EngineError, SampleError, SpoolError, SpoolFull
+from csd_engine.roots import Roots
+from csd_engine.transforms import Pipeline
+
+__all__ = ["Worker", "main"]
+
+PROGRESS_S = 0.1  # at most one report each
+_SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
+
+
+@dataclass
+class _OpenJob:
+    pipeline: Pipeline
+    reader: Reader
+    layout: Layout
+    directory: str
+    image: np.ndarray
+    boxes: Optional[np.ndarray]
+
+
+class _Cancelled(Exception):
+    """The lease at work was cancelled."""
+
+
+class Slowdown:
+    """Makes this worker `factor` times slower, as a device's processor would be: owes (factor - 1) of its CPU time."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._cpu_s = time.process_time()
+        self._owed_s = 0.0
+
+    def begin(self) -> None:
+        """Count CPU time from now."""
+        self._cpu_s = time.process_time()
+
+    def owed_s(self) -> float:
+        """Return how long to sleep now; 0 while it is too short to be worth it."""
+        if self._factor <= 1:
+            return 0.0
+        now = time.process_time()
+        self._owed_s += (self._factor - 1) * (now - self._cpu_s)
+        self._cpu_s = now
+        return self._owed_s if self._owed_s >= _SLEEP_AT_LEAST_S else 0.0
+
+    def slept(self, seconds: float) -> None:
+        """Pay back what was slept; more than owed counts for the next samples."""
+        self._owed_s -= seconds
+
+
+class Worker:
+    """The loop. `channel` brings commands and takes reports."""
+
+    def __init__(self, channel: WorkerChannel, slowdown: float = 1.0) -> None:
+        self._channel = channel
+        self._slowdown = Slowdown(slowdown)
+        self._jobs: Dict[str, Any] = {}
+        self._inbox: Deque[Dict[str, Any]] = deque()
+
+    def run(self) -> None:
+        """Work until the pipe closes."""
+        do = {"job": self._job, "forget": self._forget, "lease": self._lease, "probe": self._probe, "cancel": self._late}
+        self._channel.send("ready")
+        try:
+            while True:
+                while not self._inbox:
+                    self._inbox.extend(self._channel.receive(None))
+                command = self._inbox.popleft()
+                do[command["do"]](command)
+        except EOFError:
+            return
+
+    def _late(self, command: Dict[str, Any]) -> None:
+        """Drop a cancel that came after its lease was finished."""
+
+    def _job(self, command: Dict[str, Any]) -> None:
+        try:
+            roots = Roots.from_data(command["roots"])
+            pipeline = Pipeline.parse(command["pipeline"])
+            layout = Layout.parse(command["layout"])
+            manifests = command["manifests"]
+            reader = open_reader(
+                parse_dataset(command["dataset"]),
+                roots.resolve,
+                lambda fingerprint: os.path.join(manifests, fingerprint),
+                roots.beneath,
+            )
+        except EngineError as error:
+            self._jobs[command["job"]] = error  # told with the first lease
+            return
+        image = np.empty((layout.height, layout.width, layout.channels), dtype=np.uint8)
+        boxes = np.zeros((layout.boxes, 4), dtype=np.int32) if layout.boxes else None
+        self._jobs[command["job"]] = _OpenJob(pipeline, reader, layout, command["directory"], image, boxes)
+
+    def _forget(self, command: Dict[str, Any]) -> None:
+        job = self._jobs.pop(command["job"], None)
+        if isinstance(job, _OpenJob):
+            job.reader.close()
+
+    def _look(self, lease: Optional[int], timeout_s: float) -> None:
+        """Take in what the service says meanwhile; raises _Cancelled or EOFError."""
+        self._inbox.extend(self._channel.receive(timeout_s))
+        for command in self._inbox:
+            if command["do"] == "cancel" and command["lease"] == lease:
+                self._inbox.remove(command)
+                raise _Cancelled
+
+    def _pace(self, lease: Optional[int]) -> None:
+        """Look for a cancel once, and sleep what the slowdown asks for with an ear at the pipe."""
+        owed_s = self._slowdown.owed_s()
+        until = time.monotonic() + owed_s
+        start = time.monotonic()
+        while True:
+            self._look(lease, max(0.0, until - time.monotonic()))
+            if time.monotonic() >= until:
+                break
+        if owed_s:
+            self._slowdown.slept(time.monotonic() - start)
+
+    def _lease(self, command: Dict[str, Any]) -> None:
+        job, lease = self._jobs[command["job"]], command["lease"]
+        about = {"job": command["job"], "lease": lease}
+        if isinstance(job, EngineError):
+            self._channel.send("failed", reason=str(job), fatal=True, full=False, **about)
+            return
+        start = time.monotonic()
+        self._slowdown.begin()
+        writer = None
+        try:
+            self._look(lease, 0)
+            writer = BatchWriter(job.directory, command["identity"], lease, job.layout)
+            self._fill(job, writer, command)
+            path = writer.publish()
+        except _Cancelled:
+            self._drop(writer)
+            self._channel.send("cancelled", **about)
+        except (SampleError, SpoolError) as error:
+            self._drop(writer)
+            full = isinstance(error, SpoolFull)
+            fatal = isinstance(error, SpoolError) and not full
+            self._channel.send("failed", reason=str(error), fatal=fatal, full=full, **about)
+        except BaseException:
+            self._drop(writer)
+            raise
+        else:
+            self._channel.send("published", name=path.name, busy_s=time.monotonic() - start, **about)
+
+    @staticmethod
+    def _drop(writer: Optional[BatchWriter]) -> None:
+        if writer is not None:
+            writer.abort()
+
+    def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
+        seed, epoch, lease = command["seed"], command["epoch"], command["lease"]
+        reported = time.monotonic()
+        for row, (index, occurrence) in enumerate(command["items"]):
+            prepare_sample(job.reader, job.pipeline, (index, occurrence), seed, epoch, job.image, job.boxes)
+            writer.write(row, job.image, job.boxes)
+            self._pace(lease)
+            if time.monotonic() - reported >= PROGRESS_S:
+                reported = time.monotonic()
+                self._channel.send("progress", job=command["job"], lease=lease, samples=row + 1)
+
+    def _probe(self, command: Dict[str, Any]) -> None:
+        job = self._jobs[command["job"]]
+        digests = []
+        for index, occurrence in command["items"]:
+            try:
+                if isinstance(job, EngineError):
+                    raise job
+                item = (index, occurrence)
+                prepare_sample(job.reader, job.pipeline, item, command["seed"], command["epoch"], job.image, job.boxes)
+                digests.append(sample_digest(job.image, job.boxes))
+            except EngineError as error:
+                digests.append(f"error: {error}")
+            self._look(None, 0)
+        self._channel.send("probed", job=command["job"], digests=digests)
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Run a worker on this process's standard input and output."""
+    parser = argparse.ArgumentParser(prog="python -m csd_engine.worker", description="Started by the engine, not by hand.")
+    parser.add_argument("--slowdown", type=float, default=1.0)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
+    reports = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not garble the reports
+    Worker(WorkerChannel(0, reports), options.slowdown).run()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()

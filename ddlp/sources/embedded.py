@@ -1,0 +1,322 @@
+"""The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders.
+
+It lives in a private directory (mode 0700) that holds keys, socket, spool and log. The engine removes the directory when it
+ends, which it does when this process is gone, however that came; this process removes it when the engine was killed; and
+what both left behind is swept by the next one to start: whoever holds the lock file is alive.
+
+The engine is started with --trust-roots: it reads what this process names, and nobody else has its keys; this process, as
+the same user, could read those files itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd_engine.crew import child_environment
+from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
+from csd_engine.keys import load_pair, load_public, make_keys
+from csd_engine.spool import free_bytes
+from ddlp.sources.link import EngineLink
+
+__all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire"]
+
+PREFIX = "ddlp-"
+MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
+_START_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 5.0
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class EmbeddedOptions:
+    """Settings of an embedded engine; loaders with equal ones share it.
+
+    Attributes:
+        spool: directory below which the private one is made; None: $DDLP_SPOOL, else the system's temporary directory.
+        workers: worker processes; None: $DDLP_ENGINE_WORKERS, else 1.
+        quota_batches, quota_bytes: limits of the spool; None: 64 batches, and half of what is free at the start (8 GiB
+            at most).
+        slowdown: for benches: how many times slower than this computer.
+        cpus: CPUs to run on, as "1" or "2,3"; None: all.
+    """
+
+    spool: str | None = None
+    workers: int | None = None
+    quota_batches: int | None = None
+    quota_bytes: int | None = None
+    slowdown: float = 1.0
+    cpus: str | None = None
+
+    def resolved(self) -> EmbeddedOptions:
+        """Return the options with defaults and environment variables filled in.
+
+        Raises:
+            EngineError: $DDLP_ENGINE_WORKERS is not a positive number.
+        """
+        spool = self.spool or os.environ.get("DDLP_SPOOL") or tempfile.gettempdir()
+        workers = self.workers
+        if workers is None:
+            text = os.environ.get("DDLP_ENGINE_WORKERS", "1")
+            if not text.isdigit() or int(text) < 1:
+                raise EngineError(f"$DDLP_ENGINE_WORKERS is {text!r}; it must be a number of worker processes, 1 or more.")
+            workers = int(text)
+        return EmbeddedOptions(
+            os.path.abspath(spool), workers, self.quota_batches, self.quota_bytes, self.slowdown, self.cpus
+        )
+
+
+def _socket_path(directory: Path) -> bool:
+    return len(os.fsencode(directory / "s")) <= MAX_SOCKET_PATH_BYTES
+
+
+class _PrivateDirectory:
+    """A locked directory of our own, and a second, shorter one for the socket where its path would be too long."""
+
+    def __init__(self, base: str) -> None:
+        self.path = Path()
+        self.lock = -1
+        self.socket_directory: Path | None = None
+        try:
+            os.makedirs(base, exist_ok=True)
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
+            self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.socket_directory = self.path if _socket_path(self.path) else self._short_directory()
+        except OSError as error:
+            self.remove()
+            raise SpoolError(
+                f"the spool directory {base} cannot be used: {error.strerror}. Make it writable, or choose another one with "
+                "spool= or $DDLP_SPOOL."
+            ) from None
+
+    def _short_directory(self) -> Path:
+        for base in (tempfile.gettempdir(), "/tmp"):
+            if _socket_path(Path(base) / f"{PREFIX}{os.getuid()}-12345678"):
+                short = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
+                (short / "lock").symlink_to(self.path / "lock")  # swept when that one is
+                return short
+        raise OSError(0, f"its path is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes) and so is the temporary one's")
+
+    def remove(self) -> None:
+        """Remove all; last the lock is let go."""
+        for directory in {self.path, self.socket_directory or self.path} - {Path()}:
+            shutil.rmtree(directory, ignore_errors=True)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let go of the lock."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+
+def sweep(base: str) -> None:
+    """Remove private directories of this user in `base` whose process is gone."""
+    with contextlib.suppress(OSError):
+        for path in Path(base).glob(f"{PREFIX}{os.getuid()}-*"):
+            with contextlib.suppress(OSError):
+                if path.is_symlink() or path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < 5:
+                    continue  # being made at this moment
+                if not (path / "lock").exists():
+                    shutil.rmtree(path, ignore_errors=True)
+                    continue
+                lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+class EmbeddedEngine:
+    """A running engine process and the link to it. Made by `acquire`; each acquire wants one `release`."""
+
+    def __init__(self, options: EmbeddedOptions) -> None:
+        assert options.spool is not None
+        self.options = options
+        self._pid = os.getpid()
+        self._users = 0
+        for base in {options.spool, tempfile.gettempdir()}:
+            sweep(base)
+        self._private = _PrivateDirectory(options.spool)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.link: EngineLink
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def directory(self) -> Path:
+        """The private directory."""
+        return self._private.path
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def ended(self) -> str | None:
+        """Return why the engine's process has ended, or None while it runs."""
+        if self._process is None:
+            return "the embedded engine was stopped"
+        status = self._process.poll()
+        return None if status is None else f"the embedded engine's process ended with status {status}"
+
+    def _command(self) -> list[str]:
+        options, path = self.options, self._private.path
+        assert self._private.socket_directory is not None
+        quota_bytes = options.quota_bytes or max(1, min(8 << 30, free_bytes(path) // 2))
+        reserve_bytes = min(1 << 30, free_bytes(path) // 8)
+        command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
+        command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots", "--exit-with-stdin"]
+        command += ["--parent", str(os.getpid()), "--workers", str(options.workers), "--slowdown", repr(options.slowdown)]
+        command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
+        command += ["--private", str(self._private.socket_directory)]
+        if options.quota_batches is not None:
+            command += ["--quota-batches", str(options.quota_batches)]
+        if options.cpus is not None:
+            command += ["--cpus", options.cpus]
+        return command
+
+    def _start(self) -> None:
+        keys = make_keys(self._private.path / "keys")
+        with open(self._private.path / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                env=child_environment(),
+                start_new_session=True,  # Ctrl-C in the terminal is for this process alone
+            )
+        address = self._await_ready()
+        pair = load_pair(keys / "host.key_secret")
+        server = load_public(keys / "server.key")
+        self.link = EngineLink(address, server, pair.public, pair.secret, ended=self.ended)
+        self.link.open()
+
+    def _await_ready(self) -> str:
+        assert self._process is not None and self._process.stdout is not None
+        line, until = b"", time.monotonic() + _START_TIMEOUT_S
+        while not line.endswith(b"\n") and time.monotonic() < until:
+            if select.select([self._process.stdout], [], [], 0.5)[0]:
+                piece = os.read(self._process.stdout.fileno(), 4096)
+                if not piece:
+                    break
+                line += piece
+        if not line.endswith(b"\n"):
+            raise EngineUnreachable(
+                f"the embedded engine did not start ({self.ended() or 'no answer'}) in {self._private.path}: "
+                f"{self._log_tail() or 'its log is empty'}. Run `{sys.executable} -m csd_engine --help` to see whether it can."
+            )
+        address: str = json.loads(line)["ready"]
+        return address
+
+    def _log_tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self._private.path / "log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return ""
+
+    def _end(self) -> None:
+        """Stop the process and remove its directory; in a forked child only forget."""
+        if os.getpid() != self._pid:
+            self._private.unlock()
+            return
+        if hasattr(self, "link"):
+            self.link.close()
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.close()
+            process.terminate()
+            try:
+                process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+        self._private.remove()
+
+    def release(self) -> None:
+        """Give it back; the last one to do so stops it."""
+        if os.getpid() == self._pid:
+            with _lock:
+                self._users -= 1
+                if self._users <= 0:
+                    _forget(self)
+                    self._end()
+
+
+_lock = threading.RLock()
+_running: dict[EmbeddedOptions, EmbeddedEngine] = {}
+
+
+def _forget(engine: EmbeddedEngine) -> None:
+    if _running.get(engine.options) is engine:
+        del _running[engine.options]
+
+
+def _ours() -> Iterator[EmbeddedEngine]:
+    for engine in list(_running.values()):
+        if engine._pid == os.getpid():
+            yield engine
+        else:  # inherited over a fork: the parent's
+            _forget(engine)
+
+
+def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
+    """Return this process's embedded engine for these options, starting it if there is none or it has died.
+
+    Raises:
+        EngineUnreachable: it does not start; holds the end of its log.
+        SpoolError: the spool directory cannot be used.
+        EngineError: an option is out of range.
+    """
+    wanted = (options or EmbeddedOptions()).resolved()
+    with _lock:
+        for engine in _ours():
+            if engine.options == wanted:
+                if engine.ended() is None and engine.link.lost is None:
+                    engine._users += 1
+                    return engine
+                _forget(engine)  # its users release it; the last one removes its directory
+        engine = _running[wanted] = EmbeddedEngine(wanted)
+        engine._users = 1
+        return engine
+
+
+def _end_all() -> None:
+    with _lock:
+        for engine in _ours():
+            _forget(engine)
+            engine._end()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the parent's may have been held by a thread that is not here
+    for engine in _running.values():
+        engine._private.unlock()
+    _running.clear()
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_after_fork)

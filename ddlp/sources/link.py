@@ -1,0 +1,471 @@
+"""The host's end of an engine: one connection, one thread, several jobs.
+
+`EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it. Events
+are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at most once and
+last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd_engine import protocol as say
+from csd_engine.batchfile import Layout
+from csd_engine.datasets import Dataset
+from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused
+from csd_engine.manifests import read_part
+from csd_engine.transforms import Pipeline
+from ddlp.sources.wire import ClientKeys, Wire
+
+__all__ = [
+    "EngineEvent",
+    "EngineLink",
+    "EngineLost",
+    "EngineNote",
+    "JobHandle",
+    "LeaseFailed",
+    "LeaseProgress",
+    "LeasePublished",
+]
+
+_LOG = logging.getLogger("ddlp")
+_ANSWER_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 2.0
+_PAUSE_S = 1.0  # a longer gap between two rounds of the thread: this process was stopped, not the engine
+
+Item = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LeasePublished:
+    """The batch file at `path` is complete; not yet verified. busy_s: the worker's time on it."""
+
+    lease: int
+    path: Path
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class LeaseFailed:
+    """The lease came to nothing; `fatal` where all others of the job would fail as well."""
+
+    lease: int
+    reason: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class LeaseCancelled:
+    """A cancelled lease is gone from the engine."""
+
+    lease: int
+
+
+@dataclass(frozen=True)
+class LeaseProgress:
+    """Samples done of each lease that a worker is at."""
+
+    samples: dict[int, int]
+
+
+@dataclass(frozen=True)
+class EngineLost:
+    """Nothing more will come: the engine died, fell silent or dropped the job."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class EngineNote:
+    """The engine's word to the user changed; empty when there is nothing to say."""
+
+    text: str
+
+
+EngineEvent = LeasePublished | LeaseFailed | LeaseCancelled | LeaseProgress | EngineLost | EngineNote
+
+
+class JobHandle:
+    """One job on the engine, made by `EngineLink.open_job`. After `EngineLost` or `close` its methods do nothing."""
+
+    def __init__(self, link: EngineLink, name: str, on_event: Callable[[EngineEvent], None]) -> None:
+        self.name = name
+        self.directory = Path()  # where its batch files appear, as this host sees it
+        self._link = link
+        self._on_event = on_event
+        self._answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
+        self._manifests: Callable[[str], os.PathLike[str]] | None = None
+        self._closed = False
+        self._waiting = False
+        self._note = ""
+
+    def _send(self, message: say.Message) -> None:
+        if not self._closed:
+            self._link._submit(say.encode(message))
+
+    def lease(self, lease: int, identity: str, seed: int, epoch: int, items: Sequence[Item]) -> None:
+        """Ask for a batch; leases are begun in the order asked. `lease` must not be in use in this job."""
+        self._send(say.Lease(self.name, lease, identity, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
+
+    def cancel(self, lease: int) -> None:
+        """Take a lease back; `LeaseCancelled` follows, perhaps after a `LeasePublished` that was under way."""
+        self._send(say.Cancel(self.name, lease))
+
+    def release(self, lease: int) -> None:
+        """Say that the batch was delivered or dropped: the engine removes its file."""
+        self._send(say.Release(self.name, lease))
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Say whether a training step waits for this job now: the engine serves it first."""
+        if waiting != self._waiting and not self._closed:
+            self._waiting = waiting
+            self._link._ping_now()
+
+    def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = _ANSWER_TIMEOUT_S) -> list[str]:
+        """Return `csd_engine.datasets.sample_digest` of each item as the engine prepares it.
+
+        A sample that failed there has 'error: ' and the reason instead.
+
+        Raises:
+            EngineGone: the engine is lost, or did not answer in time.
+        """
+        self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
+        answer = self._answer(timeout_s)
+        if not isinstance(answer, say.ProbeDone):
+            raise EngineGone(f"the engine answered a probe with {answer!r:.200}.")
+        return list(answer.digests)
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End the job; the engine removes everything of it. No event comes afterwards, except one already under way."""
+        if self._closed:
+            return
+        self._send(say.CloseJob(self.name))
+        self._closed = True
+        if wait_s and threading.current_thread() is not self._link._thread:
+            try:
+                self._answer(wait_s)
+            except EngineError:
+                pass
+
+    def _answer(self, timeout_s: float) -> say.Message:
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise EngineGone(
+                f"the engine at {self._link.address} did not answer within {timeout_s:g} s. Look at its log."
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _event(self, event: EngineEvent) -> None:
+        if self._closed:
+            return
+        if isinstance(event, EngineLost):
+            self._closed = True
+            self._answers.put(EngineGone(event.reason))
+        try:
+            self._on_event(event)
+        except Exception:
+            _LOG.exception("the callback for %r failed", event)
+
+
+class EngineLink:
+    """A connection to the engine at `address`, shared by any number of jobs and threads.
+
+    Args:
+        address: ipc:///path or tcp://HOST:PORT.
+        server_key: the engine's public key (40 Z85 characters).
+        public_key, secret_key: this host's pair.
+        spool: where this host sees the engine's spool; None: under the same path as the engine.
+        connect_timeout_s: how long `open` tries.
+        heartbeat_s: between two pings, which also bring progress.
+        heartbeat_timeout_s: silence after which the engine counts as lost.
+        ended: tells that the engine's process has ended, where that can be known, with the reason; else None.
+
+    After a fork only the parent is connected: the child's calls raise EngineGone, its `close` does nothing.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        server_key: bytes,
+        public_key: bytes,
+        secret_key: bytes,
+        *,
+        spool: str | os.PathLike[str] | None = None,
+        connect_timeout_s: float = 10.0,
+        heartbeat_s: float = 0.5,
+        heartbeat_timeout_s: float = 5.0,
+        ended: Callable[[], str | None] | None = None,
+    ) -> None:
+        self.address = address
+        self.spool = None if spool is None else Path(spool)
+        self.welcome: say.Welcome | None = None
+        self._keys = ClientKeys(server_key, public_key, secret_key)
+        self._connect_timeout_s = connect_timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._ended = ended
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._outbox: deque[list[bytes]] = deque()
+        self._ping_due = True
+        self._stop = False
+        self._lost: str | None = None
+        self._jobs: dict[str, JobHandle] = {}
+        self._numbers = itertools.count(1)
+        self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
+        self._woken, self._wake = -1, -1
+
+    @property
+    def lost(self) -> str | None:
+        """Why the engine is lost, or None while it is not."""
+        return self._lost
+
+    def open(self) -> say.Welcome:
+        """Connect (once; later calls return the same) and return the engine's Welcome.
+
+        Raises:
+            EngineRefused: wrong key, not on the allow-list, another protocol version, or its spool is not visible here.
+            EngineUnreachable: nothing answered in time.
+            EngineGone: this link was lost or closed before, or belongs to the parent process.
+        """
+        with self._lock:
+            self._check()
+            if self.welcome is not None:
+                return self.welcome
+            self._woken, self._wake = os.pipe()
+            os.set_blocking(self._wake, False)
+            os.set_blocking(self._woken, False)
+            self._thread = threading.Thread(target=self._run, name="ddlp-engine-link", daemon=True)
+            self._thread.start()
+            greeting = self._greeting.get()
+            if isinstance(greeting, Exception):
+                self._lost = str(greeting)
+                self._thread.join()
+                raise greeting
+            self.welcome = greeting
+            self.spool = Path(greeting.spool) if self.spool is None else self.spool
+            return greeting
+
+    def open_job(
+        self,
+        pipeline: Pipeline,
+        dataset: Dataset,
+        layout: Layout,
+        manifest_file: Callable[[str], str | os.PathLike[str]] | None,
+        on_event: Callable[[EngineEvent], None],
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+    ) -> JobHandle:
+        """Open a job; the manifest is sent if the engine has it not.
+
+        Args:
+            pipeline, dataset, layout: what to prepare.
+            manifest_file: maps a manifest's fingerprint to its file here; None for data sets without files.
+            on_event: called on the link's thread with each event; must return soon.
+            timeout_s: without any word from the engine about this job.
+
+        Raises:
+            EngineRefused: the engine does not take the job; says why. Or its spool cannot be seen from here.
+            EngineGone: the engine is lost.
+        """
+        self.open()
+        handle = JobHandle(self, f"{os.getpid()}-{next(self._numbers)}", on_event)
+        handle._manifests = manifest_file  # type: ignore[assignment]
+        with self._lock:
+            self._check()
+            self._jobs[handle.name] = handle
+        self._submit(say.encode(say.OpenJob(handle.name, pipeline.to_data(), dataset.to_data(), layout.to_data())))
+        try:
+            answer = handle._answer(timeout_s)
+            while isinstance(answer, say.NeedManifest):  # a sign of life while a manifest is on its way
+                answer = handle._answer(timeout_s)
+            if isinstance(answer, say.Refused):
+                raise EngineRefused(f"the engine at {self.address} refused the job: {answer.reason}")
+            assert isinstance(answer, say.JobOpen) and self.spool is not None
+            handle.directory = self.spool / answer.directory
+            if not handle.directory.is_dir():
+                raise EngineRefused(
+                    f"the engine's spool cannot be seen from this host: {handle.directory} is not there. The spool must be "
+                    "on a file system that both share; give its path on this host with spool=."
+                )
+        except BaseException:
+            handle.close()
+            self._jobs.pop(handle.name, None)
+            raise
+        return handle
+
+    def close(self) -> None:
+        """Close all jobs and the connection. May be called again, and from a forked child, where it does nothing."""
+        if os.getpid() != self._pid or self._thread is None:
+            return
+        for job in list(self._jobs.values()):
+            job.close(_CLOSE_TIMEOUT_S if self._lost is None else 0)
+        self._stop = True
+        self._awake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_TIMEOUT_S + self._connect_timeout_s)
+
+    # -- called from any thread
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineGone("this process is a fork of the one that is connected to the engine. Connect anew after forking.")
+        if self._lost is not None or self._stop:
+            raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
+
+    def _submit(self, frames: list[bytes]) -> None:
+        if os.getpid() != self._pid:
+            self._check()
+        self._outbox.append(frames)
+        self._awake()
+
+    def _ping_now(self) -> None:
+        if os.getpid() == self._pid:
+            self._ping_due = True
+            self._awake()
+
+    def _awake(self) -> None:
+        try:
+            os.write(self._wake, b"\0")
+        except OSError:  # full: it is awake already; closed: it has ended
+            pass
+
+    # -- the link's thread
+
+    def _run(self) -> None:
+        wire: Wire | None = None
+        reason = "the link was closed"
+        try:
+            wire = Wire(self.address, self._keys, self._woken)
+            self._greeting.put(wire.greet(self._connect_timeout_s))
+            reason = self._serve(wire)
+        except EngineError as error:
+            reason = str(error)
+            self._greeting.put(error)
+        except Exception as error:
+            _LOG.exception("the link to the engine at %s failed", self.address)
+            reason = f"{type(error).__name__}: {error}"
+            self._greeting.put(EngineGone(reason))
+        finally:
+            with self._lock if self.welcome is not None else threading.Lock():
+                self._lost = self._lost or reason
+                jobs = list(self._jobs.values())
+            for job in jobs:
+                job._event(EngineLost(reason))
+                job._answers.put(EngineGone(reason))
+            if wire is not None:
+                wire.close()
+            woken, wake, self._wake = self._woken, self._wake, -1
+            os.close(woken)
+            os.close(wake)
+
+    def _serve(self, wire: Wire) -> str:
+        """Carry messages until the end; return the reason of it."""
+        heard = pinged = last_round = time.monotonic()
+        while True:
+            wire.wait(self._heartbeat_s)
+            now = time.monotonic()
+            if now - last_round > self._heartbeat_s + _PAUSE_S:
+                heard += now - last_round
+            last_round = now
+            try:
+                while os.read(self._woken, 4096):
+                    pass
+            except BlockingIOError:
+                pass
+            broken = wire.broken()
+            for message in wire.messages():
+                heard = now
+                gone = self._take(wire, message)
+                if gone:
+                    return gone
+            while self._outbox:
+                wire.send(self._outbox.popleft())
+            ended = self._ended() if self._ended is not None else None
+            if ended is not None or broken:
+                return ended or f"the connection to the engine at {self.address} was broken off"
+            if now - heard > self._heartbeat_timeout_s:
+                return f"the engine at {self.address} has been silent for {now - heard:.1f} s"
+            if self._stop:
+                return "the link was closed"
+            if self._ping_due or now - pinged >= self._heartbeat_s:
+                self._ping_due, pinged = False, now
+                waiting = tuple(job.name for job in list(self._jobs.values()) if job._waiting and not job._closed)
+                wire.send(say.encode(say.Ping(waiting)))
+
+    def _take(self, wire: Wire, message: say.Message) -> str | None:
+        """Act on one message; return a reason if the connection is over with it."""
+        if isinstance(message, say.Pong):
+            self._pong(message)
+        elif isinstance(message, say.NeedManifest):
+            self._send_part(wire, message)
+        elif isinstance(message, say.Refused) and not message.job:
+            return f"the engine at {self.address} broke off: {message.reason}"
+        else:
+            name = getattr(message, "job", None)
+            job = self._jobs.get(name) if name else None
+            if job is not None:
+                self._job_message(job, message)
+        return None
+
+    def _job_message(self, job: JobHandle, message: say.Message) -> None:
+        if isinstance(message, say.Published):
+            path = job.directory / message.file.rpartition("/")[2]
+            job._event(LeasePublished(message.lease, path, message.busy_s))
+        elif isinstance(message, say.Failed):
+            job._event(LeaseFailed(message.lease, message.reason, message.fatal))
+        elif isinstance(message, say.Cancelled):
+            job._event(LeaseCancelled(message.lease))
+        elif isinstance(message, say.Refused) and job.directory != Path():
+            job._event(EngineLost(f"the engine at {self.address} dropped the job: {message.reason}"))
+            self._jobs.pop(job.name, None)
+        else:
+            if isinstance(message, say.JobClosed):
+                self._jobs.pop(job.name, None)
+            job._answers.put(message)
+
+    def _pong(self, message: say.Pong) -> None:
+        progress: dict[str, dict[int, int]] = {}
+        for name, lease, samples in message.progress:
+            progress.setdefault(name, {})[lease] = samples
+        for job in list(self._jobs.values()):
+            if job.name in progress:
+                job._event(LeaseProgress(progress[job.name]))
+            if message.note != job._note:
+                job._note = message.note
+                job._event(EngineNote(message.note))
+
+    def _send_part(self, wire: Wire, wanted: say.NeedManifest) -> None:
+        """Send the part of a manifest that the engine asks for, from the first job that has it."""
+        problem: Exception = EngineError(f"no job here has the manifest {wanted.fingerprint}")
+        asking = [job for job in list(self._jobs.values()) if job.directory == Path() and not job._closed]
+        for job in asking:
+            if job._manifests is None:
+                continue
+            try:
+                part, total = read_part(Path(job._manifests(wanted.fingerprint)), wanted.offset)
+            except (OSError, EngineError, KeyError) as error:
+                problem = error
+                continue
+            try:
+                wire.send(say.encode(say.ManifestPart(wanted.fingerprint, wanted.offset, total), part))
+            except BadMessage as error:
+                problem = error
+                continue
+            for one in asking:
+                one._answers.put(wanted)
+            return
+        for job in asking:
+            job._answers.put(EngineGone(f"the engine asks for a manifest that cannot be sent: {problem}"))

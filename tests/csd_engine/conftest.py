@@ -1,0 +1,60 @@
+"""Fixtures of the engine's tests: a small JPEG set, and engine processes that are gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from engine_process import EngineProcess, Recipe, alive, make_jpegs  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def jpegs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A root and 24 relative paths of JPEG files of different sizes in 3 classes."""
+    root = tmp_path_factory.mktemp("jpegs")
+    return root, make_jpegs(root, np.random.default_rng(7))
+
+
+@pytest.fixture
+def recipe(jpegs: tuple[Path, list[str]], tmp_path: Path) -> Recipe:
+    """Batches of 8 samples of 32x32 pixels of the JPEG set."""
+    return Recipe(*jpegs, tmp_path / "manifest")
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory whose path is short enough for a socket's."""
+    path = Path(tempfile.mkdtemp(prefix="e-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Callable[..., EngineProcess]]:
+    """Start engines; afterwards each has ended cleanly, with its workers, socket and job directories gone."""
+    started: list[EngineProcess] = []
+
+    def begin(*arguments: str, **options: object) -> EngineProcess:
+        engine = EngineProcess(home, *arguments, **options)  # type: ignore[arg-type]
+        started.append(engine)
+        return engine
+
+    yield begin
+    for engine in started:
+        workers = engine.children()
+        killed = engine.process.poll() is not None
+        status = engine.end()
+        assert not any(map(alive, workers))
+        if not killed:
+            assert status == 0, engine.log
+            assert not (home / "s").exists()
+            assert not list(engine.spool.glob("job-*"))
+            assert "Traceback" not in engine.log, engine.log
