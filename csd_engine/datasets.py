@@ -216,6 +216,28 @@ def _open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
     return descriptor
 
 
+def open_image(path: str, beneath: Optional[Sequence[str]] = None) -> Image.Image:
+    """Return the file's image with its header read and its pixels not yet decoded; no descriptor stays open.
+
+    Raises:
+        SampleError: missing, larger than MAX_FILE_BYTES, not an image, or really outside `beneath`.
+    """
+    try:
+        # Read whole: one system call instead of one each 64 KiB.
+        with open(_open_regular(path, beneath), "rb", buffering=0) as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+        if content is None or len(content) > MAX_FILE_BYTES:
+            raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
+        return Image.open(io.BytesIO(content))
+    except SampleError:
+        raise
+    except OSError as error:  # UnidentifiedImageError is one
+        reason = error.strerror or "not an image that Pillow knows"
+        raise SampleError(path, f"{type(error).__name__}: {reason}") from error
+    except Exception as error:
+        raise SampleError(path, f"{type(error).__name__}: {error}") from error
+
+
 class _FileReader(Reader):
     def __init__(self, dataset: FileSet, root: str, manifest: Manifest, beneath: Optional[Sequence[str]]) -> None:
         self._root = root
@@ -229,21 +251,7 @@ class _FileReader(Reader):
         return len(self._manifest)
 
     def image(self, index: int) -> Image.Image:
-        path = os.path.join(self._root, self._manifest[index])
-        try:
-            # Read whole: one system call instead of one each 64 KiB, and no descriptor outlives this line.
-            with open(_open_regular(path, self._beneath), "rb", buffering=0) as stream:
-                content = stream.read(MAX_FILE_BYTES + 1)
-            if content is None or len(content) > MAX_FILE_BYTES:
-                raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
-            return Image.open(io.BytesIO(content))
-        except SampleError:
-            raise
-        except OSError as error:  # UnidentifiedImageError is one
-            reason = error.strerror or "not an image that Pillow knows"
-            raise SampleError(path, f"{type(error).__name__}: {reason}") from None
-        except Exception as error:
-            raise SampleError(path, f"{type(error).__name__}: {error}") from None
+        return open_image(os.path.join(self._root, self._manifest[index]), self._beneath)
 
     def where(self, index: int) -> str:
         try:

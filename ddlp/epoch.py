@@ -80,8 +80,8 @@ class _Counts:
 class EpochRun:
     """An epoch from its first batch to its last, or to `close`.
 
-    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. ``reader``
-    is closed with the run. ``read_more`` is called by the training thread, for samplers that are read as they go.
+    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them.
+    ``full_batch`` is the number of samples of a full batch, ``on_closed`` is called when the run has ended.
     """
 
     def __init__(
@@ -94,10 +94,12 @@ class EpochRun:
         workers: int,
         finish: Callable[[Pixels], Pixels],
         full_batch: int,
+        on_closed: Callable[[], None],
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
         self._finish = finish
         self._full_batch = full_batch
+        self._on_closed = on_closed
         self._wake = threading.Condition()
         self._ready: dict[int, Pixels | _Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
@@ -217,6 +219,7 @@ class EpochRun:
             job.close()
         self._ready.clear()
         self.recipe.reader.close()
+        self._on_closed()
 
     # -- the host's workers --------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +20,36 @@ from ddlp.plan import EpochPlan, is_built_in
 from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
-from ddlp.report import EpochReport
+from ddlp.resume import Resume, save
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
 from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
+
+
+@dataclass(frozen=True)
+class EpochMemory:
+    """What a loader keeps of its last epoch: its report and its state outlive the iterator."""
+
+    run: EpochRun
+    order: torch.Tensor | None
+    whole: bool
+
+    def state(self, loader: DataLoader) -> dict[str, Any] | None:
+        """The epoch's state; None once it is over."""
+        recipe = self.run.recipe
+        if self.run.ledger.done:
+            return None
+        return save(
+            loader,
+            RangeSet(self.run.delivered()),
+            self.order,
+            seed=recipe.seed,
+            epoch=recipe.epoch,
+            plan=None if self.whole else recipe.plan,
+        )
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -40,10 +64,11 @@ class EpochIterator(_BaseDataLoaderIter):
         *,
         seed: int | None,
         epoch: int,
-        resume: Any,
+        resume: Resume,
         make_strategy: Callable[[Ledger, Rates], Strategy],
         devices: tuple[str, ...],
         rates: Rates,
+        on_closed: Callable[[], None],
     ) -> None:
         super().__init__(loader)  # draws the base seed as DataLoader does, before the sampler draws
         self._workers: list[Any] = []
@@ -54,7 +79,7 @@ class EpochIterator(_BaseDataLoaderIter):
         seed = self._base_seed if seed is None else seed
         whole = is_built_in(self._index_sampler)
         with resume.order_restored(loader):
-            self.order_state = resume.order_state(loader)
+            order = resume.order_state(loader)
             self._plan = EpochPlan(
                 self._sampler_iter, portable.dataset, whole=whole, batched=self._auto_collation, skip=resume.skip
             )
@@ -80,7 +105,9 @@ class EpochIterator(_BaseDataLoaderIter):
             workers=workers,
             finish=self._finish_in_worker(portable, on_host, self._pin_memory),
             full_batch=loader.batch_size or self._largest(),
+            on_closed=on_closed,
         )
+        self.memory = EpochMemory(self.run, order, whole)
         self._closer = weakref.finalize(self, self.run.close)
         if not whole:
             self.run.extend(len(self._plan), False)
@@ -149,19 +176,7 @@ class EpochIterator(_BaseDataLoaderIter):
             )
         return lambda pixels: pixels
 
-    def report(self) -> EpochReport:
-        """What the epoch did so far."""
-        return self.run.report()
-
-    def delivered(self) -> RangeSet:
-        """Positions delivered."""
-        return RangeSet(self.run.delivered())
-
     def _shutdown_workers(self) -> None:
         """End the epoch, as frameworks ask of torch's own iterators."""
         self._closer()
 
-
-def needs_whole_epoch(loader: DataLoader) -> bool:
-    """True where the loader's sampler is the user's own and is read as it goes."""
-    return not is_built_in(loader._index_sampler)

@@ -72,6 +72,7 @@ class EpochPlan:
         self._batches: list[np.ndarray] = []  # the data set's own indices, int64
         self._occurrences: dict[int, np.ndarray] = {}  # batches in which an index came again
         self.ended = False
+        self.drawn = 0  # batches that the sampler has given, those left out included
         self._unread = skip
         if whole:
             self._read_whole()
@@ -86,6 +87,7 @@ class EpochPlan:
             if batch is None:
                 self.ended = True
                 break
+            self.drawn += 1
             if self._unread:
                 self._unread -= 1
                 continue
@@ -93,22 +95,32 @@ class EpochPlan:
             return True
         return False
 
-    def append(self, indices: np.ndarray) -> None:
-        """Add a batch of the data set's own indices."""
+    def append(self, indices: np.ndarray, occurrences: np.ndarray | None = None) -> None:
+        """Add a batch of the data set's own indices; their occurrences are counted unless given (a resume)."""
         sources = self._portable.source(indices)
-        before = np.asarray([self._count(k) for k in sources.tolist()], dtype=np.int64)
-        if before.any():
-            self._occurrences[len(self._batches)] = before
+        if occurrences is None:
+            occurrences = np.asarray([self._count(k) for k in sources.tolist()], dtype=np.int64)
+        if occurrences.any():
+            self._occurrences[len(self._batches)] = occurrences
         self._batches.append(indices)
+
+    @property
+    def seen(self) -> dict[int, int]:
+        """How often each source index was drawn, where the order is drawn as it goes."""
+        return dict(self._seen)
+
+    def go_on_after(self, seen: dict[int, int]) -> None:
+        """Count on from what an epoch that is resumed had `seen`."""
+        self._seen.update(seen)
 
     def _count(self, source: int) -> int:
         self._seen[source] += 1
         return self._seen[source] - 1
 
     def _read_whole(self) -> None:
-        rows = [np.asarray(b if self._batched else [b], dtype=np.int64) for b in self._sampler_iter]
+        self._batches = [np.asarray(b if self._batched else [b], dtype=np.int64) for b in self._sampler_iter]
+        self.drawn = len(self._batches)
         self.ended = True
-        self._batches = rows[self._unread :]
         flat = np.concatenate(self._batches) if self._batches else np.zeros(0, dtype=np.int64)
         sources = self._portable.source(flat)
         if not len(flat) or np.bincount(sources).max() <= 1:
@@ -125,6 +137,11 @@ class EpochPlan:
                 self._occurrences[position] = before[at : at + len(row)]
             at += len(row)
 
+    def occurrences(self, position: int) -> np.ndarray:
+        """For each index of a batch, how often it came before in this epoch, int64."""
+        given = self._occurrences.get(position)
+        return np.zeros(self.size(position), dtype=np.int64) if given is None else given
+
     def size(self, position: int) -> int:
         """Samples in a batch."""
         return len(self._batches[position])
@@ -135,9 +152,8 @@ class EpochPlan:
 
     def items(self, position: int) -> list[Item]:
         """The items of a batch, in order."""
-        sources = self._portable.source(self._batches[position]).tolist()
-        occurrences = self._occurrences.get(position)
-        return list(zip(sources, [0] * len(sources) if occurrences is None else occurrences.tolist(), strict=True))
+        sources = self._portable.source(self._batches[position])
+        return list(zip(sources.tolist(), self.occurrences(position).tolist(), strict=True))
 
     def identity(self, position: int, pipeline: str, dataset: str, seed: int, epoch: int) -> str:
         """The batch's identity, 32 hex digits: what the file of a device must carry to be taken for it."""

@@ -25,7 +25,9 @@ from torch.utils.data.dataloader import (
 )
 
 from csd_engine.keyed import Keyed
+from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
+from ddlp.resume import Resume, save
 
 KeyedIndex = tuple[Any, int]
 """An index with the 64-bit key of its sample."""
@@ -79,9 +81,9 @@ class KeyedBatchDataset(KeyedDataset):
 
 
 class _KeyedSampler:
-    """The loader's index sampler, each index with its sample's key. ``skip`` are batches left out (a resume)."""
+    """The loader's index sampler, each index with its sample's key."""
 
-    def __init__(self, view: _KeyedView, sampler: Any, batched: bool) -> None:
+    def __init__(self, view: KeyedView, sampler: Any, batched: bool) -> None:
         self._view, self._sampler, self._batched = view, sampler, batched
 
     def __len__(self) -> int:
@@ -90,7 +92,6 @@ class _KeyedSampler:
     def __iter__(self) -> Iterator[Any]:
         seen: Counter[Any] = Counter()
         ordinal = 0
-        skip, self._view.skip = self._view.skip, RangeSet()
 
         def key(index: Any) -> KeyedIndex:
             nonlocal ordinal
@@ -102,9 +103,10 @@ class _KeyedSampler:
             seen[number] += 1
             return index, Keyed(self._view.seed(), self._view.epoch, number, seen[number] - 1).u64()
 
-        for position, item in enumerate(self._sampler):
+        done = self._view.begin()
+        for position, item in enumerate(self._view.order_again(self._sampler)):
             keyed = [key(index) for index in item] if self._batched else key(item)
-            if position not in skip:
+            if position not in done:
                 yield keyed
 
 
@@ -122,15 +124,21 @@ class _WorkerStart:
             self._worker_init_fn(worker)
 
 
-class _KeyedView:
-    """The loader as torch's iterators see it: its data set and sampler replaced by the keyed ones."""
+class KeyedView:
+    """The loader as torch's iterators see it: its data set and sampler replaced by the keyed ones.
 
-    def __init__(self, loader: DataLoader, seed: int | None, epoch: int, skip: RangeSet) -> None:
+    Also what an epoch's state is made of; it outlives the iterator, which it knows weakly.
+    """
+
+    def __init__(self, loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> None:
         self._loader = loader
         self._seed = seed
         self.epoch = epoch
-        self.skip = skip
-        self.iterator: weakref.ref[Any] | None = None
+        self.resume = resume
+        self.delivered = RangeSet()
+        self._order: torch.Tensor | None = None
+        self._iterator: weakref.ref[Any] | None = None
+        self._drawn_seed = 0
         many = loader._auto_collation and _fetches_batches(loader.dataset)
         self.dataset = (KeyedBatchDataset if many else KeyedDataset)(loader.dataset)
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
@@ -139,10 +147,43 @@ class _KeyedView:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
+    def of(self, iterator: Any) -> None:
+        """This is the view of that iterator, whose base seed is the seed where none was given."""
+        self._iterator = weakref.ref(iterator)
+
     def seed(self) -> int:
         """The seed given, else the base seed that torch's iterator has drawn."""
-        iterator = self.iterator() if self.iterator is not None else None
-        return self._seed if self._seed is not None else iterator._base_seed if iterator is not None else 0
+        iterator = self._iterator() if self._iterator is not None else None
+        if iterator is not None:
+            self._drawn_seed = iterator._base_seed
+        return self._drawn_seed if self._seed is None else self._seed
+
+    def begin(self) -> RangeSet:
+        """The sampler is about to be read. Returns the positions to leave out."""
+        done = RangeSet(self.resume.delivered.ranges())
+        done.add_range(0, self.resume.skip)
+        self.delivered = RangeSet(done.ranges())
+        return done
+
+    def order_again(self, sampler: Any) -> Any:
+        """The sampler, or on a resume the order that it gave in the first place."""
+        resume, self.resume = self.resume, Resume()
+        self._order = resume.order_state(self._loader) if resume.order is None else resume.order
+        if resume.order is None:
+            return sampler
+        with resume.order_restored(self._loader):
+            return list(sampler)
+
+    def deliver(self) -> None:
+        """One more batch went to the training loop; torch gives them in the sampler's order."""
+        self.delivered.add(self.delivered.first_missing())
+
+    def state(self) -> dict[str, Any]:
+        """The epoch's state as `ddlp.resume.save` makes it."""
+        delivered, skip = self.delivered, 0
+        if not is_built_in(self._loader._index_sampler):
+            delivered, skip = RangeSet(), len(self.delivered)
+        return save(self._loader, delivered, self._order, seed=self.seed(), epoch=self.epoch, skip=skip)
 
 
 def _fetches_batches(dataset: Any) -> bool:
@@ -155,24 +196,23 @@ def _fetches_batches(dataset: Any) -> bool:
 class _Finishing:
     """Mixed into torch's iterators: what ddlp does to a finished batch, and the count of what was delivered."""
 
-    def __init__(self, loader: Any, view: _KeyedView | None, finish: Callable[[Any], Any]) -> None:
+    def __init__(self, loader: Any, view: KeyedView | None, finish: Callable[[Any], Any]) -> None:
         self._finish = finish
-        self._view = view
-        self.delivered = 0
+        self.view = view
         if view is not None:
-            view.iterator = weakref.ref(self)
+            view.of(self)
         super().__init__(loader if view is None else view)  # type: ignore[call-arg]
 
     def __next__(self) -> Any:
         batch = super().__next__()  # type: ignore[misc]
-        self.delivered += 1
+        if self.view is not None:
+            self.view.deliver()
         return self._finish(batch)
 
     def restart(self, loader: Any, epoch: int) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
-        self.delivered = 0
-        if self._view is not None:
-            self._view.epoch = epoch
+        if self.view is not None:
+            self.view.epoch = epoch
         self._reset(loader)  # type: ignore[attr-defined]
 
 
@@ -188,12 +228,12 @@ UserCodeIterator = _Single | _Multi
 
 
 def iterate_user_code(
-    loader: DataLoader, finish: Callable[[Any], Any], seed: int | None, epoch: int, skip: RangeSet
+    loader: DataLoader, finish: Callable[[Any], Any], seed: int | None, epoch: int, resume: Resume
 ) -> UserCodeIterator:
     """torch's own iterator over the loader, with keyed samples where the data set has indices.
 
-    ``seed`` None takes the base seed that torch draws. ``skip`` are positions left out (a resume).
+    ``seed`` None takes the base seed that torch draws.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
     iterable = isinstance(loader.dataset, IterableDataset)
-    return kind(loader, None if iterable else _KeyedView(loader, seed, epoch, skip), finish)
+    return kind(loader, None if iterable else KeyedView(loader, seed, epoch, resume), finish)

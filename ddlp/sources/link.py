@@ -124,6 +124,11 @@ class JobHandle:
         """Say that the batch was delivered or dropped: the engine removes its file."""
         self._send(say.Release(self.name, lease))
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the parts on the engine's side."""
+        return {} if self._link.welcome is None else dict(self._link.welcome.versions)
+
     def set_waiting(self, waiting: bool) -> None:
         """Say whether a training step waits for this job now: the engine serves it first."""
         if waiting != self._waiting and not self._closed:

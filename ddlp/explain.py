@@ -1,0 +1,60 @@
+"""`loader.explain()`: what of a loader travels to a device, what does not, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddlp.errors import Untranslatable
+from ddlp.plan import is_built_in
+from ddlp.portable import portable
+
+if TYPE_CHECKING:
+    from ddlp.loader import DDLPLoader
+
+
+def explain(loader: DDLPLoader) -> str:
+    """A few lines for a person."""
+    strategy = loader._wanted_strategy()
+    chosen = "given" if loader.strategy is not None else "by default"
+    lines = [f"strategy   {strategy} ({chosen}): {ORDER[strategy]}"]
+    try:
+        found = portable(loader, loader._output, loader.memory_format)
+    except Untranslatable as error:
+        lines += [
+            f"travels    nothing: {error.operator} {error.why}",
+            "so         torch's own workers prepare everything on this host, as in DataLoader",
+            *[f"way out    {way}" for way in error.ways_out],
+        ]
+        return "\n".join(lines)
+    height, width, channels = found.shape
+    parts = ", ".join(f"{part.name} ({len(part):,} samples)" for part in found.dataset.parts)
+    ops = " -> ".join(op["op"] for op in found.pipeline.to_data()["ops"]) or "nothing but decoding"
+    epilogue = found.epilogue
+    lines += [
+        f"data set   {parts}: images and indices travel, targets stay here and are joined by index",
+        f"travels    {ops}: the same code, the same bits on either side",
+        f"batches    uint8 ({loader.batch_size or 'n'}, {height}, {width}, {channels})"
+        + (f" and {found.pipeline.boxes} mask box(es) a sample" if found.pipeline.boxes else ""),
+        "stays      "
+        + ("nothing" if epilogue.table is None else "ToTensor, Normalize and type changes, as one table where the batch lands")
+        + f"; delivered as {epilogue.dtype}".replace("torch.", ""),
+    ]
+    if not is_built_in(loader._index_sampler):
+        lines.append(
+            f"sampler    {type(loader._index_sampler).__name__} is yours: read no further ahead than DataLoader would "
+            f"({(loader.prefetch_factor or 0) * loader.num_workers} batches); num_workers and prefetch_factor widen it"
+        )
+    if loader.worker_init_fn is not None:
+        lines.append("workers    worker_init_fn is not called: the workers are threads and run none of your code")
+    if strategy == "cpu":
+        lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
+    return "\n".join(lines)
+
+
+ORDER = {
+    "cpu": "this host alone, in the sampler's order",
+    "csd": "the device alone, in the sampler's order",
+    "mte": "the host's batches first, ascending, then the device's, descending",
+    "wrr": "whichever side is ready, so the order of batches changes from run to run, their content does not",
+    "ordered": "both sides, in the sampler's order",
+}

@@ -1,0 +1,332 @@
+"""`DDLPLoader`: torch's DataLoader, prepared from both ends."""
+
+from __future__ import annotations
+
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
+
+from ddlp import resume as resuming
+from ddlp.errors import DDLPError, Untranslatable
+from ddlp.explain import explain
+from ddlp.iterator import EpochIterator, EpochMemory
+from ddlp.ledger import Ledger
+from ddlp.plan import is_built_in, is_random
+from ddlp.portable import Portable, portable
+from ddlp.ranges import RangeSet
+from ddlp.rates import Rates
+from ddlp.report import EpochReport
+from ddlp.sources.csd import join
+from ddlp.sources.embedded import EmbeddedOptions
+from ddlp.sources.reach import Device, Reach
+from ddlp.strategies import STRATEGIES, Mte, Strategy
+from ddlp.usercode import KeyedView, UserCodeIterator, iterate_user_code
+
+OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
+
+
+class DDLPLoader(DataLoader):
+    """A DataLoader that prepares each epoch from both ends: this host from the head, a device's engine from the tail.
+
+    All arguments of `torch.utils.data.DataLoader` mean what they mean there. For data sets and transforms that can travel
+    (``explain()`` tells), ``num_workers`` are threads of this process; 0 prefetches in one thread.
+
+    Args:
+        strategy: where each step's batch comes from: ``"cpu"`` the host alone; ``"csd"`` the device alone; ``"mte"`` the host's
+            batches first, then the device's; ``"wrr"`` whichever is ready, the device's first; ``"ordered"`` both, in the
+            sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` where the order is random anyway, else
+            ``"ordered"``.
+        csd: the device: a `Device`, or several. None with a strategy that needs one: an engine is started on this machine.
+        device: where batches are delivered, e.g. ``"cuda"``; None: CPU tensors, as DataLoader.
+        seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
+            does. The order of samples comes from torch's generators in any case.
+        ratio: ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
+        spool: directory for the engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
+        spool_bytes: what the embedded engine may hold there; None: half of what is free, 8 GiB at most.
+        audit: the host makes one sample in every ``audit`` batches of the device again and compares it.
+        output: dtype of the images: ``torch.float32`` (as torchvision), ``uint8`` (before ToTensor), ``float16``,
+            ``bfloat16``; None: as the transform gives.
+        memory_format: ``torch.channels_last`` or None.
+        batch_transform: called with each finished batch where it lands (MixUp and CutMix belong here); its result is
+            delivered.
+        allow_different_bits: take a device whose Pillow makes other pixels than this host's.
+
+    Raises:
+        ValueError: arguments that contradict each other, as DataLoader.
+        Untranslatable: ``strategy="csd"`` for samples that can't travel.
+    """
+
+    __class_getitem__ = classmethod(types.GenericAlias)
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        strategy: str | None = None,
+        csd: Device | Iterable[Device] | None = None,
+        device: str | torch.device | None = None,
+        seed: int | None = None,
+        ratio: float | None = None,
+        spool: str | None = None,
+        spool_bytes: int | None = None,
+        audit: int | None = None,
+        output: torch.dtype | str | None = None,
+        memory_format: torch.memory_format | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
+        allow_different_bits: bool = False,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.strategy = strategy
+        self.csd = csd
+        self.device = device
+        self.seed = seed
+        self.ratio = ratio
+        self.spool = spool
+        self.spool_bytes = spool_bytes
+        self.audit = audit
+        self.output = output
+        self.memory_format = memory_format
+        self.batch_transform = batch_transform
+        self.allow_different_bits = allow_different_bits
+        self._next_epoch = 0
+        self._resume = resuming.Resume()
+        self._resume_seed: int | None = None
+        self._rates: Rates | None = None
+        self._reach: Reach | None = None
+        self._last: EpochMemory | KeyedView | None = None
+        self._told: set[str] = set()
+        self._check_arguments()
+        self._portable_now()
+
+    # -- arguments -----------------------------------------------------------------------------------------------
+
+    def _check_arguments(self) -> None:
+        if self.strategy is not None and self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy={self.strategy!r}: expected one of {', '.join(STRATEGIES)}, or None")
+        if self.ratio is not None and (self.strategy != "mte" or not 0 <= self.ratio <= 1):
+            raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy='mte'")
+        if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):
+            raise ValueError(f"audit={self.audit!r}: a number of batches, 1 or more, or None")
+        if self.seed is not None and not isinstance(self.seed, int):
+            raise ValueError(f"seed={self.seed!r}: an int, or None")
+        if self._output is not None and self._output not in OUTPUTS.values():
+            raise ValueError(f"output={self.output!r}: expected one of {', '.join(OUTPUTS)}, or None")
+        if self.memory_format not in (None, torch.contiguous_format, torch.channels_last):
+            raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
+        for one in self._devices:
+            if not isinstance(one, Device):
+                raise ValueError(f"csd={one!r}: expected a ddlp.Device(address, keys), or several, or None")
+        if self.csd is not None and self.strategy == "cpu":
+            raise ValueError("csd= with strategy='cpu': the device would have nothing to do; leave one of them out")
+        if self.strategy == "mte" and not is_built_in(self._index_sampler):
+            raise ValueError(
+                f"strategy='mte' needs the whole epoch's batches when it begins; {type(self._index_sampler).__name__} is "
+                "read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
+            )
+        torch.device(self.device or "cpu")
+
+    @property
+    def _output(self) -> torch.dtype | None:
+        return OUTPUTS.get(self.output, self.output) if isinstance(self.output, str) else self.output  # type: ignore
+
+    @property
+    def _devices(self) -> tuple[Device, ...]:
+        return () if self.csd is None else (self.csd,) if isinstance(self.csd, Device) else tuple(self.csd)
+
+    def _wanted_strategy(self) -> str:
+        """The strategy by the arguments alone."""
+        if self.strategy is not None:
+            return self.strategy
+        if self.csd is None:
+            return "cpu"
+        free_order = is_random(self._index_sampler) or not self.in_order
+        return "wrr" if free_order and not torch.are_deterministic_algorithms_enabled() else "ordered"
+
+    def _portable_now(self) -> Portable | None:
+        """What can travel as the data set is at this moment; None, said once, where the host must do it alone."""
+        try:
+            return portable(self, self._output, self.memory_format)
+        except Untranslatable as error:
+            if self._wanted_strategy() == "csd":
+                raise
+            if self.output is not None or self.memory_format is not None:
+                raise ValueError(f"output= and memory_format= need a pipeline that ddlp runs itself: {error}") from error
+            if self._wanted_strategy() != "cpu" and str(error) not in self._told:
+                self._told.add(str(error))
+                warnings.warn(f"ddlp: the host prepares all batches: {error}", stacklevel=4)
+            return None
+
+    # -- iteration -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        """A new epoch. Each call counts as one unless `set_epoch` says which it is."""
+        epoch = self._next_epoch
+        self._next_epoch += 1
+        resume, self._resume = self._resume, resuming.Resume()
+        seed, self._resume_seed = self._resume_seed, None
+        seed = self.seed if seed is None else seed
+        now = self._portable_now()
+        keeps = self.persistent_workers and self.num_workers > 0
+        kept = self._iterator if keeps else None
+        iterator: Any
+        if now is None:
+            if isinstance(kept, UserCodeIterator):
+                iterator = kept
+                kept.restart(self, epoch)
+            else:
+                iterator = iterate_user_code(self, _Finish(self), seed, epoch, resume)
+            self._last = iterator.view
+        else:
+            if isinstance(kept, EpochIterator):
+                kept._shutdown_workers()
+                # DataLoader draws a base seed once for as long as its workers persist.
+                seed = kept.recipe.seed if seed is None else seed
+            iterator = self._epoch_iterator(now, seed, epoch, resume)
+            self._last = iterator.memory
+        if keeps:
+            self._iterator = iterator
+        return iterator
+
+    def _epoch_iterator(self, now: Portable, seed: int | None, epoch: int, resume: resuming.Resume) -> EpochIterator:
+        name = self._wanted_strategy()
+        if self._rates is None:
+            self._rates = Rates()
+        reach = None if name == "cpu" else self._reached()
+        devices = () if reach is None else reach.names
+        if reach is not None:
+            reach.epoch_began()
+        iterator = EpochIterator(
+            self,
+            now,
+            seed=seed,
+            epoch=epoch,
+            resume=resume,
+            make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
+            devices=devices,
+            rates=self._rates,
+            on_closed=(lambda: None) if reach is None else reach.epoch_ended,
+        )
+        if reach is not None:
+            for device in devices:
+                join(
+                    iterator.run,
+                    device,
+                    now.dataset,
+                    lambda device=device: reach.place(device),  # type: ignore[misc]
+                    batch=iterator.largest,
+                    audit=self.audit,
+                    met_before=device in reach.met,
+                    on_met=lambda device=device: reach.met.add(device),  # type: ignore[misc]
+                    allow_different_bits=self.allow_different_bits,
+                )
+        return iterator
+
+    def _strategy(self, name: str, ledger: Ledger, rates: Rates) -> Strategy:
+        if name != "mte":
+            return STRATEGIES[name](ledger, rates)
+        n = ledger.length
+        return Mte(ledger, rates, None if self.ratio is None else round(n * self.ratio))
+
+    def _reached(self) -> Reach:
+        if self._reach is None:
+            options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
+            self._reach = Reach(self._devices, options)
+            weakref.finalize(self, self._reach.close)
+        return self._reach
+
+    # -- state, report -------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next iter() is; its random draws depend on it. Passed on to a sampler that has the method."""
+        self._next_epoch = epoch
+        sampler = getattr(self.batch_sampler, "sampler", self.sampler)
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: with `load_state_dict`, the next iter() delivers what is left of this epoch.
+
+        Independent of strategy, number of workers and devices.
+        """
+        last = self._last
+        state = last.state(self) if isinstance(last, EpochMemory) else last.state() if last is not None else None
+        if isinstance(last, KeyedView) and len(last.delivered) >= len(self):
+            state = None
+        if state is None:  # between two epochs
+            state = resuming.save(self, RangeSet(), None, seed=None, epoch=self._next_epoch)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called; takes effect at the next iter(). Raises ValueError for anything else."""
+        self._resume, self._next_epoch, self._resume_seed = resuming.load(state)
+
+    def report(self) -> EpochReport:
+        """What the last epoch did, or the one under way so far. Raises DDLPError before the first, and for user code."""
+        if not isinstance(self._last, EpochMemory):
+            raise DDLPError("report(): no epoch of portable batches has begun; iterate over the loader first")
+        return self._last.run.report()
+
+    def explain(self) -> str:
+        """What travels to a device, what does not, and why; printed and returned."""
+        text = explain(self)
+        print(text)
+        return text
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Loaders pickle: connections and iterations under way stay behind."""
+        state = dict(self.__dict__)
+        state.update(_iterator=None, _last=None, _reach=None, _rates=None)
+        return state
+
+
+class _Finish:
+    """What is done to a finished batch of user code: moved to the device, the batch_transform run."""
+
+    def __init__(self, loader: DDLPLoader) -> None:
+        self._device = None if loader.device is None else torch.device(loader.device)
+        self._batch_transform = loader.batch_transform
+
+    def __call__(self, batch: Any) -> Any:
+        if self._device is not None:
+            batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
+        return batch if self._batch_transform is None else self._batch_transform(batch)
