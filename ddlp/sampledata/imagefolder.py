@@ -186,13 +186,13 @@ def _encoded_bytes(seed: int, plan: ImagePlan, detail: float) -> int:
 def _calibrate(seed: int, plans: list[ImagePlan], target_bytes: float, workers: int) -> float:
     """Find the `detail` with which the mean file has `target_bytes`.
 
-    Bisection on a few images, then once more with its target corrected by what many images, large ones among them, give.
+    Bisection on a few images, then once more with its target corrected by what more images, large ones too, give.
     """
     others = [plan for plan in plans if plan.size != LARGEST]
     large = [plan for plan in plans if plan.size == LARGEST]
     # A step of 7 is prime to the number of classes: all are met.
     spread = [others[i * 7 % len(others)] for i in range(len(others))] if len(others) % 7 else others
-    few, many = spread[: 4 * len(CLASSES)], spread[: 40 * len(CLASSES)]
+    few, many = spread[: 4 * len(CLASSES)], spread[: 20 * len(CLASSES)]
     low, high = 0.0, 1.5
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
@@ -212,8 +212,9 @@ def _calibrate(seed: int, plans: list[ImagePlan], target_bytes: float, workers: 
             return (total_bytes(many, detail) * scale + large_bytes) / len(plans)
 
         first = find(target_bytes * len(few))
-        corrected = find(target_bytes / mean_bytes(first) * total_bytes(few, first))
-        reached = mean_bytes(corrected)
+        mean_per_few = mean_bytes(first) / total_bytes(few, first)
+        corrected = find(target_bytes / mean_per_few)
+        reached = total_bytes(few, corrected) * mean_per_few
     if abs(reached / target_bytes - 1) > 0.1:
         raise SampleDataError(
             f"a mean file size of {target_bytes / 1000:.0f} kB can't be reached with ImageNet's image sizes; "

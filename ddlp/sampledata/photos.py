@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-# Class name -> (package, file in it). All in colour and in the wheels: skimage.data fetches others from the network.
+# Class name -> (package, file in it). In colour and in the wheels; skimage.data fetches others from the network.
 _FILES = {
     "astronaut": ("skimage", "data/astronaut.png"),
     "cat": ("skimage", "data/chelsea.png"),

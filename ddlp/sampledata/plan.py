@@ -33,7 +33,7 @@ class ImagePlan:
     label: int  # into CLASSES
     size: tuple[int, int]  # width, height in pixels
     kind: str  # one of KINDS
-    quality: int  # JPEG quality before the detail knob: 0 (lowest of the range) to 10
+    quality: float  # JPEG quality above the lowest that the detail knob allows: 0 to 10
 
     @property
     def path(self) -> str:
@@ -57,7 +57,7 @@ def plan_image(seed: int, train: bool, position: int) -> ImagePlan:
         kind = _kind(spread_kind)
     if size is None:
         size = _size(spread_size, draws)
-    return ImagePlan(position, train, position % len(CLASSES), size, kind, int(draws.random() * 11))
+    return ImagePlan(position, train, position % len(CLASSES), size, kind, 10 * draws.random())
 
 
 def _kind(spread: float) -> str:
