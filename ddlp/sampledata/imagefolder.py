@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -244,7 +245,10 @@ def _make(root: Path, seed: int, plans: list[ImagePlan], detail: float, workers:
         futures = [pool.submit(make, plan) for plan in plans]
         try:
             done = concurrent.futures.as_completed(futures)
-            for future in tqdm(done, "making images", len(futures), unit="image", disable=not progress):
+            pause = 0.1 if sys.stderr.isatty() else 5
+            for future in tqdm(
+                done, "making images", len(futures), unit="image", mininterval=pause, disable=not progress
+            ):
                 future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
