@@ -233,11 +233,11 @@ def reading(outcomes: list[Outcome], options: argparse.Namespace) -> str:
     cores = len(os.sched_getaffinity(0))
     on_cpu = torch.device(options.device).type == "cpu"
     lines = [
-        "s/epoch: wall time; like all counts and times here, per epoch. from CPU, from CSD: batches by who prepared them.",
+        "s/epoch: wall time; all counts and times are per epoch. from CPU, from CSD: batches by who prepared them.",
         "waiting: the training loop had no batch. host CPU: CPU seconds of this process and its workers"
         + (", training included." if on_cpu else "."),
-        "bound: n / (r_cpu + r_csd), the least time in which both sides together can prepare the epoch's n images, each",
-        "  at the speed measured for it.",
+        "bound: n / (r_cpu + r_csd), the least time in which both sides together can prepare the epoch's n images,",
+        "  each at the speed measured for it.",
     ]
     rate_cpu = next((outcome.rate_cpu for outcome in reversed(outcomes) if outcome.rate_cpu), None)
     rate_csd = next((outcome.rate_csd for outcome in reversed(outcomes) if outcome.rate_csd), None)
@@ -256,15 +256,16 @@ def reading(outcomes: list[Outcome], options: argparse.Namespace) -> str:
         shared = f"the {cores} cores of this machine with the host's workers" + (" and with training" if on_cpu else "")
         lines += [
             f"No device was given, so the engine shared {shared}.",
-            "  What you see is that it works and who did what, not what a device gains: that takes cores of its own, in",
-            "  the storage, on a DPU or on any other machine (--csd ADDRESS). On few cores mte and wrr can't be faster",
-            "  here than cpu, and csd alone has one engine do the work of all the host's workers.",
+            "  What you see is that it works and who did what, not what a device gains: that takes cores of its own,",
+            "  in the storage, on a DPU or on any other machine (--csd ADDRESS). On few cores mte and wrr can't be",
+            "  faster here than cpu, and csd alone has one engine do the work of all the host's workers.",
             "  python -m ddlp bench overlap gives each side a core of its own and measures the gain.",
         ]
     if options.train_size < 224:
+        side = options.train_size
         lines.append(
-            f"The model saw the 224x224 batches scaled down to {options.train_size}x{options.train_size} (--train-size): "
-            "on a CPU, training at full size would hide everything else."
+            f"The model saw the 224x224 batches scaled down to {side}x{side} (--train-size): on a CPU, training at "
+            "full size would hide everything else."
         )
     return "\n".join(lines)
 
