@@ -68,7 +68,7 @@ setup_venv() {
   extras=${missing#,}
   (cd "$root" && TMPDIR=${TMPDIR:-$VENV/tmp} PIP_DISABLE_PIP_VERSION_CHECK=1 "$PY" -m pip install -e ".[$extras]") ||
     setup_venv_fail "pip could not install .[$extras] into $VENV (its message is above)." \
-      "What was downloaded is kept: run this again once the network, the disk or the proxy (PIP_INDEX_URL, PIP_CERT) is in order."
+      "Run this again once the network, the disk or the proxy (PIP_INDEX_URL, PIP_CERT) is in order."
   rm -rf "$VENV/tmp"
   for extra in ${extras//,/ }; do echo "$stamp" >"$VENV/.ddlp-$extra"; done
   echo "setup: ready, $VENV" >&2
