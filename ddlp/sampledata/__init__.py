@@ -1,0 +1,20 @@
+"""Data sets made on the spot from the photographs that scikit-learn and scikit-image ship.
+
+`make_imagefolder` writes JPEG files in ImageFolder layout with ImageNet's sizes and kinds, `make_cifar10` files in
+CIFAR-10's own format. For the quick start, the benchmarks and the tests: nothing is downloaded, everything follows
+from a seed. Nothing of the loader is used here, and the loader never imports this.
+"""
+
+from ddlp.sampledata.cifar import cifar10_checksums, make_cifar10
+from ddlp.sampledata.imagefolder import DatasetInfo, make_imagefolder
+from ddlp.sampledata.photos import CLASSES, SampleDataError, photograph
+
+__all__ = [
+    "CLASSES",
+    "DatasetInfo",
+    "SampleDataError",
+    "cifar10_checksums",
+    "make_cifar10",
+    "make_imagefolder",
+    "photograph",
+]

@@ -1,0 +1,306 @@
+"""A JPEG data set in ImageFolder layout with ImageNet's size distribution."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import itertools
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from ddlp.sampledata.photos import CLASSES, SampleDataError, draw_box, draws_for, photograph
+from ddlp.sampledata.plan import LARGEST, ImagePlan, plan_image
+
+_VERSION = 1
+_DESCRIPTION = "dataset.json"
+_UNFINISHED = "dataset.unfinished.json"
+_PARALLEL_LARGE = threading.Semaphore(2)  # an image of 12 megapixels takes 150 MB while it is made
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """Description of a finished set: what was asked for, and what was measured on the files."""
+
+    directory: Path
+    seed: int
+    train_images: int
+    val_images: int
+    asked_kb: float
+    mean_kb: float  # kB of 1000 bytes, over all files
+    total_mb: float  # MB of 1e6 bytes
+    mean_width: float
+    mean_height: float
+    smallest: tuple[int, int]  # width, height
+    largest: tuple[int, int]
+    kinds: dict[str, int]  # number of files of each kind
+
+    def __str__(self) -> str:
+        """Two lines for people."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+        return (
+            f"{self.directory}: {self.train_images} train and {self.val_images} val images, {len(CLASSES)} classes, "
+            f"{self.total_mb:.0f} MB, {self.mean_kb:.1f} kB a file\n"
+            f"sizes: mean {self.mean_width:.0f}x{self.mean_height:.0f}, {self.smallest[0]}x{self.smallest[1]} to "
+            f"{self.largest[0]}x{self.largest[1]}; kinds: {kinds}"
+        )
+
+
+def make_imagefolder(
+    directory: str | os.PathLike[str],
+    images: int,
+    mean_kb: float = 110.0,
+    *,
+    val_images: int | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: bool = True,
+) -> DatasetInfo:
+    """Make train/<class>/*.jpg and val/<class>/*.jpg below `directory`, or return what is there if it is finished.
+
+    The same arguments give the same images (the same bytes with the same Pillow and libjpeg). A set that was broken
+    off is completed; a finished one is described from its dataset.json, and files missing from it are made again.
+
+    Args:
+        directory: made if need be. Nothing but this data set may be in it.
+        images: number of train images.
+        mean_kb: mean size of a file in kB (1000 bytes), reached within a few per cent by noise and JPEG quality.
+            ImageNet's mean is 110.
+        val_images: number of val images, other crops of the same photographs; a tenth of `images` by default.
+        seed: everything is drawn from it.
+        threads: images made at the same time; by default one a core (Pillow and numpy release the GIL).
+        progress: show a progress bar.
+
+    Raises:
+        SampleDataError: the directory holds something else, the packages with the photographs are missing, or
+            `mean_kb` can't be reached.
+    """
+    root = Path(directory)
+    val_images = max(images // 10, len(CLASSES)) if val_images is None else val_images
+    if images < 1 or val_images < 0:
+        raise SampleDataError(f"{images} train and {val_images} val images asked for {root}; give at least 1 and 0")
+    asked = {"version": _VERSION, "seed": seed, "train": images, "val": val_images, "mean_kb": mean_kb}
+    root.mkdir(parents=True, exist_ok=True)
+    with _locked(root):
+        described = _read(root / _DESCRIPTION) or _read(root / _UNFINISHED)
+        if described is None and any(root.iterdir()):
+            raise SampleDataError(f"{root} is not empty and holds no data set of ours. Choose another directory")
+        if described is not None and described["asked"] != asked:
+            raise SampleDataError(
+                f"{root} holds another data set ({described['asked']}) than the one asked for ({asked}). "
+                "Choose another directory, or remove that one"
+            )
+        plans = [plan_image(seed, True, position) for position in range(images)]
+        plans += [plan_image(seed, False, position) for position in range(val_images)]
+        present = {str(path.relative_to(root)) for path in root.glob("*/*/*.jpg")}
+        missing = [plan for plan in plans if plan.path not in present]
+        if missing or described is None or "measured" not in described:
+            workers = threads or len(os.sched_getaffinity(0))
+            if described is None:
+                described = {"asked": asked, "detail": _calibrate(seed, plans, mean_kb * 1000, workers)}
+                _write(root / _UNFINISHED, described)
+            _make(root, seed, missing, float(described["detail"]), workers, progress)
+            described["measured"] = _measure(root, plans)
+            _write(root / _DESCRIPTION, described)
+            (root / _UNFINISHED).unlink(missing_ok=True)
+    return _info(root, described)
+
+
+def encode(seed: int, plan: ImagePlan, detail: float, path: Path) -> None:
+    """Make the image that `plan` describes and write it to `path`.
+
+    `detail` is the knob that sets the size of the files: 0 is no noise and qualities from 75 to 85, 1 is noise with a
+    standard deviation of 24 and qualities from 86 to 96, beyond it only the noise grows.
+    """
+    draws = draws_for(seed, "image", plan.train, plan.position)
+    photo = photograph(CLASSES[plan.label])
+    width, height = plan.size
+    box = draw_box(photo.size, width / height, draws)
+    image = photo.resize(plan.size, Image.Resampling.BICUBIC, box=box)
+    if draws.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if plan.kind == "grey":
+        image = image.convert("L")
+    image = _add_noise(image, 24 * detail, draws.random(), draws.random())
+    quality = round(75 + 11 * min(detail, 1.0) + plan.quality)
+    if plan.kind == "png":  # as ImageNet's n02105855_2933.JPEG
+        image.resize((max(width // 4, 1), max(height // 4, 1))).save(path, "PNG")
+    elif plan.kind == "cmyk":
+        image.convert("CMYK").save(path, "JPEG", quality=quality)
+    else:
+        image.save(
+            path,
+            "JPEG",
+            quality=quality,
+            subsampling=0 if plan.kind == "444" else 2,
+            progressive=plan.kind == "progressive",
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _noise() -> np.ndarray:
+    """A tile of nearly normal noise, standard deviation 1000, int16 (1024, 1024).
+
+    Sums of twelve uniform numbers: PCG64's raw bits are the same in every numpy, its normal() need not be.
+    """
+    words = np.random.PCG64(20240229).random_raw(12 * 1024 * 1024 // 4).view(np.uint16).reshape(12, 1024, 1024)
+    return ((words.astype(np.int64).sum(axis=0) - 12 * 32767) * 1000 // 65536).astype(np.int16)
+
+
+def _add_noise(image: Image.Image, deviation: float, across: float, down: float) -> Image.Image:
+    """Add the same noise to all channels (luminance, where JPEG keeps detail), the tile shifted by `across`, `down`."""
+    if deviation <= 0:
+        return image
+    pixels = np.asarray(image)
+    height, width = pixels.shape[:2]
+    tile = np.roll(_noise(), (int(down * 1024), int(across * 1024)), axis=(0, 1))
+    repeats = (-(-height // 1024), -(-width // 1024))
+    scaled = (tile.astype(np.int32) * round(deviation * 64) // 64000).astype(np.int16)
+    noise = np.tile(scaled, repeats)[:height, :width] if max(repeats) > 1 else scaled[:height, :width]
+    if pixels.ndim == 3:
+        noise = noise[:, :, None]
+    return Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8))
+
+
+def _encoded_bytes(seed: int, plan: ImagePlan, detail: float) -> int:
+    """Size of the file that `plan` gives, without keeping it."""
+    # A real file: Pillow then writes to it with the GIL released.
+    descriptor = os.memfd_create("ddlp-sample")
+    try:
+        encode(seed, plan, detail, Path(f"/proc/self/fd/{descriptor}"))
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _calibrate(seed: int, plans: list[ImagePlan], target_bytes: float, workers: int) -> float:
+    """Find the `detail` with which the mean file has `target_bytes`.
+
+    Bisection on a few images, then once more with its target corrected by what more images, large ones too, give.
+    """
+    others = [plan for plan in plans if plan.size != LARGEST]
+    large = [plan for plan in plans if plan.size == LARGEST]
+    # A step of 7 is prime to the number of classes: all are met.
+    spread = [others[i * 7 % len(others)] for i in range(len(others))] if len(others) % 7 else others
+    few, many = spread[: 4 * len(CLASSES)], spread[: 20 * len(CLASSES)]
+    low, high = 0.0, 1.5
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+
+        def total_bytes(plans: list[ImagePlan], detail: float) -> int:
+            return sum(pool.map(lambda plan: _encoded_bytes(seed, plan, detail), plans))
+
+        def find(target: float) -> float:
+            below, above = low, high
+            for _ in range(7):
+                middle = (below + above) / 2
+                below, above = (middle, above) if total_bytes(few, middle) < target else (below, middle)
+            return (below + above) / 2
+
+        def mean_bytes(detail: float) -> float:
+            scale = sum(map(_pixels, others)) / sum(map(_pixels, many))
+            large_bytes = total_bytes(large[:2], detail) * len(large) / max(len(large[:2]), 1)
+            return (total_bytes(many, detail) * scale + large_bytes) / len(plans)
+
+        first = find(target_bytes * len(few))
+        mean_per_few = mean_bytes(first) / total_bytes(few, first)
+        corrected = find(target_bytes / mean_per_few)
+        reached = total_bytes(few, corrected) * mean_per_few
+    if abs(reached / target_bytes - 1) > 0.1:
+        raise SampleDataError(
+            f"a mean file size of {target_bytes / 1000:.0f} kB can't be reached with ImageNet's image sizes; "
+            f"the nearest is {reached / 1000:.0f} kB. Ask for 40 to 130 kB"
+        )
+    return corrected
+
+
+def _pixels(plan: ImagePlan) -> int:
+    return plan.size[0] * plan.size[1]
+
+
+def _make(root: Path, seed: int, plans: list[ImagePlan], detail: float, workers: int, progress: bool) -> None:
+    for leftover in root.glob("*/*/*.part"):
+        leftover.unlink()
+    for split, name in itertools.product(("train", "val"), CLASSES):
+        (root / split / name).mkdir(parents=True, exist_ok=True)
+
+    def make(plan: ImagePlan) -> None:
+        path = root / plan.path
+        part = path.with_suffix(".part")
+        with _PARALLEL_LARGE if plan.size == LARGEST else contextlib.nullcontext():
+            encode(seed, plan, detail, part)
+        part.replace(path)  # a file with its own name is a whole file
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(make, plan) for plan in plans]
+        try:
+            done = concurrent.futures.as_completed(futures)
+            pause = 0.1 if sys.stderr.isatty() else 5
+            for future in tqdm(
+                done, "making images", len(futures), unit="image", mininterval=pause, disable=not progress
+            ):
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _measure(root: Path, plans: list[ImagePlan]) -> dict[str, object]:
+    sizes, total = [], 0
+    for plan in plans:
+        path = root / plan.path
+        total += path.stat().st_size
+        with Image.open(path) as image:
+            sizes.append(image.size)
+    by_area = sorted(sizes, key=lambda size: size[0] * size[1])
+    return {
+        "mean_kb": total / len(plans) / 1e3,
+        "total_mb": total / 1e6,
+        "mean_width": sum(width for width, _ in sizes) / len(sizes),
+        "mean_height": sum(height for _, height in sizes) / len(sizes),
+        "smallest": by_area[0],
+        "largest": by_area[-1],
+        "kinds": dict(Counter(plan.kind for plan in plans).most_common()),
+    }
+
+
+def _info(root: Path, described: dict) -> DatasetInfo:
+    asked, measured = described["asked"], dict(described["measured"])
+    measured["smallest"], measured["largest"] = tuple(measured["smallest"]), tuple(measured["largest"])
+    return DatasetInfo(root, asked["seed"], asked["train"], asked["val"], asked["mean_kb"], **measured)
+
+
+def _read(path: Path) -> dict | None:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise SampleDataError(f"{path} is damaged ({error}). Remove the directory and make the set again") from error
+
+
+def _write(path: Path, described: dict) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(described, indent=1) + "\n")
+    part.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Hold the directory against a second maker, who then finds the set finished."""
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

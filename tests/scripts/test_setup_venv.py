@@ -1,0 +1,65 @@
+"""The messages of scripts/setup_venv.sh where something is missing; the install itself is what .ci/run starts with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def set_up(venv: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts/setup_venv.sh", "quickstart"],
+        env={**os.environ, "DDLP_VENV": str(venv), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def interpreter(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_old_python_is_named(tmp_path: Path) -> None:
+    old = interpreter(tmp_path / "old", '[ "$1" = -V ] && echo "Python 3.9.2" && exit; exit 1')
+    done = set_up(tmp_path / "venv", PYTHON=old)
+    assert done.returncode == 1
+    assert "no Python 3.10 or newer" in done.stderr and f"{old} (Python 3.9.2)" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_missing_ensurepip_tells_what_to_install(tmp_path: Path) -> None:
+    bare = interpreter(tmp_path / "bare", f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"')
+    done = set_up(tmp_path / "venv", PYTHON=bare)
+    assert done.returncode == 1
+    assert "apt-get install python3-venv" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    done = set_up(Path("/proc/venv"))
+    assert done.returncode == 1
+    assert "can't write /proc/venv" in done.stderr and "DDLP_VENV=" in done.stderr
+
+
+def test_broken_environment_of_another_maker_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    python = interpreter(tmp_path / "venv/bin/python", "exit 1")
+    done = set_up(tmp_path / "venv")
+    assert done.returncode == 1
+    assert "did not make it" in done.stderr
+    assert Path(python).exists()
+
+
+@pytest.mark.parametrize("script", ["setup_venv.sh", "test.sh"])
+def test_help_says_how_to_use_it(script: str) -> None:
+    done = subprocess.run([ROOT / "scripts" / script, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and f"./scripts/{script}" in done.stdout
