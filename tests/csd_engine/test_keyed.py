@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+
 from csd_engine.keyed import Keyed, exp, log
 
 KNOWN = [

@@ -3,11 +3,12 @@ import json
 
 import numpy as np
 import pytest
-from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline, PipelineError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+
+from csd_engine.keyed import Keyed
+from csd_engine.transforms import Pipeline, PipelineError
 
 RRC = {"op": "RandomResizedCrop", "size": [24, 20], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
        "interpolation": "bilinear"}

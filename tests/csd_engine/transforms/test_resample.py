@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from PIL import Image
+
 from csd_engine.transforms import native_order
 from csd_engine.transforms.resample import FILTERS, resize
-from PIL import Image
 
 # (width, height) -> (width, height): kinds that both orders treat alike, and kinds where Pillow 13 begins vertically.
 SHAPES = [((61, 40), (32, 32)), ((40, 90), (33, 31)), ((30, 90), (64, 20)), ((90, 41), (33, 41)), ((50, 50), (70, 81))]
