@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
 
 import numpy as np
 import torch
@@ -26,12 +25,12 @@ class Arithmetic:
     """
 
     multiply: bool
-    scale: Optional[np.float32]
-    mean: Optional[np.ndarray]
-    std: Optional[np.ndarray]
+    scale: np.float32 | None
+    mean: np.ndarray | None
+    std: np.ndarray | None
 
     @staticmethod
-    def find(table: np.ndarray) -> Optional[Arithmetic]:
+    def find(table: np.ndarray) -> Arithmetic | None:
         """Operations for a float32 table (channels, 256), None if none of these give exactly its bits."""
         bytes_ = np.arange(256, dtype=np.float32)
         for multiply, scale in ((False, np.float32(255)), (True, np.float32(1.0 / 255)), (True, None)):
@@ -42,7 +41,7 @@ class Arithmetic:
                 return Arithmetic(multiply, scale, mean if mean.any() else None, std if (std != 1).any() else None)
         return None
 
-    def run(self, values: np.ndarray, mean: Optional[np.ndarray], std: Optional[np.ndarray]) -> None:
+    def run(self, values: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None) -> None:
         """In place on float32 ``values``; ``mean`` and ``std`` as they broadcast against them."""
         if self.scale is not None:
             (np.multiply if self.multiply else np.divide)(values, self.scale, out=values)
@@ -66,7 +65,7 @@ class Arithmetic:
         return values
 
 
-def _mean_and_std(base: np.ndarray, row: np.ndarray) -> Optional[tuple[np.float32, np.float32]]:
+def _mean_and_std(base: np.ndarray, row: np.ndarray) -> tuple[np.float32, np.float32] | None:
     """Constants with (base - mean) / std == row bit for bit, searched around what the row's ends say."""
     if _same(base, row):
         return np.float32(0), np.float32(1)

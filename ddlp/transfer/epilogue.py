@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Optional
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ class Epilogue:
             value.
     """
 
-    table: Optional[Tensor]
+    table: Tensor | None
     fills: Tensor
     dtype: torch.dtype = torch.float32
     memory_format: torch.memory_format = torch.contiguous_format
@@ -61,13 +60,13 @@ class Epilogue:
             self._mask_values()
 
     def with_output(
-        self, dtype: Optional[torch.dtype] = None, memory_format: Optional[torch.memory_format] = None
+        self, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None
     ) -> Epilogue:
         """Epilogue with another dtype or memory format, None for the present one; ValueError as at construction."""
         return dataclasses.replace(self, dtype=dtype or self.dtype, memory_format=memory_format or self.memory_format)
 
     def __call__(
-        self, images: Tensor, boxes: Optional[Tensor] = None, device: Optional[torch.device | str] = None
+        self, images: Tensor, boxes: Tensor | None = None, device: torch.device | str | None = None
     ) -> Tensor:
         """Result for a batch.
 
@@ -104,7 +103,7 @@ class Epilogue:
         return result
 
     @functools.cached_property
-    def _arithmetic(self) -> Optional[Arithmetic]:
+    def _arithmetic(self) -> Arithmetic | None:
         return Arithmetic.find(self._values().numpy())
 
     @functools.cached_property
@@ -136,35 +135,36 @@ class Epilogue:
         if self.dtype == torch.uint8 and last:
             return images.permute(0, 3, 1, 2)
         shape = (batch, height, width, channels) if last else (batch, channels, height, width)
-        result = torch.empty(shape, dtype=self.dtype)
+        result = _fresh(shape, self.dtype)
         source = images.numpy()
         if self.dtype == torch.uint8:
             planes = result.numpy()
             for i in range(batch):
                 np.copyto(planes[i], source[i].transpose(2, 0, 1))
-        elif self._arithmetic is None:
+        elif self._arithmetic is None or (result.element_size() == 2 and not last):
+            # Two bytes straight from the table are faster than arithmetic and a conversion, except along whole rows.
             self._look_up(source, result.view(_INTEGER[self.dtype]).numpy(), last)
         elif last:
             # One row of the image is one row of numbers: the channels' constants repeat along it.
             rows = (batch, height, width * channels)
-            mean, std = (None if k is None else np.tile(k, width) for k in (self._arithmetic.mean, self._arithmetic.std))
+            constants = self._arithmetic.mean, self._arithmetic.std
+            mean, std = (None if k is None else np.tile(k, width) for k in constants)
             self._compute(source.reshape(rows), result.view(rows), mean, std)
         else:
             for i in range(batch):
                 for c in range(channels):
-                    mean, std = (
-                        None if k is None else k[c] for k in (self._arithmetic.mean, self._arithmetic.std)
-                    )
+                    constants = self._arithmetic.mean, self._arithmetic.std
+                    mean, std = (None if k is None else k[c] for k in constants)
                     self._compute(source[i : i + 1, :, :, c], result[i : i + 1, c], mean, std)
         return result.permute(0, 3, 1, 2) if last else result
 
     def _compute(
-        self, source: np.ndarray, result: Tensor, mean: Optional[np.ndarray], std: Optional[np.ndarray]
+        self, source: np.ndarray, result: Tensor, mean: np.ndarray | None, std: np.ndarray | None
     ) -> None:
         """(images, rows, numbers a row) of bytes into as many results."""
         assert self._arithmetic is not None
         if self.dtype == torch.float32:
-            for image, values in zip(source, result.numpy()):
+            for image, values in zip(source, result.numpy(), strict=True):
                 np.copyto(values, image)
                 self._arithmetic.run(values, mean, std)
             return
@@ -197,7 +197,7 @@ class Epilogue:
             result[:, c] = values[c][planes[:, c].to(torch.int32)]
         return result
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - an epilogue lives as long as its loader, on one device
+    @functools.cache  # noqa: B019 - an epilogue lives as long as its loader, on one device
     def _exact_on(self, device: torch.device) -> bool:
         """Whether the operations give the table's very bits on this device, for all bytes of all channels."""
         assert self._arithmetic is not None
@@ -228,6 +228,14 @@ class Epilogue:
             inside = inside & ((columns >= left) & (columns < right))[:, None, None, :]
             result = torch.where(inside, fills[mask].view(1, -1, 1, 1), result)
         return result.contiguous(memory_format=self.memory_format)
+
+
+def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Fresh memory from numpy, which asks for huge pages: small ones cost more to map than the images to compute."""
+    if dtype == torch.uint8:
+        return torch.from_numpy(np.empty(shape, dtype=np.uint8))
+    bits = np.empty(shape, dtype=np.int32 if dtype == torch.float32 else np.int16)
+    return torch.from_numpy(bits).view(dtype)
 
 
 _INTEGER = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}

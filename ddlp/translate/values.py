@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ class Values:
     """
 
     def __init__(self) -> None:
-        self.tensor: Optional[Tensor] = None
+        self.tensor: Tensor | None = None
         self.masks = 0
 
     def apply(self, transform: Any, channels: int) -> bool:
@@ -67,7 +67,7 @@ class Values:
         self.masks += 1
         return column.reshape(-1).to(torch.float64).tolist()
 
-    def byte_of(self, fill: Any) -> Optional[list[int]]:
+    def byte_of(self, fill: Any) -> list[int] | None:
         """The byte of each channel whose value is ``fill`` (a number or one a channel) here; None if there is none."""
         assert self.tensor is not None
         values = self.tensor.as_subclass(Tensor)[:, 0, :256]
