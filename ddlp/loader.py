@@ -174,7 +174,10 @@ class DDLPLoader(DataLoader):
 
     @property
     def _devices(self) -> tuple[Device, ...]:
-        return () if self.csd is None else (self.csd,) if isinstance(self.csd, Device) else tuple(self.csd)
+        if self.csd is None:
+            return ()
+        several = isinstance(self.csd, Iterable) and not isinstance(self.csd, str)
+        return tuple(self.csd) if several else (self.csd,)  # type: ignore[arg-type, return-value]
 
     def _wanted_strategy(self) -> str:
         """The strategy by the arguments alone."""

@@ -29,13 +29,12 @@ def reference(paths: list[str]) -> dict[int, torch.Tensor]:
     return by_target(run(loader))
 
 
-@pytest.mark.parametrize("batch_size", [8, 7, 1])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
+SHAPES = [(shuffle, drop_last, size) for shuffle in (False, True) for drop_last in (False, True) for size in (8, 7, 41)]
+
+
+@pytest.mark.parametrize(("shuffle", "drop_last", "batch_size"), [*SHAPES, (True, False, 1)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_sample_once_with_the_same_bits(paths, engine, reference, strategy, shuffle, drop_last, batch_size):
-    if batch_size == 1 and (drop_last or not shuffle):
-        pytest.skip("one sample a batch: nothing to drop, one order is enough")
     arguments = dict(batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
     expected = order(run(DataLoader(numbered(paths), **arguments)))
     for workers in (0, 2):
@@ -60,7 +59,7 @@ def test_every_sample_once_with_the_same_bits(paths, engine, reference, strategy
         if strategy == "cpu":
             assert report.batches_csd == 0
         if strategy == "csd":
-            assert report.batches_csd > 0
+            assert report.batches_csd > 0 or SAMPLES < 2 * batch_size  # a short last batch may be the host's
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
