@@ -50,22 +50,22 @@ class EmbeddedOptions:
         workers: worker processes; None: $DDLP_ENGINE_WORKERS, else 1.
         quota_batches, quota_bytes: limits of the spool; None: 64 batches, and half of what is free at the start (8 GiB
             at most).
-        slowdown: for benches: how many times slower than this computer.
-        cpus: CPUs to run on, as "1" or "2,3"; None: all.
+        slowdown: to emulate a slower device, how many times; None: $DDLP_ENGINE_SLOWDOWN, else 1.
+        cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
     """
 
     spool: str | None = None
     workers: int | None = None
     quota_batches: int | None = None
     quota_bytes: int | None = None
-    slowdown: float = 1.0
+    slowdown: float | None = None
     cpus: str | None = None
 
     def resolved(self) -> EmbeddedOptions:
         """Return the options with defaults and environment variables filled in.
 
         Raises:
-            EngineError: $DDLP_ENGINE_WORKERS is not a positive number.
+            EngineError: $DDLP_ENGINE_WORKERS or $DDLP_ENGINE_SLOWDOWN is not a number that makes sense.
         """
         spool = self.spool or os.environ.get("DDLP_SPOOL") or tempfile.gettempdir()
         workers = self.workers
@@ -74,9 +74,15 @@ class EmbeddedOptions:
             if not text.isdigit() or int(text) < 1:
                 raise EngineError(f"$DDLP_ENGINE_WORKERS is {text!r}; it must be a number of worker processes, 1 or more.")
             workers = int(text)
-        return EmbeddedOptions(
-            os.path.abspath(spool), workers, self.quota_batches, self.quota_bytes, self.slowdown, self.cpus
-        )
+        slowdown = self.slowdown
+        if slowdown is None:
+            text = os.environ.get("DDLP_ENGINE_SLOWDOWN", "1")
+            try:
+                slowdown = float(text)
+            except ValueError:
+                raise EngineError(f"$DDLP_ENGINE_SLOWDOWN is {text!r}; it must be a factor, 1 or more.") from None
+        cpus = self.cpus or os.environ.get("DDLP_ENGINE_CPUS")
+        return EmbeddedOptions(os.path.abspath(spool), workers, self.quota_batches, self.quota_bytes, slowdown, cpus)
 
 
 def _socket_path(directory: Path) -> bool:
