@@ -62,7 +62,7 @@ class DDLPLoader(DataLoader):
         Untranslatable: ``strategy="csd"`` for samples that can't travel.
     """
 
-    __class_getitem__ = classmethod(types.GenericAlias)
+    __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class DDLPLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iter() is; its random draws depend on it. Passed on to a sampler that has the method."""
         self._next_epoch = epoch
-        sampler = getattr(self.batch_sampler, "sampler", self.sampler)
+        sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
 
