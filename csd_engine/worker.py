@@ -82,8 +82,8 @@ class Worker:
     def run(self) -> None:
         """Work until the pipe closes."""
         do = {"job": self._job, "forget": self._forget, "lease": self._lease, "probe": self._probe, "cancel": self._late}
-        self._channel.send("ready")
         try:
+            self._channel.send("ready")
             while True:
                 while not self._inbox:
                     self._inbox.extend(self._channel.receive(None))

@@ -1,6 +1,6 @@
 """The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders.
 
-It lives in a private directory (mode 0700) that holds keys, socket, spool and log. The engine removes the directory when it
+It lives in a private directory (mode 0700) that holds keys, socket and spool. The engine removes the directory when it
 ends, which it does when this process is gone, however that came; this process removes it when the engine was killed; and
 what both left behind is swept by the next one to start: whoever holds the lock file is alive.
 
@@ -197,16 +197,17 @@ class EmbeddedEngine:
 
     def _start(self) -> None:
         keys = make_keys(self._private.path / "keys")
-        with open(self._private.path / "log", "wb") as log:
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd="/",
-                env=child_environment(),
-                start_new_session=True,  # Ctrl-C in the terminal is for this process alone
-            )
+        # Nameless: the engine removes its directory before its last words can be read.
+        self._log = tempfile.TemporaryFile(dir=self._private.path)
+        self._process = subprocess.Popen(
+            self._command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd="/",
+            env=child_environment(),
+            start_new_session=True,  # Ctrl-C in the terminal is for this process alone
+        )
         address = self._await_ready()
         pair = load_pair(keys / "host.key_secret")
         server = load_public(keys / "server.key")
@@ -231,9 +232,9 @@ class EmbeddedEngine:
         return address
 
     def _log_tail(self) -> str:
-        with contextlib.suppress(OSError):
-            return (self._private.path / "log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
-        return ""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        return tail.decode(errors="replace").strip()
 
     def _end(self) -> None:
         """Stop the process and remove its directory; in a forked child only forget."""
@@ -253,6 +254,7 @@ class EmbeddedEngine:
                 process.kill()
                 process.wait()
             process.stdout.close()
+            self._log.close()
         self._private.remove()
 
     def release(self) -> None:

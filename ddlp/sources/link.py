@@ -32,6 +32,7 @@ __all__ = [
     "EngineLost",
     "EngineNote",
     "JobHandle",
+    "LeaseCancelled",
     "LeaseFailed",
     "LeaseProgress",
     "LeasePublished",
