@@ -7,8 +7,9 @@ A safetensors file whose header is padded with spaces so that data begin at byte
                    has masks, boxes I32 [batch, boxes, 4]; __metadata__ holds format, identity, lease and checksum
     bytes 4096..   images, then boxes, without a gap
 
-Until it is published the file has `.part` behind its name. A published file never changes, and none is ever renamed over
-another one. A reader trusts nothing: size, header, identity, lease and checksum are verified before the batch counts.
+Until it is published the file has `.part` behind its name. A published file never changes, and none is ever renamed
+over another one. A reader trusts nothing: size, header, identity, lease and checksum are verified before the batch
+counts.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ class BatchWriter:
             if boxes is None or boxes.shape != (layout.boxes, 4):
                 raise ValueError(f"boxes {None if boxes is None else boxes.shape} are not ({layout.boxes}, 4)")
             self._boxes += boxes.astype("<i4").tobytes()
-        data = memoryview(np.ascontiguousarray(image)).cast("B")
+        data = memoryview(np.ascontiguousarray(image).data).cast("B")
         try:
             _pwrite(self._descriptor, data, DATA_OFFSET + row * layout.row_bytes)
         except OSError as error:
@@ -386,9 +387,9 @@ def read_batch(
             _read_into(descriptor, memoryview(header), None)
             promised = _check_header(bytes(header), expect_identity, expect_lease, layout)
             checksum = Checksum()
-            _read_into(descriptor, memoryview(images.reshape(-1)), checksum)
+            _read_into(descriptor, images.reshape(-1).data, checksum)
             if boxes is not None:
-                _read_into(descriptor, memoryview(boxes.reshape(-1)).cast("B"), checksum)
+                _read_into(descriptor, boxes.reshape(-1).data.cast("B"), checksum)
         finally:
             os.close(descriptor)
         if checksum.hexdigest() != promised:

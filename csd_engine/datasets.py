@@ -64,7 +64,8 @@ class FileSet:
 
 @dataclass(frozen=True)
 class ArraySet:
-    """A uint8 .npy file at the absolute `path`: `shape` is (n, height, width) for mode L or (n, height, width, 3) for RGB."""
+    """A uint8 .npy file at the absolute `path`: `shape` is (n, height, width) for mode L or (n, height, width, 3) for
+    RGB."""
 
     path: str
     fingerprint: str
@@ -265,7 +266,8 @@ class _ArrayReader(Reader):
                 shape, fortran, dtype = read[version](stream)
                 if dtype != np.uint8 or shape != dataset.shape or fortran:
                     raise ValueError(f"it holds {dtype} {shape}, expected was C-ordered uint8 {dataset.shape}")
-                self._rows = np.memmap(stream, dtype=np.uint8, mode="r", offset=stream.tell(), shape=shape)
+                rows = np.memmap(stream, dtype=np.uint8, mode="r", offset=stream.tell(), shape=shape)
+                self._rows: np.ndarray = rows
         except (OSError, ValueError, KeyError, RootNotAllowed) as error:
             raise DatasetError(f"array {path} cannot be used: {error}. Write it again or check its path.") from None
 

@@ -33,7 +33,8 @@ class Work:
 
 @dataclass
 class Job:
-    """One open job of one host. `key` is its directory's name, unique in this engine; `command` opens it in a worker."""
+    """One open job of one host. `key` is its directory's name, unique in this engine; `command` opens it in a
+    worker."""
 
     peer: bytes
     name: str
@@ -102,9 +103,7 @@ class Board:
                 return job, job.probes.popleft()
         return None
 
-    def next_lease(
-        self, shortage: Callable[[int], str], free_batches: int
-    ) -> Tuple[Optional[Tuple[Job, Work]], str]:
+    def next_lease(self, shortage: Callable[[int], str], free_batches: int) -> Tuple[Optional[Tuple[Job, Work]], str]:
         """Take the next lease to begin, and say what holds leases back.
 
         Args:
@@ -112,8 +111,8 @@ class Board:
             free_batches: batches that the quota still allows.
 
         Returns:
-            (job and lease, now WORKING, or None; the reason for holding back, or empty). The last slots are kept for jobs
-            that hold none, so that one job that is not being drained cannot shut out the others.
+            (job and lease, now WORKING, or None; the reason for holding back, or empty). The last slots are kept for
+            jobs that hold none, so that one job that is not being drained cannot shut out the others.
         """
         ready = [job for job in self._in_turn() if job.queue]
         note = ""

@@ -1,4 +1,5 @@
-"""The manifest: the file names of a data set in one compact file that is memory-mapped, so that it costs no private memory.
+"""The manifest: the file names of a data set in one compact file that is memory-mapped, so that it costs no private
+memory.
 
     magic        8 bytes, b"DDLPMAN1"
     counts       4 little-endian uint64: files, directories, bytes of directory names, bytes of file names
@@ -156,7 +157,7 @@ class Manifest:
             raise DatasetError(f"manifest {path} cannot be opened: {error}. Write it again.") from None
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._count)
 
     def _slice(self, offsets_at: int, index: int, names_at: int, limit: int) -> bytes:
         start, end = struct.unpack_from("<2Q", self._map, offsets_at + 8 * index)

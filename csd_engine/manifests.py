@@ -20,7 +20,7 @@ _COMPRESSION = 1  # paths shrink to a fifth already; more costs the host time at
 
 
 def read_part(path: "os.PathLike[str]", offset: int) -> Tuple[bytes, int]:
-    """Return the compressed part of the manifest file that begins at `offset`, and the file's size (the host's side)."""
+    """Return the compressed part of the manifest file that begins at `offset`, and the file's size. For the host."""
     with open(path, "rb") as stream:
         total = os.fstat(stream.fileno()).st_size
         stream.seek(offset)
@@ -49,7 +49,8 @@ class ManifestCache:
             for left in directory.glob("*.part"):
                 left.unlink()
         except OSError as error:
-            raise SpoolError(f"the manifest cache {directory} cannot be used: {error.strerror}. Check --spool.") from None
+            why = f"the manifest cache {directory} cannot be used: {error.strerror}. Check --spool."
+            raise SpoolError(why) from None
 
     def path(self, fingerprint: str) -> Path:
         """Return where the manifest is, or would be."""
@@ -129,7 +130,7 @@ class ManifestCache:
         incoming.stream.close()
         found = incoming.digest.hexdigest()
         if found != fingerprint:
-            raise DatasetError(f"the manifest received is {found}, expected was {fingerprint}. Write it again on the host.")
+            raise DatasetError(f"the manifest received is {found}, expected was {fingerprint}. Write it again.")
         Manifest.open(incoming.path).close()
         os.replace(incoming.path, self.path(fingerprint))  # of the same content, should one be there
 

@@ -1,11 +1,12 @@
 """The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders.
 
 It lives in a private directory (mode 0700) that holds keys, socket and spool. The engine removes the directory when it
-ends, which it does when this process is gone, however that came; this process removes it when the engine was killed; and
+ends, which it does when this process is gone, however that came; this process removes it when the engine was killed;
+and
 what both left behind is swept by the next one to start: whoever holds the lock file is alive.
 
-The engine is started with --trust-roots: it reads what this process names, and nobody else has its keys; this process, as
-the same user, could read those files itself.
+The engine is started with --trust-roots: it reads what this process names, and nobody else has its keys; this process,
+as the same user, could read those files itself.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class EmbeddedOptions:
         if workers is None:
             text = os.environ.get("DDLP_ENGINE_WORKERS", "1")
             if not text.isdigit() or int(text) < 1:
-                raise EngineError(f"$DDLP_ENGINE_WORKERS is {text!r}; it must be a number of worker processes, 1 or more.")
+                raise EngineError(f"$DDLP_ENGINE_WORKERS is {text!r}; write a number of processes, 1 or more.")
             workers = int(text)
         return EmbeddedOptions(
             os.path.abspath(spool), workers, self.quota_batches, self.quota_bytes, self.slowdown, self.cpus
@@ -99,7 +100,8 @@ class _PrivateDirectory:
         except OSError as error:
             self.remove()
             raise SpoolError(
-                f"the spool directory {base} cannot be used: {error.strerror}. Make it writable, or choose another one with "
+                f"the spool directory {base} cannot be used: {error.strerror}. Make it writable, or choose another "
+                f"one with "
                 "spool= or $DDLP_SPOOL."
             ) from None
 
@@ -109,7 +111,7 @@ class _PrivateDirectory:
                 short = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
                 (short / "lock").symlink_to(self.path / "lock")  # swept when that one is
                 return short
-        raise OSError(0, f"its path is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes) and so is the temporary one's")
+        raise OSError(0, f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes: it is too long, as is $TMPDIR")
 
     def remove(self) -> None:
         """Remove all; last the lock is let go."""
@@ -186,9 +188,9 @@ class EmbeddedEngine:
         reserve_bytes = min(1 << 30, free_bytes(path) // 8)
         command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
         command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots", "--exit-with-stdin"]
-        command += ["--parent", str(os.getpid()), "--workers", str(options.workers), "--slowdown", repr(options.slowdown)]
+        command += ["--parent", str(os.getpid()), "--workers", str(options.workers)]
+        command += ["--slowdown", repr(options.slowdown), "--private", str(self._private.socket_directory)]
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
-        command += ["--private", str(self._private.socket_directory)]
         if options.quota_batches is not None:
             command += ["--quota-batches", str(options.quota_batches)]
         if options.cpus is not None:
@@ -226,7 +228,8 @@ class EmbeddedEngine:
         if not line.endswith(b"\n"):
             raise EngineUnreachable(
                 f"the embedded engine did not start ({self.ended() or 'no answer'}) in {self._private.path}: "
-                f"{self._log_tail() or 'its log is empty'}. Run `{sys.executable} -m csd_engine --help` to see whether it can."
+                f"{self._log_tail() or 'its log is empty'}. Run `{sys.executable} -m csd_engine --help` to see "
+                f"whether it can."
             )
         address: str = json.loads(line)["ready"]
         return address

@@ -1,8 +1,8 @@
 """The host's end of an engine: one connection, one thread, several jobs.
 
-`EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it. Events
-are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at most once and
-last.
+`EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it.
+Events are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at most
+once and last.
 """
 
 from __future__ import annotations
@@ -298,7 +298,8 @@ class EngineLink:
             handle.directory = self.spool / answer.directory
             if not handle.directory.is_dir():
                 raise EngineRefused(
-                    f"the engine's spool cannot be seen from this host: {handle.directory} is not there. The spool must be "
+                    f"the engine's spool cannot be seen from this host: {handle.directory} is not there. The spool "
+                    f"must be "
                     "on a file system that both share; give its path on this host with spool=."
                 )
         except BaseException:
@@ -322,7 +323,9 @@ class EngineLink:
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineGone("this process is a fork of the one that is connected to the engine. Connect anew after forking.")
+            raise EngineGone(
+                "this process is a fork of the one that is connected to the engine. Connect after forking."
+            )
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 

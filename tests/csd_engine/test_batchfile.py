@@ -147,7 +147,9 @@ def test_rows_come_in_order_and_complete(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_is_met_before_any_work(tmp_path):
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)], capture_output=True
+    ).returncode:
         pytest.skip("mount is not permitted here")
     try:
         with pytest.raises(SpoolFull, match="no room"):
@@ -178,7 +180,6 @@ def test_the_checksum_is_what_the_design_says():
     for block in words:
         acc = (acc * MULTIPLIER + block) % (1 << 32)
 
-
     expected = hashlib.blake2b(acc.astype("<u4").tobytes(), digest_size=16).hexdigest()
     for step in (1 << 30, 1, 4, 4093, BLOCK_BYTES, BLOCK_BYTES + 4):
         checksum = Checksum()
@@ -202,7 +203,9 @@ def test_identity_depends_on_everything():
     assert len({identity(*one) for one in [base, *others]}) == 8
 
 
-@pytest.mark.parametrize("field, value", [("batch", 0), ("height", 1 << 20), ("channels", 5), ("boxes", -1), ("width", True)])
+@pytest.mark.parametrize(
+    "field, value", [("batch", 0), ("height", 1 << 20), ("channels", 5), ("boxes", -1), ("width", True)]
+)
 def test_a_hostile_layout_is_refused(field, value):
     data = {**LAYOUTS[0].to_data(), field: value}
     with pytest.raises(EngineError, match=field):

@@ -51,7 +51,7 @@ def test_a_job_goes_round(listen, start, recipe):
 
 def test_two_jobs_of_two_hosts_share_the_engine(start, recipe, tmp_path):
     engine = start("--root", str(recipe.root))
-    other = Recipe(recipe.root, [str(p.relative_to(recipe.root)) for p in recipe.root.rglob("*.jpg")], tmp_path / "m2", 4, 16)
+    other = Recipe(recipe.root, ["class0/image 0.jpg", "class1/image 1.jpg"], tmp_path / "m2", 4, 16)
     links = [engine.link(), engine.link()]
     queues = [SimpleQueue(), SimpleQueue()]
     jobs = [one.open(link, events) for one, link, events in zip((recipe, other), links, queues, strict=True)]
@@ -327,7 +327,9 @@ def test_the_waiting_job_goes_first(start, recipe):
     link = engine.link()
     order = SimpleQueue()
     jobs = [
-        link.open_job(recipe.pipeline, recipe.dataset, recipe.layout, lambda _: recipe.manifest, partial(tag, order, name))
+        link.open_job(
+            recipe.pipeline, recipe.dataset, recipe.layout, lambda _: recipe.manifest, partial(tag, order, name)
+        )
         for name in ("train", "eval")
     ]
     jobs[1].set_waiting(True)
