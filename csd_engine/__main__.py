@@ -144,12 +144,15 @@ def _run(options: argparse.Namespace) -> None:
             exit_with_stdin=options.exit_with_stdin,
         )
     )
-    try:
+
+    def announce() -> None:
         try:
             print(json.dumps({"ready": service.endpoint, "pid": os.getpid()}), flush=True)
         except OSError:
             pass  # whoever waited for it is gone
-        service.run()
+
+    try:
+        service.run(announce)
     finally:
         service.close()
 

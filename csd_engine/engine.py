@@ -89,13 +89,17 @@ class Service:
         """End `run()` soon; may be called from a signal handler."""
         self._stop = True
 
-    def run(self) -> None:
-        """Serve until told to stop. Call from the main thread: it takes over SIGTERM and SIGINT."""
+    def run(self, announce: Callable[[], None]) -> None:
+        """Serve until told to stop; `announce` is called when it serves and can be ended by a signal.
+
+        Call from the main thread: it takes over SIGTERM and SIGINT.
+        """
         os.set_blocking(self._woken, False)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)  # a poll goes on after a handler otherwise
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         self._start_workers()
+        announce()
         while not self._stop:
             events = dict(self._poller.poll(int(_TICK_S * 1000)))
             if self._orphaned(events):

@@ -1,8 +1,8 @@
 """The host's end of an engine: one connection, one thread, several jobs.
 
 `EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it.
-Events are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at most
-once and last.
+Events are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at
+most once and last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from csd_engine import protocol as say
@@ -24,6 +23,15 @@ from csd_engine.datasets import Dataset
 from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused
 from csd_engine.manifests import read_part
 from csd_engine.transforms import Pipeline
+from ddlp.sources.events import (
+    EngineEvent,
+    EngineLost,
+    EngineNote,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseProgress,
+    LeasePublished,
+)
 from ddlp.sources.wire import ClientKeys, Wire
 
 __all__ = [
@@ -44,55 +52,6 @@ _CLOSE_TIMEOUT_S = 2.0
 _PAUSE_S = 1.0  # a longer gap between two rounds of the thread: this process was stopped, not the engine
 
 Item = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class LeasePublished:
-    """The batch file at `path` is complete; not yet verified. busy_s: the worker's time on it."""
-
-    lease: int
-    path: Path
-    busy_s: float
-
-
-@dataclass(frozen=True)
-class LeaseFailed:
-    """The lease came to nothing; `fatal` where all others of the job would fail as well."""
-
-    lease: int
-    reason: str
-    fatal: bool = False
-
-
-@dataclass(frozen=True)
-class LeaseCancelled:
-    """A cancelled lease is gone from the engine."""
-
-    lease: int
-
-
-@dataclass(frozen=True)
-class LeaseProgress:
-    """Samples done of each lease that a worker is at."""
-
-    samples: dict[int, int]
-
-
-@dataclass(frozen=True)
-class EngineLost:
-    """Nothing more will come: the engine died, fell silent or dropped the job."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class EngineNote:
-    """The engine's word to the user changed; empty when there is nothing to say."""
-
-    text: str
-
-
-EngineEvent = LeasePublished | LeaseFailed | LeaseCancelled | LeaseProgress | EngineLost | EngineNote
 
 
 class JobHandle:
