@@ -79,12 +79,12 @@ def write_manifest(path: PathLike, relative_paths: Iterable[str]) -> str:
     places: List[int] = []
     for relative in relative_paths:
         directory, _, name = relative.rpartition("/")
+        if not directory and relative.startswith("/"):
+            check_relative(os.fsencode(relative))
         place = directories.get(directory)
         if place is None:
             if directory:
                 check_relative(os.fsencode(directory))
-            elif relative.startswith("/"):
-                check_relative(os.fsencode(relative))
             place = directories[directory] = len(directories)
         places.append(place)
         names.append(name)

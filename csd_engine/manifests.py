@@ -104,7 +104,7 @@ class ManifestCache:
             raise DatasetError(f"a manifest of {total} bytes is more than the engine keeps ({self._limit_bytes}).")
         self._count += 1
         path = self.directory / f"{key[1]}.{self._count}.part"
-        incoming = _Incoming(path, open(path, "wb"), hashlib.blake2b(digest_size=16), total)
+        incoming = _Incoming(path, open(path, "wb", buffering=0), hashlib.blake2b(digest_size=16), total)
         self._incoming[key] = incoming
         return incoming
 
@@ -123,6 +123,7 @@ class ManifestCache:
         if len(content) != expected:
             raise DatasetError(f"manifest part at {offset} has not the {expected} bytes expected. Send it again.")
         incoming.stream.write(content)
+        os.fdatasync(incoming.stream.fileno())  # mapped while dirty, it would count as a worker's private memory
         incoming.digest.update(content)
         incoming.offset += len(content)
 

@@ -173,18 +173,20 @@ def test_what_a_sample_becomes_depends_on_its_key_alone(jpegs, tmp_path):
     assert sample(*keys[0]) == sample(*keys[0])
 
 
-def test_bad_samples_name_their_file(jpegs, tmp_path, capfd):
+def test_bad_samples_name_their_file(jpegs, tmp_path, capfd, monkeypatch):
     good = (jpegs[0] / jpegs[1][0]).read_bytes()
     (tmp_path / "cut.jpg").write_bytes(good[: len(good) // 2])
     (tmp_path / "text.jpg").write_bytes(b"hello")
     os.mkfifo(tmp_path / "fifo.jpg")
     (tmp_path / "folder.jpg").mkdir()
-    Image.new("L", (20000, 20000)).save(tmp_path / "bomb.png")
+    (tmp_path / "bomb.png").write_bytes(good)
     names = ["cut.jpg", "text.jpg", "fifo.jpg", "folder.jpg", "bomb.png", "missing.jpg"]
     write_manifest(tmp_path / "m", names)
     reader = open_reader(FileSet(str(tmp_path), HEX, len(names)), str, lambda _: tmp_path / "m")
     out = np.zeros((32, 32, 3), np.uint8)
     for index, name in enumerate(names):
+        if name == "bomb.png":
+            monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
         with pytest.raises(SampleError, match=name) as caught:
             prepare_sample(reader, pipeline(), (index, 0), 1, 1, out)
         again = pickle.loads(pickle.dumps(caught.value))
@@ -194,8 +196,9 @@ def test_bad_samples_name_their_file(jpegs, tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_pillows_warnings_stay_off_the_terminal(tmp_path):
-    Image.new("L", (10000, 9500)).save(tmp_path / "large.png")
+def test_pillows_warnings_stay_off_the_terminal(tmp_path, monkeypatch):
+    Image.new("L", (12, 12)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     write_manifest(tmp_path / "m", ["large.png"])
     reader = open_reader(FileSet(str(tmp_path), HEX, 1), str, lambda _: tmp_path / "m")
     with warnings.catch_warnings(record=True) as caught:

@@ -47,7 +47,7 @@ def test_what_is_not_the_manifest_is_dropped(tmp_path):
         ("0" * 32, total, part),
         (fingerprint, total, bomb),
         (fingerprint, total, b"junk"),
-        (fingerprint, total, part[:-3]),
+        (fingerprint, total, part[:-9]),
         (fingerprint, total - 1, part),
         (fingerprint, 1 << 40, part),
         (fingerprint, 0, part),
