@@ -29,6 +29,8 @@ __all__ = ["Desk", "versions"]
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
+_MAX_LEASES = 4096  # of one job; a host has a few dozen under way
+_MAX_PROBES = 16
 
 
 def versions() -> Dict[str, str]:
@@ -109,7 +111,10 @@ class Desk:
     def open_job(self, peer: bytes, message: say.OpenJob, _: bytes) -> None:
         """Open a job, or ask for a manifest first, or refuse."""
         try:
-            if self._board.find(peer, message.job) is not None or len(self._board.of()) >= _MAX_OPEN_JOBS:
+            if (
+                self._board.find(peer, message.job) is not None
+                or len(self._board.of()) + len(self._opening) >= _MAX_OPEN_JOBS
+            ):
                 raise EngineError(f"job {message.job} is open already, or {_MAX_OPEN_JOBS} jobs are. Close one first.")
             dataset = parse_dataset(message.dataset)
             layout = Layout.parse(message.layout)
@@ -222,7 +227,11 @@ class Desk:
     def probe(self, peer: bytes, message: say.Probe, _: bytes) -> None:
         """Queue a probe."""
         job = self._job_of(peer, message.job)
-        if job is not None:
+        if job is None:
+            return
+        if len(job.probes) >= _MAX_PROBES:
+            self.probed(job, tuple("error: too many probes wait already" for _ in message.items))
+        else:
             job.probes.append(message)
 
     def lease(self, peer: bytes, message: say.Lease, _: bytes) -> None:
@@ -233,6 +242,8 @@ class Desk:
         reason = ""
         if len(message.items) != job.layout.batch:
             reason = f"lease {message.lease} has {len(message.items)} items, the job's batches have {job.layout.batch}"
+        elif len(job.work) >= _MAX_LEASES:
+            reason = f"the job has {_MAX_LEASES} leases under way already; release or cancel some"
         elif message.lease in job.work:
             reason = f"lease {message.lease} is in use already"
         elif any(index >= job.samples for index, _ in message.items):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 from csd_engine.errors import BadMessage
 
@@ -307,8 +307,6 @@ _MESSAGES: Tuple[Type[Message], ...] = (
     Cancel, Cancelled, Release, Ping, Pong, CloseJob, JobClosed,
 )  # fmt: skip
 _BY_NAME = {message.__name__: message for message in _MESSAGES}
-
-M = TypeVar("M", bound=Message)
 
 
 def shorten(text: str) -> str:

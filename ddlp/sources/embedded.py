@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import select
@@ -303,6 +304,7 @@ def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
                     engine._users += 1
                     return engine
                 _forget(engine)  # its users release it; the last one removes its directory
+        _register()
         engine = _running[wanted] = EmbeddedEngine(wanted)
         engine._users = 1
         return engine
@@ -323,5 +325,8 @@ def _after_fork() -> None:
     _running.clear()
 
 
-atexit.register(_end_all)
-os.register_at_fork(after_in_child=_after_fork)
+@functools.lru_cache(maxsize=None)
+def _register() -> None:
+    """Once, with the first engine: importing this has no side effects."""
+    atexit.register(_end_all)
+    os.register_at_fork(after_in_child=_after_fork)

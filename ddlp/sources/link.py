@@ -68,6 +68,10 @@ class JobHandle:
         self._waiting = False
         self._note = ""
 
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineGone(f"job {self.name} at {self._link.address} is over. Open another one.")
+
     def _send(self, message: say.Message) -> None:
         if not self._closed:
             self._link._submit(say.encode(message))
@@ -98,6 +102,9 @@ class JobHandle:
         Raises:
             EngineGone: the engine is lost, or did not answer in time.
         """
+        while not self._answers.empty():  # of a request that was given up
+            self._answers.get()
+        self._check()
         self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
         answer = self._answer(timeout_s)
         if not isinstance(answer, say.ProbeDone):
@@ -186,6 +193,7 @@ class EngineLink:
         self._jobs: dict[str, JobHandle] = {}
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
+        self._wake_lock = threading.Lock()
         self._woken, self._wake = -1, -1
 
     @property
@@ -300,10 +308,12 @@ class EngineLink:
             self._awake()
 
     def _awake(self) -> None:
-        try:
-            os.write(self._wake, b"\0")
-        except OSError:  # full: it is awake already; closed: it has ended
-            pass
+        with self._wake_lock:  # the descriptor's number may be another file's once it is closed
+            if self._wake >= 0:
+                try:
+                    os.write(self._wake, b"\0")
+                except BlockingIOError:  # full: it is awake already
+                    pass
 
     # -- the link's thread
 
@@ -330,9 +340,10 @@ class EngineLink:
                 job._answers.put(EngineGone(reason))
             if wire is not None:
                 wire.close()
-            woken, wake, self._wake = self._woken, self._wake, -1
-            os.close(woken)
-            os.close(wake)
+            with self._wake_lock:
+                os.close(self._woken)
+                os.close(self._wake)
+                self._woken = self._wake = -1
 
     def _serve(self, wire: Wire) -> str:
         """Carry messages until the end; return the reason of it."""

@@ -323,7 +323,7 @@ def test_a_silent_host_loses_its_jobs(start, recipe):
 
 
 def test_the_waiting_job_goes_first(start, recipe):
-    engine = start("--root", str(recipe.root), "--slowdown", "60")
+    engine = start("--root", str(recipe.root), "--slowdown", "20")
     link = engine.link()
     order = SimpleQueue()
     jobs = [

@@ -31,7 +31,7 @@ def options(tmp_path: Path) -> Iterator[EmbeddedOptions]:
     """A spool of its own; afterwards nothing is left in it."""
     spool = tmp_path / "spool"
     yield EmbeddedOptions(spool=str(spool))
-    assert not spool.exists() or os.listdir(spool) == []
+    until(lambda: not spool.exists() or os.listdir(spool) == [], 3)
 
 
 @pytest.fixture(scope="module")
