@@ -7,9 +7,7 @@ A safetensors file whose header is padded with spaces so that data begin at byte
                    has masks, boxes I32 [batch, boxes, 4]; __metadata__ holds format, identity, lease and checksum
     bytes 4096..   images, then boxes, without a gap
 
-Until it is published the file has `.part` behind its name. A published file never changes, and none is ever renamed
-over another one. A reader trusts nothing: size, header, identity, lease and checksum are verified before the batch
-counts.
+Until published its name ends in `.part`. Then it never changes, and none is renamed over another one.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ PART_SUFFIX = ".part"
 
 _BOX_BYTES = 16  # four int32
 _READ_BYTES = 4 * BLOCK_BYTES  # stays in a core's second-level cache between the read and its checksum
-_ZEROS_BYTES = 1 << 20
+_ZEROS_BYTES = 1 << 20  # one write where a file system cannot allocate
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -84,7 +82,7 @@ class Layout:
         return (self.batch, self.height, self.width, self.channels)
 
     def to_data(self) -> Dict[str, int]:
-        """Return the layout as plain data for JSON."""
+        """Return plain data for JSON."""
         return {name: getattr(self, name) for name in ("batch", "height", "width", "channels", "boxes")}
 
     @staticmethod
@@ -94,9 +92,9 @@ class Layout:
         Raises:
             EngineError: a field is missing, unknown or out of range.
         """
-        names = {"batch", "height", "width", "channels", "boxes"}
-        if not isinstance(data, dict) or set(data) != names:
-            raise EngineError(f"layout: {data!r:.200} is not an object with exactly the fields {sorted(names)}.")
+        names = ["batch", "boxes", "channels", "height", "width"]
+        if not isinstance(data, dict) or sorted(data) != names:
+            raise EngineError(f"layout: {data!r:.200} is not an object with exactly the fields {names}.")
         return Layout(**data)
 
 
@@ -318,9 +316,9 @@ def _read_into(descriptor: int, view: memoryview, checksum: Optional[Checksum]) 
         filled = 0
         while filled < len(piece):
             count = os.readv(descriptor, [piece[filled:]])
+            filled += count
             if count == 0:
                 raise DamagedBatch("the file ended early")
-            filled += count
         if checksum is not None:
             checksum.update(piece)
         position += filled

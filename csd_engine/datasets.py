@@ -1,7 +1,6 @@
 """Data sets as plain data, and the readers that open one sample of them.
 
-A description (`FileSet`, `ArraySet`, `ConcatSet`) travels; a `Reader` is made of it on either side, from the same code.
-Labels never come here. Readers open files below allowed roots only, whatever links lie in between.
+A description travels; a `Reader` is made of it on either side. Readers open files below allowed roots only.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ __all__ = [
 MAX_FILE_BYTES = 256 << 20  # an image file is read whole: a larger one would not fit a small board's memory
 MAX_PARTS = 1024
 MAX_PATH_CHARACTERS = 4096
-
 _SHAPE_LIMIT = 1 << 48
 
 
@@ -348,7 +346,7 @@ def open_reader(
     return _ConcatReader(readers)
 
 
-_PILLOW_MODULES = r"PIL\."
+_PILLOW_MODULES = r"PIL\."  # as a warning filter's module
 
 
 def _silence_pillow() -> None:
