@@ -134,8 +134,8 @@ class _Parser:
         after = ""
         for operator in group:
             if after and self.pixels((operator,)):
-                raise PipelineError(f"{where}: {type(operator).__name__} follows {after}, which draws mask boxes; masks "
-                                    "must be the last operators, since boxes are not cropped or flipped")
+                raise PipelineError(f"{where}: {type(operator).__name__} follows {after}, which draws mask boxes; "
+                                    "masks must be the last operators, since boxes are not cropped or flipped")
             if self.masked((operator,)):
                 after = type(operator).__name__
 

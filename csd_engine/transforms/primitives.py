@@ -74,7 +74,7 @@ def apply_primitive(image: Image.Image, step: Primitive, order: str) -> Image.Im
     if isinstance(step, Resize):
         return resample.resize(image, step.width, step.height, step.interpolation, order)
     if isinstance(step, Flip):
-        return image.transpose(_FLIP_LEFT_RIGHT if step.horizontal else _FLIP_TOP_BOTTOM)
+        return image.transpose(_FLIP_LEFT_RIGHT if step.horizontal else _FLIP_TOP_BOTTOM)  # type: ignore[arg-type]
     if isinstance(step, Pad):
         return _pad(image, step)
     luma = image.convert("L")

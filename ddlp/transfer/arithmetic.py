@@ -1,0 +1,96 @@
+"""Float32 operations that reproduce a table of 256 values a channel bit for bit, found from the table alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Arithmetic"]
+
+_REACH = 8  # float32 steps to each side of an estimate
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arithmetic:
+    """((x * factor) or (x / divisor) - mean) / std, each step rounded to float32, as torchvision computes it.
+
+    Attributes:
+        multiply: whether ``scale`` multiplies (v2's ToDtype) or divides (ToTensor).
+        scale: a number, None where bytes are taken as they are.
+        mean: float32 (channels,), None if all are 0.
+        std: float32 (channels,), None if all are 1.
+    """
+
+    multiply: bool
+    scale: np.float32 | None
+    mean: np.ndarray | None
+    std: np.ndarray | None
+
+    @staticmethod
+    def find(table: np.ndarray) -> Arithmetic | None:
+        """Operations for a float32 table (channels, 256), None if none of these give exactly its bits."""
+        bytes_ = np.arange(256, dtype=np.float32)
+        for multiply, scale in ((False, np.float32(255)), (True, np.float32(1.0 / 255)), (True, None)):
+            base = bytes_ if scale is None else bytes_ * scale if multiply else bytes_ / scale
+            constants = [_mean_and_std(base, row) for row in table]
+            if all(pair is not None for pair in constants):
+                mean, std = np.array(constants, dtype=np.float32).T.copy()
+                return Arithmetic(multiply, scale, mean if mean.any() else None, std if (std != 1).any() else None)
+        return None
+
+    def run(self, values: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None) -> None:
+        """In place on float32 ``values``; ``mean`` and ``std`` as they broadcast against them."""
+        if self.scale is not None:
+            (np.multiply if self.multiply else np.divide)(values, self.scale, out=values)
+        if mean is not None:
+            np.subtract(values, mean, out=values)
+        if std is not None:
+            np.divide(values, std, out=values)
+
+    def run_on_device(self, values: Tensor) -> Tensor:
+        """In place on a float32 tensor (batch, channels, height, width) on any device.
+
+        Constants are tensors there: for a Python number a GPU multiplies by the reciprocal.
+        """
+        if self.scale is not None:
+            scale = torch.tensor(float(self.scale), device=values.device)
+            values = values.mul_(scale) if self.multiply else values.div_(scale.view(1, 1, 1, 1))
+        if self.mean is not None:
+            values = values.sub_(torch.from_numpy(self.mean).to(values.device).view(1, -1, 1, 1))
+        if self.std is not None:
+            values = values.div_(torch.from_numpy(self.std).to(values.device).view(1, -1, 1, 1))
+        return values
+
+
+def _mean_and_std(base: np.ndarray, row: np.ndarray) -> tuple[np.float32, np.float32] | None:
+    """Constants with (base - mean) / std == row bit for bit, searched around what the row's ends say."""
+    if _same(base, row):
+        return np.float32(0), np.float32(1)
+    ends = row[[0, -1]].astype(np.float64)
+    if not np.isfinite(ends).all() or ends[0] == ends[1]:
+        return None
+    std = (float(base[-1]) - float(base[0])) / (ends[1] - ends[0])
+    means = _neighbours(np.float32(-ends[0] * std))
+    stds = _neighbours(np.float32(std))
+    with np.errstate(all="ignore"):
+        tried = (base - means[:, None, None]) / stds[:, None]
+    hits = np.argwhere((tried.view(np.int32) == row.view(np.int32)).all(axis=2))
+    if not len(hits):
+        return None
+    first, second = hits[len(hits) // 2]
+    return means[first], stds[second]
+
+
+def _neighbours(value: np.float32) -> np.ndarray:
+    """The value and the float32 numbers next to it, itself at zero."""
+    if value == 0:
+        return np.zeros(1, dtype=np.float32)
+    bits = np.float32(value).view(np.int32)
+    return (bits + np.arange(-_REACH, _REACH + 1, dtype=np.int32)).view(np.float32)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool((a.view(np.int32) == b.view(np.int32)).all())

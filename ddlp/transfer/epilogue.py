@@ -1,0 +1,241 @@
+"""The deterministic end of a pipeline, run on finished batches: a table of 256 values a channel, then the masks.
+
+The table is made on the CPU by torchvision's own operators and *is* the definition of the result. Where a few float32
+operations give the same bits for all 256 values of all channels (checked, on each device), they are used instead,
+since they are about twice as fast as looking up; any other table is looked up.
+
+On the CPU numpy does the work, image by image, so that a channel stays in the L2 cache: it releases the GIL and, unlike
+torch, never starts intra-op threads that would compete with the decoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddlp.transfer.arithmetic import Arithmetic
+
+__all__ = ["Epilogue"]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
+FORMATS = (torch.contiguous_format, torch.channels_last)
+_CHUNK = 32767  # elements; torch splits larger ones among threads (at::internal::GRAIN_SIZE)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Epilogue:
+    """What happens to uint8 images and mask boxes where they land.
+
+    Args:
+        table: float32 (channels, 256), the value of each byte; None if the transform leaves bytes as they are.
+        fills: float32 (masks, channels), the value of each mask's pixels in the table's units.
+        dtype: of the result: float32, float16, bfloat16 or uint8. uint8 leaves the table out.
+        memory_format: torch.contiguous_format or torch.channels_last.
+
+    Raises:
+        ValueError: another dtype or memory format, shapes that don't match, or uint8 with a fill that is no byte's
+            value.
+    """
+
+    table: Tensor | None
+    fills: Tensor
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"output={self.dtype}: expected one of {', '.join(map(str, DTYPES))}")
+        if self.memory_format not in FORMATS:
+            raise ValueError(f"memory_format={self.memory_format}: expected one of {', '.join(map(str, FORMATS))}")
+        if self.fills.ndim != 2 or self.fills.dtype != torch.float32:
+            raise ValueError(f"fills: {self.fills.dtype} of {tuple(self.fills.shape)}, not float32 (masks, channels)")
+        channels = self.fills.shape[1]
+        if self.table is not None and (self.table.dtype, *self.table.shape) != (torch.float32, channels, 256):
+            raise ValueError(f"table: {self.table.dtype} of {tuple(self.table.shape)}, not float32 ({channels}, 256)")
+        if self.dtype == torch.uint8:
+            self._mask_values()
+
+    def with_output(
+        self, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None
+    ) -> Epilogue:
+        """Epilogue with another dtype or memory format, None for the present one; ValueError as at construction."""
+        return dataclasses.replace(self, dtype=dtype or self.dtype, memory_format=memory_format or self.memory_format)
+
+    def __call__(
+        self, images: Tensor, boxes: Tensor | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Result for a batch.
+
+        Args:
+            images: uint8 (batch, height, width, channels), contiguous.
+            boxes: int32 (batch, masks, 4) of (top, left, bottom, right) in pixels; None if there are no masks. Empty
+                boxes do nothing; of overlapping ones the later mask wins.
+            device: where the result shall be; None for where the images are.
+
+        Returns:
+            (batch, channels, height, width) in this dtype and memory format. uint8 in channels_last is a view of
+            ``images`` unless a mask was drawn or they were moved; anything else is fresh memory.
+
+        Raises:
+            ValueError: dtypes or shapes other than these.
+        """
+        masks, channels = self.fills.shape
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != channels:
+            raise ValueError(f"images: {images.dtype} of {tuple(images.shape)}, not uint8 (batch, height, width, "
+                             f"{channels}); the batch belongs to another pipeline")
+        expected = (images.shape[0], masks, 4)
+        if masks and (boxes is None or tuple(boxes.shape) != expected):
+            got = None if boxes is None else tuple(boxes.shape)
+            raise ValueError(f"boxes: {got}, not int32 {expected}; the batch belongs to another pipeline")
+        target = images.device if device is None else torch.device(device)
+        if target.type == "cpu" and images.device.type == "cpu":
+            result = self._on_cpu(images.contiguous())
+            if masks and boxes is not None:
+                result = self._fill_one_by_one(result, boxes, shared=result.data_ptr() == images.data_ptr())
+            return result
+        result = self._on_device(images.to(target, non_blocking=True))
+        if masks and boxes is not None:
+            result = self._fill_together(result, boxes.to(target, non_blocking=True))
+        return result
+
+    @functools.cached_property
+    def _arithmetic(self) -> Arithmetic | None:
+        return Arithmetic.find(self._values().numpy())
+
+    @functools.cached_property
+    def _bits(self) -> np.ndarray:
+        """The table in the result's dtype, as integers: numpy has no bfloat16, and a look-up needs only bits."""
+        return self._values().to(self.dtype).view(_INTEGER[self.dtype]).numpy()
+
+    def _values(self) -> Tensor:
+        if self.table is not None:
+            return self.table
+        return torch.arange(256, dtype=torch.float32).repeat(self.fills.shape[1], 1)
+
+    def _mask_values(self) -> Tensor:
+        """(masks, channels) in the result's dtype; for uint8 the bytes whose table value is the fill."""
+        if self.dtype != torch.uint8:
+            return self.fills.to(self.dtype)
+        matches = self._values()[None] == self.fills[:, :, None]
+        found = matches.any(2)
+        if not bool(found.all()):
+            mask, channel = (int(i) for i in (~found).nonzero()[0])
+            raise ValueError(f"output=torch.uint8: mask {mask} fills channel {channel} with "
+                             f"{float(self.fills[mask, channel])!r}, which is no uint8 pixel's value after the "
+                             "transform's ToTensor and Normalize; choose a float output, or a fill that is one")
+        return matches.to(torch.uint8).argmax(2).to(torch.uint8)
+
+    def _on_cpu(self, images: Tensor) -> Tensor:
+        batch, height, width, channels = images.shape
+        last = self.memory_format == torch.channels_last
+        if self.dtype == torch.uint8 and last:
+            return images.permute(0, 3, 1, 2)
+        shape = (batch, height, width, channels) if last else (batch, channels, height, width)
+        result = _fresh(shape, self.dtype)
+        source = images.numpy()
+        if self.dtype == torch.uint8:
+            planes = result.numpy()
+            for i in range(batch):
+                np.copyto(planes[i], source[i].transpose(2, 0, 1))
+        elif self._arithmetic is None or (result.element_size() == 2 and not last):
+            # Two bytes straight from the table are faster than arithmetic and a conversion, except along whole rows.
+            self._look_up(source, result.view(_INTEGER[self.dtype]).numpy(), last)
+        elif last:
+            # One row of the image is one row of numbers: the channels' constants repeat along it.
+            rows = (batch, height, width * channels)
+            constants = self._arithmetic.mean, self._arithmetic.std
+            mean, std = (None if k is None else np.tile(k, width) for k in constants)
+            self._compute(source.reshape(rows), result.view(rows), mean, std)
+        else:
+            for i in range(batch):
+                for c in range(channels):
+                    constants = self._arithmetic.mean, self._arithmetic.std
+                    mean, std = (None if k is None else k[c] for k in constants)
+                    self._compute(source[i : i + 1, :, :, c], result[i : i + 1, c], mean, std)
+        return result.permute(0, 3, 1, 2) if last else result
+
+    def _compute(
+        self, source: np.ndarray, result: Tensor, mean: np.ndarray | None, std: np.ndarray | None
+    ) -> None:
+        """(images, rows, numbers a row) of bytes into as many results."""
+        assert self._arithmetic is not None
+        if self.dtype == torch.float32:
+            for image, values in zip(source, result.numpy(), strict=True):
+                np.copyto(values, image)
+                self._arithmetic.run(values, mean, std)
+            return
+        step = max(1, _CHUNK // source.shape[2])
+        scratch = torch.empty((step, source.shape[2]), dtype=torch.float32)
+        for i in range(len(source)):
+            for row in range(0, source.shape[1], step):
+                chunk = scratch[: min(step, source.shape[1] - row)]
+                np.copyto(chunk.numpy(), source[i, row : row + step])
+                self._arithmetic.run(chunk.numpy(), mean, std)
+                result[i, row : row + step].copy_(chunk)
+
+    def _look_up(self, source: np.ndarray, result: np.ndarray, last: bool) -> None:
+        for i in range(len(source)):
+            for c, values in enumerate(self._bits):
+                plane = result[i, :, :, c] if last else result[i, c]
+                np.take(values, source[i, :, :, c], out=plane, mode="clip")
+
+    def _on_device(self, images: Tensor) -> Tensor:
+        planes = images.permute(0, 3, 1, 2)
+        if self.dtype == torch.uint8:
+            return planes.contiguous(memory_format=self.memory_format)
+        if self._arithmetic is not None and self._exact_on(images.device):
+            values = torch.empty(planes.shape, dtype=torch.float32, device=images.device,
+                                 memory_format=self.memory_format).copy_(planes)
+            return self._arithmetic.run_on_device(values).to(self.dtype)
+        values = self._values().to(self.dtype).to(images.device)
+        result = torch.empty(planes.shape, dtype=self.dtype, device=images.device, memory_format=self.memory_format)
+        for c in range(planes.shape[1]):
+            result[:, c] = values[c][planes[:, c].to(torch.int32)]
+        return result
+
+    @functools.cache  # noqa: B019 - an epilogue lives as long as its loader, on one device
+    def _exact_on(self, device: torch.device) -> bool:
+        """Whether the operations give the table's very bits on this device, for all bytes of all channels."""
+        assert self._arithmetic is not None
+        table = self._values()
+        values = torch.arange(256, dtype=torch.float32, device=device).repeat(1, table.shape[0], 1, 1)
+        values = values.view(1, table.shape[0], 1, 256)
+        computed = self._arithmetic.run_on_device(values).cpu().view(table.shape)
+        return torch.equal(computed.view(torch.int32), table.view(torch.int32))
+
+    def _fill_one_by_one(self, result: Tensor, boxes: Tensor, shared: bool) -> Tensor:
+        fills = self._mask_values()[:, :, None, None]
+        for i, sample in enumerate(boxes.tolist()):
+            for mask, (top, left, bottom, right) in enumerate(sample):
+                if top < bottom and left < right:
+                    if shared:
+                        result, shared = result.clone(memory_format=torch.preserve_format), False
+                    result[i, :, top:bottom, left:right] = fills[mask]
+        return result
+
+    def _fill_together(self, result: Tensor, boxes: Tensor) -> Tensor:
+        """All samples of one mask in one operation: a GPU is slow to start many small ones."""
+        fills = self._mask_values().to(result.device)
+        rows = torch.arange(result.shape[2], device=result.device)
+        columns = torch.arange(result.shape[3], device=result.device)
+        for mask in range(fills.shape[0]):
+            top, left, bottom, right = boxes[:, mask, :, None].unbind(1)
+            inside = ((rows >= top) & (rows < bottom))[:, None, :, None]
+            inside = inside & ((columns >= left) & (columns < right))[:, None, None, :]
+            result = torch.where(inside, fills[mask].view(1, -1, 1, 1), result)
+        return result.contiguous(memory_format=self.memory_format)
+
+
+def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Fresh memory from numpy, which asks for huge pages: small ones cost more to map than the images to compute."""
+    if dtype == torch.uint8:
+        return torch.from_numpy(np.empty(shape, dtype=np.uint8))
+    bits = np.empty(shape, dtype=np.int32 if dtype == torch.float32 else np.int16)
+    return torch.from_numpy(bits).view(dtype)
+
+
+_INTEGER = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
