@@ -244,7 +244,7 @@ class BatchWriter:
         """
         layout = self.layout
         if row != self._row or row >= layout.batch:
-            raise ValueError(f"row {row} of {layout.batch} written where row {self._row} is next")
+            raise ValueError(f"row {row} of {layout.batch} came, {self._row} is next")
         if image.shape != (layout.height, layout.width, layout.channels) or image.dtype != np.uint8:
             raise ValueError(f"image {image.shape} {image.dtype} is not {layout.image_shape[1:]} uint8")
         if layout.boxes:
@@ -310,9 +310,9 @@ class BatchWriter:
 
 def _read_into(descriptor: int, view: memoryview, checksum: Optional[Checksum]) -> None:
     """Fill `view` from the file's position, feeding the checksum while each piece is still in the cache."""
-    position, end = 0, len(view)
-    while position < end:
-        piece = view[position : min(position + _READ_BYTES, end)]
+    position = 0
+    while position < len(view):
+        piece = view[position : min(position + _READ_BYTES, len(view))]
         filled = 0
         while filled < len(piece):
             count = os.readv(descriptor, [piece[filled:]])

@@ -389,8 +389,10 @@ def prepare_sample(
     except SampleError:
         raise
     except Exception as error:  # decoders raise nearly anything on a damaged file
-        where = f"{index} of {len(reader)}" if isinstance(error, IndexError) else reader.where(index)
-        raise SampleError(where, f"{type(error).__name__}: {error}") from error
+        raise SampleError(
+            reader.where(index) if 0 <= index < len(reader) else f"{index} of {len(reader)}",
+            f"{type(error).__name__}: {error}",
+        ) from error
 
 
 def sample_digest(image: np.ndarray, boxes: Optional[np.ndarray]) -> str:
