@@ -105,7 +105,17 @@ class EngineProcess:
         self.keys = keys or make_keys(home / "keys")
         listen = listen or f"ipc://{home}/s"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "csd_engine", "--listen", listen, "--spool", str(self.spool), "--keys", str(self.keys)]
+            [
+                sys.executable,
+                "-m",
+                "csd_engine",
+                "--listen",
+                listen,
+                "--spool",
+                str(self.spool),
+                "--keys",
+                str(self.keys),
+            ]
             + ["--reserve-bytes", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=open(home / "log", "wb"),

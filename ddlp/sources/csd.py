@@ -21,16 +21,9 @@ from csd_engine.errors import DamagedBatch, EngineError
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
-from ddlp.sources.link import (
-    EngineEvent,
-    EngineLink,
-    EngineLost,
-    EngineNote,
-    JobHandle,
-    LeaseFailed,
-    LeaseProgress,
-    LeasePublished,
-)
+from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.job import JobHandle
+from ddlp.sources.link import EngineLink
 from ddlp.sources.travel import Luggage
 from ddlp.translate.datasets import PortableSet
 
