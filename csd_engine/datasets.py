@@ -63,7 +63,8 @@ class FileSet:
 @dataclass(frozen=True)
 class ArraySet:
     """A uint8 .npy file at the absolute `path`: `shape` is (n, height, width) for mode L or (n, height, width, 3) for
-    RGB."""
+    RGB.
+    """
 
     path: str
     fingerprint: str

@@ -35,7 +35,8 @@ class Work:
 @dataclass
 class Job:
     """One open job of one host. `key` is its directory's name, unique in this engine; `command` opens it in a
-    worker."""
+    worker.
+    """
 
     peer: bytes
     name: str

@@ -279,7 +279,8 @@ class Ping(Message):
 @dataclass(frozen=True)
 class Pong(Message):
     """Engine: alive. progress holds (job, lease, samples done) of each lease begun; note says what holds leases
-    back."""
+    back.
+    """
 
     progress: Tuple[Tuple[str, int, int], ...] = _checked(_list(_tuple(_name, _count, _count), 4096))
     spool_batches: int = _checked(_count)

@@ -20,8 +20,8 @@ from csd_engine.datasets import Dataset, fingerprint, sample_digest
 from csd_engine.errors import DamagedBatch, EngineError
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
-from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
 from ddlp.sources.travel import Luggage

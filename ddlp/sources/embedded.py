@@ -331,7 +331,7 @@ def _after_fork() -> None:
     _running.clear()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _register() -> None:
     """Once, with the first engine: importing this has no side effects."""
     atexit.register(_end_all)
