@@ -353,10 +353,22 @@ def test_leases_that_cannot_be_fail(start, recipe):
     events = SimpleQueue()
     job = recipe.open(link, events)
     items = recipe.items(0)
-    job.lease(1, recipe.identity(items), SEED, EPOCH, items[:3])
-    assert "3 items" in wait_for(events, LeaseFailed).reason
+    job.lease(1, recipe.identity(items), SEED, EPOCH, [])
+    assert "no items" in wait_for(events, LeaseFailed).reason
     job.lease(2, recipe.identity(items), SEED, EPOCH, [(999, 0), *items[1:]])
     assert "beyond" in wait_for(events, LeaseFailed).reason
+    link.close()
+
+
+def test_a_short_and_a_long_batch(start, recipe):
+    """The last batch of an epoch is shorter, a user's batch sampler may give any size."""
+    link = start("--root", str(recipe.root)).link()
+    events = SimpleQueue()
+    job = recipe.open(link, events)
+    for number, size in ((1, 3), (2, 20)):
+        items = [(step, 0) for step in range(size)]
+        job.lease(number, recipe.identity(items), SEED, EPOCH, items)
+        recipe.check(wait_for(events, LeasePublished).path, number, items)
     link.close()
 
 
