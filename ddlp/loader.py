@@ -42,7 +42,8 @@ class DDLPLoader(DataLoader):
             batches first, then the device's; ``"wrr"`` whichever is ready, the device's first; ``"ordered"`` both, in the
             sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` where the order is random anyway, else
             ``"ordered"``.
-        csd: the device: a `Device`, or several. None with a strategy that needs one: an engine is started on this machine.
+        csd: the device: its engine's address, a `Device` (address and keys), or several. None with a strategy that needs one:
+            an engine is started on this machine.
         device: where batches are delivered, e.g. ``"cuda"``; None: CPU tensors, as DataLoader.
         seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
             does. The order of samples comes from torch's generators in any case.
@@ -85,7 +86,7 @@ class DDLPLoader(DataLoader):
         pin_memory_device: str = "",
         in_order: bool = True,
         strategy: str | None = None,
-        csd: Device | Iterable[Device] | None = None,
+        csd: str | Device | Iterable[str | Device] | None = None,
         device: str | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
@@ -155,7 +156,7 @@ class DDLPLoader(DataLoader):
             raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
         for one in self._devices:
             if not isinstance(one, Device):
-                raise ValueError(f"csd={one!r}: expected a ddlp.Device(address, keys), or several, or None")
+                raise ValueError(f"csd={one!r}: expected an address, a ddlp.Device, several of them, or None")
         if self.csd is not None and self.strategy == "cpu":
             raise ValueError("csd= with strategy='cpu': the device would have nothing to do; leave one of them out")
         if self.strategy == "mte" and not is_built_in(self._index_sampler):
@@ -171,7 +172,8 @@ class DDLPLoader(DataLoader):
 
     @property
     def _devices(self) -> tuple[Device, ...]:
-        return () if self.csd is None else (self.csd,) if isinstance(self.csd, Device) else tuple(self.csd)
+        given = () if self.csd is None else (self.csd,) if isinstance(self.csd, (str, Device)) else tuple(self.csd)
+        return tuple(Device.at(one) if isinstance(one, str) else one for one in given)
 
     def _wanted_strategy(self) -> str:
         """The strategy by the arguments alone."""
