@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from typing import List, Optional
+from typing import Any, Callable, List, Optional
 
 from csd_engine.engine import EngineOptions, Service
 from csd_engine.errors import EngineError
@@ -22,7 +22,8 @@ An engine prepares batches of images for training jobs on other computers. Run i
   1. Make keys once:      python -m csd_engine --make-keys KEYS
      Copy KEYS/server.key, KEYS/host.key and KEYS/host.key_secret to the host that trains. Every further host makes its
      own pair; put its public .key file into KEYS/clients/ (read anew at each connection, no restart needed).
-  2. Run the engine:      python -m csd_engine --listen tcp://0.0.0.0:7711 --root /data/imagenet --spool /data/spool --keys KEYS
+  2. Run the engine:      python -m csd_engine --listen tcp://0.0.0.0:7711 --keys KEYS \\
+                              --root /data/imagenet --spool /data/spool
   3. On the host:         DDLPLoader(..., csd="tcp://device:7711")
 
 The host must see the spool directory too: a shared file system, never one disk that two systems mount at once.
@@ -44,14 +45,14 @@ def _cpus(text: str) -> List[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPU numbers; write 1 or 2,3") from None
 
 
-def _at_least(kind: type, low: float) -> object:
-    def check(text: str) -> float:
-        value: float = kind(text)
+def _at_least(kind: Callable[[str], Any], low: float) -> Callable[[str], Any]:
+    def check(text: str) -> Any:
+        value = kind(text)
         if not value >= low:
             raise argparse.ArgumentTypeError(f"{text} is less than {low}")
         return value
 
-    check.__name__ = kind.__name__
+    check.__name__ = getattr(kind, "__name__", "number")  # for argparse's messages
     return check
 
 
@@ -62,28 +63,56 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--make-keys", metavar="DIR", help="make fresh keys in DIR and exit")
     add("--listen", metavar="ADDRESS", help="ipc:///path/to/socket or tcp://HOST:PORT (tcp://*:0 picks a port)")
-    add("--root", metavar="PATH[=DEVICE_PATH]", action="append", default=[],
-        help="a directory that jobs may read, as the host names it, and what it is called here; may be repeated")
+    add(
+        "--root",
+        metavar="PATH[=DEVICE_PATH]",
+        action="append",
+        default=[],
+        help="a directory that jobs may read, as the host names it, and what it is called here; may be repeated",
+    )
     add("--spool", metavar="DIR", help="where batch files are written; one engine a spool")
     add("--keys", metavar="DIR", help="key directory, see above")
     add("--workers", type=_at_least(int, 1), default=1, metavar="N", help="worker processes; default 1")
-    add("--quota-batches", type=_at_least(int, 1), default=64, metavar="N",
-        help="batch files in the spool at once, over all jobs; default 64")
+    add(
+        "--quota-batches",
+        type=_at_least(int, 1),
+        default=64,
+        metavar="N",
+        help="batch files in the spool at once, over all jobs; default 64",
+    )
     add("--quota-bytes", type=_size, default=8 << 30, metavar="SIZE", help="their bytes; default 8G")
-    add("--reserve-bytes", type=_size, default=1 << 30, metavar="SIZE",
-        help="free space to leave on the spool's disk; default 1G")
-    add("--lease-timeout", type=_at_least(float, 0.1), default=30.0, metavar="S",
-        help="drop the jobs of a host that is silent for S seconds; default 30")
-    add("--slowdown", type=_at_least(float, 1), default=1.0, metavar="F",
-        help="for benches: work F times slower, as a device's processor would")
+    add(
+        "--reserve-bytes",
+        type=_size,
+        default=1 << 30,
+        metavar="SIZE",
+        help="free space to leave on the spool's disk; default 1G",
+    )
+    add(
+        "--lease-timeout",
+        type=_at_least(float, 0.1),
+        default=30.0,
+        metavar="S",
+        help="drop the jobs of a host that is silent for S seconds; default 30",
+    )
+    add(
+        "--slowdown",
+        type=_at_least(float, 1),
+        default=1.0,
+        metavar="F",
+        help="for benches: work F times slower, as a device's processor would",
+    )
     add("--cpus", type=_cpus, metavar="LIST", help="run on these CPUs only, e.g. 1 or 2,3")
     add("--parent", type=int, default=0, metavar="PID", help="end when this parent process is gone")
     add("--exit-with-stdin", action="store_true", help="end when standard input closes")
-    add("--private", metavar="DIR", action="append", default=[], help="remove this directory at the end; may be repeated")
-    add("--trust-roots", action="store_true",
-        help="allow every absolute path as a root; for an engine that its only host started itself, on ipc:// only")
+    add("--private", metavar="DIR", action="append", default=[], help="directory to remove at the end; may be repeated")
+    add(
+        "--trust-roots",
+        action="store_true",
+        help="allow every absolute path as a root; for an engine that its only host started itself, on ipc:// only",
+    )
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="default warning")
-    return parser  # fmt: skip
+    return parser
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -91,7 +120,7 @@ def _run(options: argparse.Namespace) -> None:
     if missing:
         raise EngineError(f"--{', --'.join(missing)} missing. See python -m csd_engine --help.")
     if options.trust_roots and not options.listen.startswith("ipc://"):
-        raise EngineError(f"--trust-roots with --listen {options.listen}: hosts could read any file. Give --root instead.")
+        raise EngineError(f"--trust-roots with --listen {options.listen}: hosts could read any file. Give --root.")
     if not options.trust_roots and not options.root:
         raise EngineError("no --root given: the engine could read nothing. Add --root /path/to/dataset.")
     if options.cpus:
@@ -115,12 +144,15 @@ def _run(options: argparse.Namespace) -> None:
             exit_with_stdin=options.exit_with_stdin,
         )
     )
-    try:
+
+    def announce() -> None:
         try:
             print(json.dumps({"ready": service.endpoint, "pid": os.getpid()}), flush=True)
         except OSError:
             pass  # whoever waited for it is gone
-        service.run()
+
+    try:
+        service.run(announce)
     finally:
         service.close()
 

@@ -7,8 +7,7 @@ A safetensors file whose header is padded with spaces so that data begin at byte
                    has masks, boxes I32 [batch, boxes, 4]; __metadata__ holds format, identity, lease and checksum
     bytes 4096..   images, then boxes, without a gap
 
-Until it is published the file has `.part` behind its name. A published file never changes, and none is ever renamed over
-another one. A reader trusts nothing: size, header, identity, lease and checksum are verified before the batch counts.
+Until published its name ends in `.part`. Then it never changes, and none is renamed over another one.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PART_SUFFIX = ".part"
 
 _BOX_BYTES = 16  # four int32
 _READ_BYTES = 4 * BLOCK_BYTES  # stays in a core's second-level cache between the read and its checksum
-_ZEROS_BYTES = 1 << 20
+_ZEROS_BYTES = 1 << 20  # one write where a file system cannot allocate
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -83,7 +82,7 @@ class Layout:
         return (self.batch, self.height, self.width, self.channels)
 
     def to_data(self) -> Dict[str, int]:
-        """Return the layout as plain data for JSON."""
+        """Return plain data for JSON."""
         return {name: getattr(self, name) for name in ("batch", "height", "width", "channels", "boxes")}
 
     @staticmethod
@@ -93,9 +92,9 @@ class Layout:
         Raises:
             EngineError: a field is missing, unknown or out of range.
         """
-        names = {"batch", "height", "width", "channels", "boxes"}
-        if not isinstance(data, dict) or set(data) != names:
-            raise EngineError(f"layout: {data!r:.200} is not an object with exactly the fields {sorted(names)}.")
+        names = ["batch", "boxes", "channels", "height", "width"]
+        if not isinstance(data, dict) or sorted(data) != names:
+            raise EngineError(f"layout: {data!r:.200} is not an object with exactly the fields {names}.")
         return Layout(**data)
 
 
@@ -245,14 +244,14 @@ class BatchWriter:
         """
         layout = self.layout
         if row != self._row or row >= layout.batch:
-            raise ValueError(f"row {row} of {layout.batch} written where row {self._row} is next")
+            raise ValueError(f"row {row} of {layout.batch} came, {self._row} is next")
         if image.shape != (layout.height, layout.width, layout.channels) or image.dtype != np.uint8:
             raise ValueError(f"image {image.shape} {image.dtype} is not {layout.image_shape[1:]} uint8")
         if layout.boxes:
             if boxes is None or boxes.shape != (layout.boxes, 4):
                 raise ValueError(f"boxes {None if boxes is None else boxes.shape} are not ({layout.boxes}, 4)")
             self._boxes += boxes.astype("<i4").tobytes()
-        data = memoryview(np.ascontiguousarray(image)).cast("B")
+        data = memoryview(np.ascontiguousarray(image).data).cast("B")
         try:
             _pwrite(self._descriptor, data, DATA_OFFSET + row * layout.row_bytes)
         except OSError as error:
@@ -311,15 +310,15 @@ class BatchWriter:
 
 def _read_into(descriptor: int, view: memoryview, checksum: Optional[Checksum]) -> None:
     """Fill `view` from the file's position, feeding the checksum while each piece is still in the cache."""
-    position, end = 0, len(view)
-    while position < end:
-        piece = view[position : min(position + _READ_BYTES, end)]
+    position = 0
+    while position < len(view):
+        piece = view[position : min(position + _READ_BYTES, len(view))]
         filled = 0
         while filled < len(piece):
             count = os.readv(descriptor, [piece[filled:]])
+            filled += count
             if count == 0:
                 raise DamagedBatch("the file ended early")
-            filled += count
         if checksum is not None:
             checksum.update(piece)
         position += filled
@@ -386,9 +385,9 @@ def read_batch(
             _read_into(descriptor, memoryview(header), None)
             promised = _check_header(bytes(header), expect_identity, expect_lease, layout)
             checksum = Checksum()
-            _read_into(descriptor, memoryview(images.reshape(-1)), checksum)
+            _read_into(descriptor, images.reshape(-1).data, checksum)
             if boxes is not None:
-                _read_into(descriptor, memoryview(boxes.reshape(-1)).cast("B"), checksum)
+                _read_into(descriptor, boxes.reshape(-1).data.cast("B"), checksum)
         finally:
             os.close(descriptor)
         if checksum.hexdigest() != promised:

@@ -1,9 +1,9 @@
 """The batch file's checksum: block-wise Horner over 32-bit words, then a digest.
 
 The data are read as little-endian uint32 words in blocks of 64 KiB, the last one padded with zeros. Word by word,
-`acc = acc * M + block` (mod 2**32); the checksum is blake2b-128 of the final 64 KiB of `acc`. M is odd, so a changed bit
-stays changed whatever follows. numpy does it in place at cache speed on 32-bit ARM too, and a GPU with integer operations,
-one thread a word.
+`acc = acc * M + block` (mod 2**32); the checksum is blake2b-128 of the final 64 KiB of `acc`. M is odd, so a changed
+bit stays changed whatever follows. numpy does it in place at cache speed on 32-bit ARM too, and a GPU with integer
+operations, one thread a word.
 """
 
 from __future__ import annotations

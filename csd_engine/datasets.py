@@ -1,7 +1,6 @@
 """Data sets as plain data, and the readers that open one sample of them.
 
-A description (`FileSet`, `ArraySet`, `ConcatSet`) travels; a `Reader` is made of it on either side, from the same code.
-Labels never come here. Readers open files below allowed roots only, whatever links lie in between.
+A description travels; a `Reader` is made of it on either side. Readers open files below allowed roots only.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ __all__ = [
 MAX_FILE_BYTES = 256 << 20  # an image file is read whole: a larger one would not fit a small board's memory
 MAX_PARTS = 1024
 MAX_PATH_CHARACTERS = 4096
-
 _SHAPE_LIMIT = 1 << 48
 
 
@@ -64,7 +62,9 @@ class FileSet:
 
 @dataclass(frozen=True)
 class ArraySet:
-    """A uint8 .npy file at the absolute `path`: `shape` is (n, height, width) for mode L or (n, height, width, 3) for RGB."""
+    """A uint8 .npy file at the absolute `path`: `shape` is (n, height, width) for mode L or (n, height, width, 3) for
+    RGB.
+    """
 
     path: str
     fingerprint: str
@@ -273,7 +273,8 @@ class _ArrayReader(Reader):
                 shape, fortran, dtype = read[version](stream)
                 if dtype != np.uint8 or shape != dataset.shape or fortran:
                     raise ValueError(f"it holds {dtype} {shape}, expected was C-ordered uint8 {dataset.shape}")
-                self._rows = np.memmap(stream, dtype=np.uint8, mode="r", offset=stream.tell(), shape=shape)
+                rows = np.memmap(stream, dtype=np.uint8, mode="r", offset=stream.tell(), shape=shape)
+                self._rows: np.ndarray = rows
         except (OSError, ValueError, KeyError, RootNotAllowed) as error:
             raise DatasetError(f"array {path} cannot be used: {error}. Write it again or check its path.") from None
 
@@ -354,7 +355,7 @@ def open_reader(
     return _ConcatReader(readers)
 
 
-_PILLOW_MODULES = r"PIL\."
+_PILLOW_MODULES = r"PIL\."  # as a warning filter's module
 
 
 def _silence_pillow() -> None:
@@ -397,8 +398,10 @@ def prepare_sample(
     except SampleError:
         raise
     except Exception as error:  # decoders raise nearly anything on a damaged file
-        where = f"{index} of {len(reader)}" if isinstance(error, IndexError) else reader.where(index)
-        raise SampleError(where, f"{type(error).__name__}: {error}") from error
+        raise SampleError(
+            reader.where(index) if 0 <= index < len(reader) else f"{index} of {len(reader)}",
+            f"{type(error).__name__}: {error}",
+        ) from error
 
 
 def sample_digest(image: np.ndarray, boxes: Optional[np.ndarray]) -> str:

@@ -53,7 +53,7 @@ class Door:
                 f"cannot listen on {listen}: {error}. Use ipc:///path/to/socket (at most 107 bytes) or tcp://HOST:PORT "
                 "with a free port and an address of this computer."
             ) from None
-        self.endpoint = self.router.last_endpoint.rstrip(b"\0").decode()
+        self.endpoint = bytes(self.router.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def answer_gate(self) -> None:
         """Answer one ZAP request: yes to the public keys in the allow-list, read anew so that it can be changed."""

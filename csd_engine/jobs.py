@@ -26,6 +26,7 @@ class Work:
     """A lease on the engine."""
 
     lease: Lease
+    layout: Layout  # of this batch: the job's with as many rows as the lease has items
     state: LeaseState = LeaseState.QUEUED
     samples: int = 0
     cancelled: bool = False
@@ -33,7 +34,9 @@ class Work:
 
 @dataclass
 class Job:
-    """One open job of one host. `key` is its directory's name, unique in this engine; `command` opens it in a worker."""
+    """One open job of one host. `key` is its directory's name, unique in this engine; `command` opens it in a
+    worker.
+    """
 
     peer: bytes
     name: str
@@ -102,9 +105,7 @@ class Board:
                 return job, job.probes.popleft()
         return None
 
-    def next_lease(
-        self, shortage: Callable[[int], str], free_batches: int
-    ) -> Tuple[Optional[Tuple[Job, Work]], str]:
+    def next_lease(self, shortage: Callable[[int], str], free_batches: int) -> Tuple[Optional[Tuple[Job, Work]], str]:
         """Take the next lease to begin, and say what holds leases back.
 
         Args:
@@ -112,14 +113,14 @@ class Board:
             free_batches: batches that the quota still allows.
 
         Returns:
-            (job and lease, now WORKING, or None; the reason for holding back, or empty). The last slots are kept for jobs
-            that hold none, so that one job that is not being drained cannot shut out the others.
+            (job and lease, now WORKING, or None; the reason for holding back, or empty). The last slots are kept for
+            jobs that hold none, so that one job that is not being drained cannot shut out the others.
         """
         ready = [job for job in self._in_turn() if job.queue]
         note = ""
         for job in ready:
             kept = sum(other is not job and other.held == 0 for other in ready) if job.held else 0
-            short = shortage(job.layout.file_bytes)
+            short = shortage(job.work[job.queue[0]].layout.file_bytes)
             if not short and free_batches <= kept:
                 short = f"the last {free_batches} batches of the spool quota are kept for {kept} jobs that hold none"
             if short:

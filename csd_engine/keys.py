@@ -1,8 +1,8 @@
 """CURVE key files (zmq.auth certificates), and who may come in.
 
-A key directory holds `server.key_secret` and `server.key` (the engine's), `host.key_secret` and `host.key` (one host's), and
-`clients/`, the allow-list: the public `.key` file of every host that may connect. CURVE alone lets in whoever has the
-server's public key, hence the list.
+A key directory holds `server.key_secret` and `server.key` (the engine's), `host.key_secret` and `host.key` (one
+host's), and `clients/`, the allow-list: the public `.key` file of every host that may connect. CURVE alone lets in
+whoever has the server's public key, hence the list.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_keys(directory: PathLike) -> Path:
     """
     home = Path(directory)
     if not zmq.has("curve"):
-        raise EngineError("this libzmq was built without CURVE: connections cannot be encrypted. Install pyzmq's wheel.")
+        raise EngineError("this libzmq was built without CURVE: install pyzmq's wheel for encrypted links.")
     (home / "clients").mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     for name in ("server", "host"):
@@ -54,7 +54,7 @@ def _load(path: Path) -> Tuple[bytes, bytes]:
     try:
         public, secret = zmq.auth.load_certificate(str(path))
     except (OSError, ValueError) as error:
-        raise EngineError(f"key file {path} cannot be used: {error}. Make keys with csd_engine.keys.make_keys.") from None
+        raise EngineError(f"key file {path} cannot be used: {error}. See --make-keys.") from None
     return public, secret or b""
 
 

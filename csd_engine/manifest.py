@@ -1,4 +1,5 @@
-"""The manifest: the file names of a data set in one compact file that is memory-mapped, so that it costs no private memory.
+"""The manifest: the file names of a data set in one compact file that is memory-mapped, so that it costs no private
+memory.
 
     magic        8 bytes, b"DDLPMAN1"
     counts       4 little-endian uint64: files, directories, bytes of directory names, bytes of file names
@@ -78,12 +79,12 @@ def write_manifest(path: PathLike, relative_paths: Iterable[str]) -> str:
     places: List[int] = []
     for relative in relative_paths:
         directory, _, name = relative.rpartition("/")
+        if not directory and relative.startswith("/"):
+            check_relative(os.fsencode(relative))
         place = directories.get(directory)
         if place is None:
             if directory:
                 check_relative(os.fsencode(directory))
-            elif relative.startswith("/"):
-                check_relative(os.fsencode(relative))
             place = directories[directory] = len(directories)
         places.append(place)
         names.append(name)
@@ -156,7 +157,7 @@ class Manifest:
             raise DatasetError(f"manifest {path} cannot be opened: {error}. Write it again.") from None
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._count)
 
     def _slice(self, offsets_at: int, index: int, names_at: int, limit: int) -> bytes:
         start, end = struct.unpack_from("<2Q", self._map, offsets_at + 8 * index)

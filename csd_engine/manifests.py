@@ -20,7 +20,7 @@ _COMPRESSION = 1  # paths shrink to a fifth already; more costs the host time at
 
 
 def read_part(path: "os.PathLike[str]", offset: int) -> Tuple[bytes, int]:
-    """Return the compressed part of the manifest file that begins at `offset`, and the file's size (the host's side)."""
+    """Return the compressed part of the manifest file that begins at `offset`, and the file's size. For the host."""
     with open(path, "rb") as stream:
         total = os.fstat(stream.fileno()).st_size
         stream.seek(offset)
@@ -49,7 +49,8 @@ class ManifestCache:
             for left in directory.glob("*.part"):
                 left.unlink()
         except OSError as error:
-            raise SpoolError(f"the manifest cache {directory} cannot be used: {error.strerror}. Check --spool.") from None
+            why = f"the manifest cache {directory} cannot be used: {error.strerror}. Check --spool."
+            raise SpoolError(why) from None
 
     def path(self, fingerprint: str) -> Path:
         """Return where the manifest is, or would be."""
@@ -103,7 +104,7 @@ class ManifestCache:
             raise DatasetError(f"a manifest of {total} bytes is more than the engine keeps ({self._limit_bytes}).")
         self._count += 1
         path = self.directory / f"{key[1]}.{self._count}.part"
-        incoming = _Incoming(path, open(path, "wb"), hashlib.blake2b(digest_size=16), total)
+        incoming = _Incoming(path, open(path, "wb", buffering=0), hashlib.blake2b(digest_size=16), total)
         self._incoming[key] = incoming
         return incoming
 
@@ -122,6 +123,7 @@ class ManifestCache:
         if len(content) != expected:
             raise DatasetError(f"manifest part at {offset} has not the {expected} bytes expected. Send it again.")
         incoming.stream.write(content)
+        os.fdatasync(incoming.stream.fileno())  # mapped while dirty, it would count as a worker's private memory
         incoming.digest.update(content)
         incoming.offset += len(content)
 
@@ -129,7 +131,7 @@ class ManifestCache:
         incoming.stream.close()
         found = incoming.digest.hexdigest()
         if found != fingerprint:
-            raise DatasetError(f"the manifest received is {found}, expected was {fingerprint}. Write it again on the host.")
+            raise DatasetError(f"the manifest received is {found}, expected was {fingerprint}. Write it again.")
         Manifest.open(incoming.path).close()
         os.replace(incoming.path, self.path(fingerprint))  # of the same content, should one be there
 

@@ -1,7 +1,8 @@
 """What host and engine say to each other: one frozen dataclass a message, parsed and checked; no pickle.
 
-A message is one or two frames: JSON `{"say": NAME, field: value, ...}`, and for ManifestPart the bytes. Encoding and decoding
-touch no socket. Everything that arrives is hostile until it is decoded: types, ranges and lengths are checked here, once.
+A message is one or two frames: JSON `{"say": NAME, field: value, ...}`, and for ManifestPart the bytes. Encoding and
+decoding touch no socket. Everything that arrives is hostile until it is decoded: types, ranges and lengths are checked
+here, once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 from csd_engine.errors import BadMessage
 
@@ -277,7 +278,9 @@ class Ping(Message):
 
 @dataclass(frozen=True)
 class Pong(Message):
-    """Engine: alive. progress holds (job, lease, samples done) of each lease begun; note says what holds leases back."""
+    """Engine: alive. progress holds (job, lease, samples done) of each lease begun; note says what holds leases
+    back.
+    """
 
     progress: Tuple[Tuple[str, int, int], ...] = _checked(_list(_tuple(_name, _count, _count), 4096))
     spool_batches: int = _checked(_count)
@@ -305,8 +308,6 @@ _MESSAGES: Tuple[Type[Message], ...] = (
     Cancel, Cancelled, Release, Ping, Pong, CloseJob, JobClosed,
 )  # fmt: skip
 _BY_NAME = {message.__name__: message for message in _MESSAGES}
-
-M = TypeVar("M", bound=Message)
 
 
 def shorten(text: str) -> str:
@@ -355,7 +356,7 @@ def decode(frames: Sequence[bytes]) -> Tuple[Message, bytes]:
     kind = _BY_NAME[data.pop("say")]
     names = {one.name for one in fields(kind)}
     if set(data) != names:
-        raise BadMessage(f"message {kind.__name__} has the fields {sorted(data)!r:.200}, expected were {sorted(names)}.")
+        raise BadMessage(f"message {kind.__name__} has fields {sorted(data)!r:.200}, expected were {sorted(names)}.")
     if (len(frames) == 2) != (kind is ManifestPart):
         raise BadMessage(f"message {kind.__name__} came with {len(frames)} frames.")
     checked = {one.name: _check(kind.__name__, one, data[one.name]) for one in fields(kind)}

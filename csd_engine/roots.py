@@ -15,8 +15,8 @@ __all__ = ["Roots"]
 class Roots:
     """Pairs of (path on the host, real path on the device).
 
-    With `trust` every absolute path is allowed as it is: only for an engine whose one client is the process that started it,
-    as the same user and over a private socket; that process could read the files itself.
+    With `trust` every absolute path is allowed as it is: only for an engine whose one client is the process that
+    started it, as the same user and over a private socket; that process could read the files itself.
     """
 
     pairs: Tuple[Tuple[str, str], ...]

@@ -1,8 +1,8 @@
 """The engine's spool on disk: job directories, the quota and the reserve of free space. One engine a spool.
 
-    SPOOL/.lock                 held (flock) by the engine that uses it
-    SPOOL/job-N-HEX/            one job's batch files
-    SPOOL/manifests/            manifests by fingerprint, kept from job to job
+SPOOL/.lock                 held (flock) by the engine that uses it
+SPOOL/job-N-HEX/            one job's batch files
+SPOOL/manifests/            manifests by fingerprint, kept from job to job
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """A worker process of the engine: takes one lease at a time from its pipe and fills the batch file sample by sample.
 
-`python -m csd_engine.worker [--slowdown F]`, JSON lines on standard input and output. Between two samples it looks whether
-the lease was cancelled; when its pipe closes it drops what it has begun and exits.
+`python -m csd_engine.worker [--slowdown F]`, JSON lines on standard input and output. Between two samples it looks
+whether the lease was cancelled; when its pipe closes it drops what it has begun and exits.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import signal
 import sys
@@ -81,9 +82,15 @@ class Worker:
 
     def run(self) -> None:
         """Work until the pipe closes."""
-        do = {"job": self._job, "forget": self._forget, "lease": self._lease, "probe": self._probe, "cancel": self._late}
-        self._channel.send("ready")
+        do = {
+            "job": self._job,
+            "forget": self._forget,
+            "lease": self._lease,
+            "probe": self._probe,
+            "cancel": self._late,
+        }
         try:
+            self._channel.send("ready")
             while True:
                 while not self._inbox:
                     self._inbox.extend(self._channel.receive(None))
@@ -150,7 +157,8 @@ class Worker:
         writer = None
         try:
             self._look(lease, 0)
-            writer = BatchWriter(job.directory, command["identity"], lease, job.layout)
+            layout = dataclasses.replace(job.layout, batch=len(command["items"]))
+            writer = BatchWriter(job.directory, command["identity"], lease, layout)
             self._fill(job, writer, command)
             path = writer.publish()
         except _Cancelled:
@@ -201,7 +209,7 @@ class Worker:
 
 def main(arguments: Optional[List[str]] = None) -> None:
     """Run a worker on this process's standard input and output."""
-    parser = argparse.ArgumentParser(prog="python -m csd_engine.worker", description="Started by the engine, not by hand.")
+    parser = argparse.ArgumentParser(prog="python -m csd_engine.worker", description="The engine starts these.")
     parser.add_argument("--slowdown", type=float, default=1.0)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe

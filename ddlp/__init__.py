@@ -7,6 +7,7 @@ from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.loader import DDLPLoader
 from ddlp.report import EpochReport
+from ddlp.sources.reach import Device
 
-__all__ = ["DDLPError", "DDLPLoader", "EpochReport", "ImageArrays", "ImageFiles", "Untranslatable"]
+__all__ = ["DDLPError", "DDLPLoader", "Device", "EpochReport", "ImageArrays", "ImageFiles", "Untranslatable"]
 __version__ = "0.1.0"

@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -229,7 +230,7 @@ class EpochRun:
             began, cpu = time.monotonic(), time.thread_time()
             made: Pixels | _Failure | None
             try:
-                made = self._finish(prepare_batch(self.recipe, position, lambda c=claim: self._wanted(c)))
+                made = self._finish(prepare_batch(self.recipe, position, partial(self._wanted, claim)))
             except Unwanted:
                 made = None
             except BaseException as error:  # raised again in the training thread, in this batch's place

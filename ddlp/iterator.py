@@ -97,7 +97,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._device = None if loader.device is None else torch.device(loader.device)
         self._batch_transform = loader.batch_transform
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
-        seed = self._base_seed if seed is None else seed
+        seed = int(self._base_seed) if seed is None else seed
         self._whole = whole = is_built_in(self._index_sampler)
         if whole:
             with resume.order_restored(loader):
@@ -116,7 +116,7 @@ class EpochIterator(_BaseDataLoaderIter):
             len(self._plan) if whole else None,
             host_slots=max(2, workers * (loader.prefetch_factor or 2) + 1),
             fetch_slots=3,
-            delivered=resume.delivered if whole else (),
+            delivered=resume.delivered.ranges() if whole else (),
         )
         for device in devices:
             ledger.expect(device)
@@ -185,7 +185,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._auto_collation:
             batch: Any = [images, self._collate_fn(targets)]
         else:
-            batch = self._collate_fn((images[0], targets[0]))
+            batch = self._collate_fn((images[0], targets[0]))  # type: ignore[arg-type]
         if self._device is not None:
             batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
         elif self._pin_memory:

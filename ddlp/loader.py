@@ -43,7 +43,8 @@ class DDLPLoader(DataLoader):
             batches first, then the device's; ``"wrr"`` whichever is ready, the device's first; ``"ordered"`` both, in the
             sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` where the order is random anyway, else
             ``"ordered"``.
-        csd: the device: a `Device`, or several. None with a strategy that needs one: an engine is started on this machine.
+        csd: the device: its engine's address, a `Device` (address and keys), or several. None with a strategy that needs one:
+            an engine is started on this machine.
         device: where batches are delivered, e.g. ``"cuda"``; None: CPU tensors, as DataLoader.
         seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
             does. The order of samples comes from torch's generators in any case.
@@ -63,7 +64,7 @@ class DDLPLoader(DataLoader):
         Untranslatable: ``strategy="csd"`` for samples that can't travel.
     """
 
-    __class_getitem__ = classmethod(types.GenericAlias)
+    __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
     _is_accelerate_prepared = True  # else Accelerator.prepare puts a loader of its own in this one's place
 
     def __init__(
@@ -87,7 +88,7 @@ class DDLPLoader(DataLoader):
         pin_memory_device: str = "",
         in_order: bool = True,
         strategy: str | None = None,
-        csd: Device | Iterable[Device] | None = None,
+        csd: str | Device | Iterable[str | Device] | None = None,
         device: str | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
@@ -158,7 +159,7 @@ class DDLPLoader(DataLoader):
             raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
         for one in self._devices:
             if not isinstance(one, Device):
-                raise ValueError(f"csd={one!r}: expected a ddlp.Device(address, keys), or several, or None")
+                raise ValueError(f"csd={one!r}: expected an address, a ddlp.Device, several of them, or None")
         if self.csd is not None and self.strategy == "cpu":
             raise ValueError("csd= with strategy='cpu': the device would have nothing to do; leave one of them out")
         if self.strategy == "mte" and not is_built_in(self._index_sampler):
@@ -174,10 +175,8 @@ class DDLPLoader(DataLoader):
 
     @property
     def _devices(self) -> tuple[Device, ...]:
-        if self.csd is None:
-            return ()
-        several = isinstance(self.csd, Iterable) and not isinstance(self.csd, str)
-        return tuple(self.csd) if several else (self.csd,)  # type: ignore[arg-type, return-value]
+        given = () if self.csd is None else (self.csd,) if isinstance(self.csd, (str, Device)) else tuple(self.csd)
+        return tuple(Device.at(one) if isinstance(one, str) else one for one in given)
 
     def _wanted_strategy(self) -> str:
         """The strategy by the arguments alone."""
@@ -297,7 +296,7 @@ class DDLPLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iter() is; its random draws depend on it. Passed on to a sampler that has the method."""
         self._next_epoch = epoch
-        sampler = getattr(self.batch_sampler, "sampler", self.sampler)
+        sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -82,14 +83,15 @@ class Recipe:
 
     def expected(self, items: list[tuple[int, int]]) -> np.ndarray:
         reader = open_reader(self.dataset, str, lambda _: self.manifest)
-        out = np.zeros(self.layout.image_shape, np.uint8)
+        out = np.zeros((len(items), *self.layout.image_shape[1:]), np.uint8)
         for row, item in enumerate(items):
             prepare_sample(reader, self.pipeline, item, SEED, EPOCH, out[row])
         reader.close()
         return out
 
     def check(self, path: Path, number: int, items: list[tuple[int, int]]) -> None:
-        batch = read_batch(path, self.identity(items), number, self.layout)
+        layout = dataclasses.replace(self.layout, batch=len(items))
+        batch = read_batch(path, self.identity(items), number, layout)
         assert np.array_equal(batch.images, self.expected(items))
 
     def open(self, link: EngineLink, events: SimpleQueue[Any]) -> JobHandle:
@@ -105,7 +107,17 @@ class EngineProcess:
         self.keys = keys or make_keys(home / "keys")
         listen = listen or f"ipc://{home}/s"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "csd_engine", "--listen", listen, "--spool", str(self.spool), "--keys", str(self.keys)]
+            [
+                sys.executable,
+                "-m",
+                "csd_engine",
+                "--listen",
+                listen,
+                "--spool",
+                str(self.spool),
+                "--keys",
+                str(self.keys),
+            ]
             + ["--reserve-bytes", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=open(home / "log", "wb"),

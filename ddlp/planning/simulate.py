@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ddlp.ledger import Cancel, Ledger, Side
 from ddlp.rates import Rate, Rates
@@ -84,9 +85,9 @@ class Simulation:
         self._waiting_since: float | None = 0.0
         for name in world.device_s:
             ledger.expect(name)
-            self._at(world.joins_s, lambda name=name: self._join(name))
+            self._at(world.joins_s, partial(self._join, name))
         for name, when in world.device_dies_s.items():
-            self._at(when, lambda name=name: self._die(name))
+            self._at(when, partial(self._die, name))
 
     def run(self) -> Outcome:
         """Play the epoch to its end (or to ``stop_after`` batches)."""
@@ -212,7 +213,7 @@ class Simulation:
 
     def _work_on(self, name: str, lease: int, position: int, seconds: float) -> None:
         for part in (0.25, 0.5, 0.75):
-            self._at(part * seconds, lambda part=part: self._progress(name, lease, part))
+            self._at(part * seconds, partial(self._progress, name, lease, part))
         self._at(seconds, lambda: self._published(name, lease, position, seconds))
 
     def _progress(self, name: str, lease: int, part: float) -> None:

@@ -20,17 +20,10 @@ from csd_engine.datasets import Dataset, fingerprint, sample_digest
 from csd_engine.errors import DamagedBatch, EngineError
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
-from ddlp.sources.host import Pixels, Recipe, prepare_item
-from ddlp.sources.link import (
-    EngineEvent,
-    EngineLink,
-    EngineLost,
-    EngineNote,
-    JobHandle,
-    LeaseFailed,
-    LeaseProgress,
-    LeasePublished,
-)
+from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
+from ddlp.sources.job import JobHandle
+from ddlp.sources.link import EngineLink
 from ddlp.sources.travel import Luggage
 from ddlp.translate.datasets import PortableSet
 
@@ -94,13 +87,13 @@ class CsdJob:
     def read(self, lease: int, position: int, path: Path) -> Pixels:
         """The batch from its file, verified; one sample in every ``audit`` batches is made again and compared."""
         size = self._recipe.plan.size(position)
-        images = torch.empty((size, *self._recipe.shape), dtype=torch.uint8)
+        images, _ = fresh_rows(self._recipe, size)
         layout = dataclasses.replace(self._layout, batch=size)
-        batch = read_batch(path, self._identities[lease], lease, layout, images.numpy())
+        batch = read_batch(path, self._identities[lease], lease, layout, images)
         self._read += 1
         if self._audit is not None and self._read % self._audit == 0:
-            self._check_one(position, images.numpy(), batch.boxes)
-        return Pixels(images, None if batch.boxes is None else torch.from_numpy(batch.boxes))
+            self._check_one(position, images, batch.boxes)
+        return Pixels(torch.from_numpy(images), None if batch.boxes is None else torch.from_numpy(batch.boxes))
 
     def _check_one(self, position: int, images: np.ndarray, boxes: np.ndarray | None) -> None:
         items = self._recipe.plan.items(position)
@@ -114,10 +107,9 @@ class CsdJob:
 
 def host_digest(recipe: Recipe, item: tuple[int, int]) -> str:
     """The digest of one sample as the host makes it."""
-    image = np.empty(recipe.shape, dtype=np.uint8)
-    boxes = np.zeros((recipe.pipeline.boxes, 4), dtype=np.int32) if recipe.pipeline.boxes else None
-    prepare_item(recipe, item, image, boxes)
-    return sample_digest(image, boxes)
+    images, boxes = fresh_rows(recipe, 1)
+    prepare_item(recipe, item, images[0], None if boxes is None else boxes[0])
+    return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
 def join(

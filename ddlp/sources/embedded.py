@@ -1,11 +1,12 @@
 """The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders.
 
-It lives in a private directory (mode 0700) that holds keys, socket, spool and log. The engine removes the directory when it
-ends, which it does when this process is gone, however that came; this process removes it when the engine was killed; and
+It lives in a private directory (mode 0700) that holds keys, socket and spool. The engine removes the directory when it
+ends, which it does when this process is gone, however that came; this process removes it when the engine was killed;
+and
 what both left behind is swept by the next one to start: whoever holds the lock file is alive.
 
-The engine is started with --trust-roots: it reads what this process names, and nobody else has its keys; this process, as
-the same user, could read those files itself.
+The engine is started with --trust-roots: it reads what this process names, and nobody else has its keys; this process,
+as the same user, could read those files itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import select
@@ -50,33 +52,39 @@ class EmbeddedOptions:
         workers: worker processes; None: $DDLP_ENGINE_WORKERS, else 1.
         quota_batches, quota_bytes: limits of the spool; None: 64 batches, and half of what is free at the start (8 GiB
             at most).
-        slowdown: for benches: how many times slower than this computer.
-        cpus: CPUs to run on, as "1" or "2,3"; None: all.
+        slowdown: to emulate a slower device, how many times; None: $DDLP_ENGINE_SLOWDOWN, else 1.
+        cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
     """
 
     spool: str | None = None
     workers: int | None = None
     quota_batches: int | None = None
     quota_bytes: int | None = None
-    slowdown: float = 1.0
+    slowdown: float | None = None
     cpus: str | None = None
 
     def resolved(self) -> EmbeddedOptions:
         """Return the options with defaults and environment variables filled in.
 
         Raises:
-            EngineError: $DDLP_ENGINE_WORKERS is not a positive number.
+            EngineError: $DDLP_ENGINE_WORKERS or $DDLP_ENGINE_SLOWDOWN is not a number that makes sense.
         """
         spool = self.spool or os.environ.get("DDLP_SPOOL") or tempfile.gettempdir()
         workers = self.workers
         if workers is None:
             text = os.environ.get("DDLP_ENGINE_WORKERS", "1")
             if not text.isdigit() or int(text) < 1:
-                raise EngineError(f"$DDLP_ENGINE_WORKERS is {text!r}; it must be a number of worker processes, 1 or more.")
+                raise EngineError(f"$DDLP_ENGINE_WORKERS is {text!r}; write a number of processes, 1 or more.")
             workers = int(text)
-        return EmbeddedOptions(
-            os.path.abspath(spool), workers, self.quota_batches, self.quota_bytes, self.slowdown, self.cpus
-        )
+        slowdown = self.slowdown
+        if slowdown is None:
+            text = os.environ.get("DDLP_ENGINE_SLOWDOWN", "1")
+            try:
+                slowdown = float(text)
+            except ValueError:
+                raise EngineError(f"$DDLP_ENGINE_SLOWDOWN is {text!r}; it must be a factor, 1 or more.") from None
+        cpus = self.cpus or os.environ.get("DDLP_ENGINE_CPUS")
+        return EmbeddedOptions(os.path.abspath(spool), workers, self.quota_batches, self.quota_bytes, slowdown, cpus)
 
 
 def _socket_path(directory: Path) -> bool:
@@ -99,7 +107,8 @@ class _PrivateDirectory:
         except OSError as error:
             self.remove()
             raise SpoolError(
-                f"the spool directory {base} cannot be used: {error.strerror}. Make it writable, or choose another one with "
+                f"the spool directory {base} cannot be used: {error.strerror}. Make it writable, or choose another "
+                f"one with "
                 "spool= or $DDLP_SPOOL."
             ) from None
 
@@ -109,7 +118,7 @@ class _PrivateDirectory:
                 short = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
                 (short / "lock").symlink_to(self.path / "lock")  # swept when that one is
                 return short
-        raise OSError(0, f"its path is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes) and so is the temporary one's")
+        raise OSError(0, f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes: it is too long, as is $TMPDIR")
 
     def remove(self) -> None:
         """Remove all; last the lock is let go."""
@@ -186,9 +195,9 @@ class EmbeddedEngine:
         reserve_bytes = min(1 << 30, free_bytes(path) // 8)
         command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
         command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots", "--exit-with-stdin"]
-        command += ["--parent", str(os.getpid()), "--workers", str(options.workers), "--slowdown", repr(options.slowdown)]
+        command += ["--parent", str(os.getpid()), "--workers", str(options.workers)]
+        command += ["--slowdown", repr(options.slowdown), "--private", str(self._private.socket_directory)]
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
-        command += ["--private", str(self._private.socket_directory)]
         if options.quota_batches is not None:
             command += ["--quota-batches", str(options.quota_batches)]
         if options.cpus is not None:
@@ -197,16 +206,17 @@ class EmbeddedEngine:
 
     def _start(self) -> None:
         keys = make_keys(self._private.path / "keys")
-        with open(self._private.path / "log", "wb") as log:
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd="/",
-                env=child_environment(),
-                start_new_session=True,  # Ctrl-C in the terminal is for this process alone
-            )
+        # Nameless: the engine removes its directory before its last words can be read.
+        self._log = tempfile.TemporaryFile(dir=self._private.path)
+        self._process = subprocess.Popen(
+            self._command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd="/",
+            env=child_environment(),
+            start_new_session=True,  # Ctrl-C in the terminal is for this process alone
+        )
         address = self._await_ready()
         pair = load_pair(keys / "host.key_secret")
         server = load_public(keys / "server.key")
@@ -225,15 +235,16 @@ class EmbeddedEngine:
         if not line.endswith(b"\n"):
             raise EngineUnreachable(
                 f"the embedded engine did not start ({self.ended() or 'no answer'}) in {self._private.path}: "
-                f"{self._log_tail() or 'its log is empty'}. Run `{sys.executable} -m csd_engine --help` to see whether it can."
+                f"{self._log_tail() or 'its log is empty'}. Run `{sys.executable} -m csd_engine --help` to see "
+                f"whether it can."
             )
         address: str = json.loads(line)["ready"]
         return address
 
     def _log_tail(self) -> str:
-        with contextlib.suppress(OSError):
-            return (self._private.path / "log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
-        return ""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        return tail.decode(errors="replace").strip()
 
     def _end(self) -> None:
         """Stop the process and remove its directory; in a forked child only forget."""
@@ -253,6 +264,7 @@ class EmbeddedEngine:
                 process.kill()
                 process.wait()
             process.stdout.close()
+            self._log.close()
         self._private.remove()
 
     def release(self) -> None:
@@ -298,6 +310,7 @@ def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
                     engine._users += 1
                     return engine
                 _forget(engine)  # its users release it; the last one removes its directory
+        _register()
         engine = _running[wanted] = EmbeddedEngine(wanted)
         engine._users = 1
         return engine
@@ -318,5 +331,8 @@ def _after_fork() -> None:
     _running.clear()
 
 
-atexit.register(_end_all)
-os.register_at_fork(after_in_child=_after_fork)
+@functools.cache
+def _register() -> None:
+    """Once, with the first engine: importing this has no side effects."""
+    atexit.register(_end_all)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -50,15 +50,21 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool]) -> 
     ...) with its file's name where a sample can't be prepared.
     """
     items = recipe.plan.items(position)
-    images = torch.empty((len(items), *recipe.shape), dtype=torch.uint8)
-    boxes = torch.zeros((len(items), recipe.pipeline.boxes, 4), dtype=torch.int32) if recipe.pipeline.boxes else None
-    rows = images.numpy()
-    box_rows = None if boxes is None else boxes.numpy()
+    images, boxes = fresh_rows(recipe, len(items))
     for k, item in enumerate(items):
         if not wanted():
             raise Unwanted
-        prepare_item(recipe, item, rows[k], None if box_rows is None else box_rows[k])
-    return Pixels(images, boxes)
+        prepare_item(recipe, item, images[k], None if boxes is None else boxes[k])
+    return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+
+
+def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Memory for a batch's images and boxes.
+
+    numpy's, since it asks the kernel for huge pages: torch's costs more in page faults than the pixels in arithmetic.
+    """
+    images = np.empty((samples, *recipe.shape), dtype=np.uint8)
+    return images, np.zeros((samples, recipe.pipeline.boxes, 4), dtype=np.int32) if recipe.pipeline.boxes else None
 
 
 def prepare_item(recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:

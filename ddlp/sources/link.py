@@ -1,8 +1,8 @@
 """The host's end of an engine: one connection, one thread, several jobs.
 
-`EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it. Events
-are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at most once and
-last.
+`EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it.
+Events are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at
+most once and last.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from csd_engine import protocol as say
@@ -24,6 +23,16 @@ from csd_engine.datasets import Dataset
 from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused
 from csd_engine.manifests import read_part
 from csd_engine.transforms import Pipeline
+from ddlp.sources.events import (
+    EngineEvent,
+    EngineLost,
+    EngineNote,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseProgress,
+    LeasePublished,
+)
+from ddlp.sources.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.wire import ClientKeys, Wire
 
 __all__ = [
@@ -32,156 +41,15 @@ __all__ = [
     "EngineLost",
     "EngineNote",
     "JobHandle",
+    "LeaseCancelled",
     "LeaseFailed",
     "LeaseProgress",
     "LeasePublished",
 ]
 
 _LOG = logging.getLogger("ddlp")
-_ANSWER_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 2.0
 _PAUSE_S = 1.0  # a longer gap between two rounds of the thread: this process was stopped, not the engine
-
-Item = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class LeasePublished:
-    """The batch file at `path` is complete; not yet verified. busy_s: the worker's time on it."""
-
-    lease: int
-    path: Path
-    busy_s: float
-
-
-@dataclass(frozen=True)
-class LeaseFailed:
-    """The lease came to nothing; `fatal` where all others of the job would fail as well."""
-
-    lease: int
-    reason: str
-    fatal: bool = False
-
-
-@dataclass(frozen=True)
-class LeaseCancelled:
-    """A cancelled lease is gone from the engine."""
-
-    lease: int
-
-
-@dataclass(frozen=True)
-class LeaseProgress:
-    """Samples done of each lease that a worker is at."""
-
-    samples: dict[int, int]
-
-
-@dataclass(frozen=True)
-class EngineLost:
-    """Nothing more will come: the engine died, fell silent or dropped the job."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class EngineNote:
-    """The engine's word to the user changed; empty when there is nothing to say."""
-
-    text: str
-
-
-EngineEvent = LeasePublished | LeaseFailed | LeaseCancelled | LeaseProgress | EngineLost | EngineNote
-
-
-class JobHandle:
-    """One job on the engine, made by `EngineLink.open_job`. After `EngineLost` or `close` its methods do nothing."""
-
-    def __init__(self, link: EngineLink, name: str, on_event: Callable[[EngineEvent], None]) -> None:
-        self.name = name
-        self.directory = Path()  # where its batch files appear, as this host sees it
-        self._link = link
-        self._on_event = on_event
-        self._answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
-        self._manifests: Callable[[str], os.PathLike[str]] | None = None
-        self._closed = False
-        self._waiting = False
-        self._note = ""
-
-    def _send(self, message: say.Message) -> None:
-        if not self._closed:
-            self._link._submit(say.encode(message))
-
-    def lease(self, lease: int, identity: str, seed: int, epoch: int, items: Sequence[Item]) -> None:
-        """Ask for a batch; leases are begun in the order asked. `lease` must not be in use in this job."""
-        self._send(say.Lease(self.name, lease, identity, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
-
-    def cancel(self, lease: int) -> None:
-        """Take a lease back; `LeaseCancelled` follows, perhaps after a `LeasePublished` that was under way."""
-        self._send(say.Cancel(self.name, lease))
-
-    def release(self, lease: int) -> None:
-        """Say that the batch was delivered or dropped: the engine removes its file."""
-        self._send(say.Release(self.name, lease))
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the parts on the engine's side."""
-        return {} if self._link.welcome is None else dict(self._link.welcome.versions)
-
-    def set_waiting(self, waiting: bool) -> None:
-        """Say whether a training step waits for this job now: the engine serves it first."""
-        if waiting != self._waiting and not self._closed:
-            self._waiting = waiting
-            self._link._ping_now()
-
-    def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = _ANSWER_TIMEOUT_S) -> list[str]:
-        """Return `csd_engine.datasets.sample_digest` of each item as the engine prepares it.
-
-        A sample that failed there has 'error: ' and the reason instead.
-
-        Raises:
-            EngineGone: the engine is lost, or did not answer in time.
-        """
-        self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
-        answer = self._answer(timeout_s)
-        if not isinstance(answer, say.ProbeDone):
-            raise EngineGone(f"the engine answered a probe with {answer!r:.200}.")
-        return list(answer.digests)
-
-    def close(self, wait_s: float = 0.0) -> None:
-        """End the job; the engine removes everything of it. No event comes afterwards, except one already under way."""
-        if self._closed:
-            return
-        self._send(say.CloseJob(self.name))
-        self._closed = True
-        if wait_s and threading.current_thread() is not self._link._thread:
-            try:
-                self._answer(wait_s)
-            except EngineError:
-                pass
-
-    def _answer(self, timeout_s: float) -> say.Message:
-        try:
-            answer = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise EngineGone(
-                f"the engine at {self._link.address} did not answer within {timeout_s:g} s. Look at its log."
-            ) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _event(self, event: EngineEvent) -> None:
-        if self._closed:
-            return
-        if isinstance(event, EngineLost):
-            self._closed = True
-            self._answers.put(EngineGone(event.reason))
-        try:
-            self._on_event(event)
-        except Exception:
-            _LOG.exception("the callback for %r failed", event)
 
 
 class EngineLink:
@@ -231,6 +99,7 @@ class EngineLink:
         self._jobs: dict[str, JobHandle] = {}
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
+        self._wake_lock = threading.Lock()
         self._woken, self._wake = -1, -1
 
     @property
@@ -271,7 +140,7 @@ class EngineLink:
         layout: Layout,
         manifest_file: Callable[[str], str | os.PathLike[str]] | None,
         on_event: Callable[[EngineEvent], None],
-        timeout_s: float = _ANSWER_TIMEOUT_S,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> JobHandle:
         """Open a job; the manifest is sent if the engine has it not.
 
@@ -302,7 +171,8 @@ class EngineLink:
             handle.directory = self.spool / answer.directory
             if not handle.directory.is_dir():
                 raise EngineRefused(
-                    f"the engine's spool cannot be seen from this host: {handle.directory} is not there. The spool must be "
+                    f"the engine's spool cannot be seen from this host: {handle.directory} is not there. The spool "
+                    f"must be "
                     "on a file system that both share; give its path on this host with spool=."
                 )
         except BaseException:
@@ -326,7 +196,9 @@ class EngineLink:
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineGone("this process is a fork of the one that is connected to the engine. Connect anew after forking.")
+            raise EngineGone(
+                "this process is a fork of the one that is connected to the engine. Connect after forking."
+            )
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
@@ -342,10 +214,12 @@ class EngineLink:
             self._awake()
 
     def _awake(self) -> None:
-        try:
-            os.write(self._wake, b"\0")
-        except OSError:  # full: it is awake already; closed: it has ended
-            pass
+        with self._wake_lock:  # the descriptor's number may be another file's once it is closed
+            if self._wake >= 0:
+                try:
+                    os.write(self._wake, b"\0")
+                except BlockingIOError:  # full: it is awake already
+                    pass
 
     # -- the link's thread
 
@@ -372,9 +246,10 @@ class EngineLink:
                 job._answers.put(EngineGone(reason))
             if wire is not None:
                 wire.close()
-            woken, wake, self._wake = self._woken, self._wake, -1
-            os.close(woken)
-            os.close(wake)
+            with self._wake_lock:
+                os.close(self._woken)
+                os.close(self._wake)
+                self._woken = self._wake = -1
 
     def _serve(self, wire: Wire) -> str:
         """Carry messages until the end; return the reason of it."""

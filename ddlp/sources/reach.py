@@ -34,6 +34,17 @@ class Device:
     spool: str | os.PathLike[str] | None = None
     connect_timeout_s: float = 10.0
 
+    @staticmethod
+    def at(address: str) -> Device:
+        """The engine at an address, with the keys from $DDLP_KEYS, else ~/.config/ddlp/keys.
+
+        Raises ValueError for anything that is no address.
+        """
+        if not address.startswith(("tcp://", "ipc://")):
+            raise ValueError(f"csd={address!r}: expected tcp://HOST:PORT, ipc:///path or a ddlp.Device")
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        return Device(address, os.environ.get("DDLP_KEYS") or config / "ddlp" / "keys")
+
     def link(self) -> EngineLink:
         """A connection, not yet opened."""
         try:

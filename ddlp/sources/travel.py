@@ -59,7 +59,7 @@ class Luggage:
     def _array(self, array: np.ndarray) -> ArraySet:
         digest = hashlib.blake2b(str(array.shape).encode(), digest_size=16)
         rows = np.ascontiguousarray(array)
-        digest.update(memoryview(rows).cast("B") if rows.size else b"")
+        digest.update(rows.reshape(-1).view(np.uint8))
         fingerprint = digest.hexdigest()
         path = self._directory / f"{fingerprint}.npy"
         if not path.exists():

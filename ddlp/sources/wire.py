@@ -91,7 +91,8 @@ class Wire:
                     self._socket.send_multipart(say.encode(say.Hello(say.PROTOCOL, csd_engine.__version__)))
                 elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     raise EngineRefused(
-                        f"the engine at {self.address} does not know this host's key. Put the host's public .key file into "
+                        f"the engine at {self.address} does not know this host's key. Put the host's public .key "
+                        f"file into "
                         "the clients directory of the engine's keys."
                     )
                 else:
@@ -107,7 +108,8 @@ class Wire:
                 if isinstance(message, say.Refused):
                     raise EngineRefused(f"the engine at {self.address} refused: {message.reason}")
         raise EngineUnreachable(
-            f"no engine answered at {self.address} within {timeout_s:g} s. Check that it runs, its --listen address, and "
+            f"no engine answered at {self.address} within {timeout_s:g} s. Check that it runs, its --listen "
+            f"address, and "
             "that no firewall lies between."
         )
 

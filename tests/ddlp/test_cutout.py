@@ -17,7 +17,9 @@ def test_squares_are_clipped_and_the_input_is_kept():
     assert min(h for h, _ in shapes) < 8
 
 
-@pytest.mark.parametrize("kwargs", [{"length": 0}, {"length": 2.5}, {"length": 4, "n_holes": 0}, {"length": 4, "fill": "x"}])
+@pytest.mark.parametrize(
+    "kwargs", [{"length": 0}, {"length": 2.5}, {"length": 4, "n_holes": 0}, {"length": 4, "fill": "x"}]
+)
 def test_wrong_parameters_are_quoted(kwargs):
     with pytest.raises(ValueError, match="Cutout: "):
         Cutout(**kwargs)

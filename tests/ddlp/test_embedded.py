@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,7 +31,7 @@ def options(tmp_path: Path) -> Iterator[EmbeddedOptions]:
     """A spool of its own; afterwards nothing is left in it."""
     spool = tmp_path / "spool"
     yield EmbeddedOptions(spool=str(spool))
-    assert not spool.exists() or os.listdir(spool) == []
+    until(lambda: not spool.exists() or os.listdir(spool) == [], 3)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def host(spool: Path, then: str) -> tuple[subprocess.Popen, int]:
         ("pass", 0),
         ("raise RuntimeError", 0),
         ("os._exit(3)", 0),
-        ("sys.exit(0) if os.fork() else time.sleep(2)", 0),
+        ("sys.exit(0) if os.fork() == 0 else os.wait()", 0),
     ],
     ids=["killed", "interrupted", "ends", "raises", "exits-hard", "forks"],
 )
@@ -114,6 +113,21 @@ def test_it_ends_with_its_host(tmp_path, then, number):
     process.wait(10)
     until(lambda: not alive(engine) and not any(map(alive, workers)), 5, "the end of the engine")
     until(lambda: os.listdir(tmp_path) == [], 5, "the removal of its directory")
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_it_ends_though_a_forked_child_holds_its_pipe(tmp_path):
+    process, engine = host(tmp_path, "child = os.fork(); print(child, flush=True) if child else 0; time.sleep(60)")
+    child = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait(10)
+        until(lambda: not alive(engine), 5, "the end of the engine")
+        until(lambda: os.listdir(tmp_path) == [], 5, "the removal of its directory")
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
     process.stdout.close()
     process.stderr.close()
 
@@ -169,4 +183,3 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("DDLP_ENGINE_WORKERS", "none")
     with pytest.raises(Exception, match="none"):
         acquire(EmbeddedOptions(spool=str(tmp_path / "s")))
-    assert time.monotonic() > 0

@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 
 from ddlp.ranges import RangeSet
 
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "remove", "range"]), st.integers(0, 30), st.integers(0, 6)), max_size=60)
+OPERATION = st.tuples(st.sampled_from(["add", "remove", "range"]), st.integers(0, 30), st.integers(0, 6))
+OPERATIONS = st.lists(OPERATION, max_size=60)
 
 
 @given(OPERATIONS)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline, PipelineError
+from csd_engine.transforms import Pipeline, PipelineError, primitives
 
 RRC = {"op": "RandomResizedCrop", "size": [24, 20], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
        "interpolation": "bilinear"}
@@ -205,6 +205,16 @@ def containers(inner):
     )
 
 
+def sizes_after(plan, size):
+    """(width, height) behind each step."""
+    for step in plan.primitives:
+        if isinstance(step, primitives.Pad):
+            size = (size[0] + step.left + step.right, size[1] + step.top + step.bottom)
+        elif isinstance(step, (primitives.Crop, primitives.Resize)):
+            size = (step.width, step.height)
+        yield size
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.recursive(leaf(), containers, max_leaves=5), max_size=4), st.integers(0, 2**64 - 1),
        st.integers(1, 90), st.integers(1, 90))
@@ -219,6 +229,9 @@ def test_round_trip_and_any_known_shape_is_kept(ops, seed, width, height):
         pipe.apply(source, plan, out)
     except PipelineError:
         return
+    for before, step in zip([source.size, *sizes_after(plan, source.size)], plan.primitives):
+        if isinstance(step, primitives.Crop):
+            assert 0 <= step.left <= before[0] - step.width and 0 <= step.top <= before[1] - step.height
     for size in (None, source.size):
         known = pipe.known_shape(size)
         assert known.size in (None, plan.shape[:2]) and known.channels in (None, plan.shape[2])

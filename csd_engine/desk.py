@@ -1,0 +1,352 @@
+"""Jobs and leases: what a host's words about them do, and where the workers' reports go. No socket is read here."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import platform
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy
+import PIL
+import zmq
+
+import csd_engine
+from csd_engine import protocol as say
+from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
+from csd_engine.crew import WorkerProcess
+from csd_engine.datasets import ArraySet, ConcatSet, Dataset, fingerprints, parse_dataset
+from csd_engine.errors import DatasetError, EngineError, PipelineError
+from csd_engine.jobs import Board, Job, LeaseState, Work
+from csd_engine.manifests import ManifestCache
+from csd_engine.roots import Roots
+from csd_engine.spool import Spool
+from csd_engine.transforms import Pipeline
+
+__all__ = ["Desk", "versions"]
+
+_LOG = logging.getLogger("csd_engine")
+_FULL_DISK_PAUSE_S = 1.0
+_MAX_OPEN_JOBS = 256
+_MAX_LEASES = 4096  # of one job; a host has a few dozen under way
+_MAX_PROBES = 16
+
+
+def versions() -> Dict[str, str]:
+    """Return the versions of what decides about pixels and messages."""
+    return {
+        "csd_engine": csd_engine.__version__,
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "pillow": PIL.__version__,
+        "pyzmq": zmq.__version__,
+        "libzmq": zmq.zmq_version(),
+        "machine": platform.machine(),
+    }
+
+
+def _image_size(dataset: Dataset) -> Optional[Tuple[int, int]]:
+    """Return (width, height) if every sample of the data set has it, else None."""
+    parts = dataset.parts if isinstance(dataset, ConcatSet) else (dataset,)
+    sizes = {(part.shape[2], part.shape[1]) if isinstance(part, ArraySet) else None for part in parts}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+class Desk:
+    """The jobs of all hosts on one spool.
+
+    Args:
+        spool: where batch files go.
+        manifests: received before, and being received.
+        roots: what may be read.
+        crew: the workers; the service adds and removes them.
+        send: sends a message to a host.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        manifests: ManifestCache,
+        roots: Roots,
+        crew: List[WorkerProcess],
+        send: Callable[[bytes, say.Message], None],
+    ) -> None:
+        self.note = ""  # what holds leases back now
+        self._spool = spool
+        self._roots = roots
+        self._crew = crew
+        self._send = send
+        self._manifests = manifests
+        self._board = Board()
+        self._opening: List[Tuple[bytes, say.OpenJob, str]] = []  # host, message, the manifest it waits for
+        self._full_until = 0.0
+
+    def refuse(self, peer: bytes, job: str, reason: str) -> None:
+        """Say no to a job, or to the whole connection where `job` is empty."""
+        _LOG.warning("refused %s: %s", job or "connection", reason)
+        self._send(peer, say.Refused(job, say.shorten(reason)))
+
+    def heard(self, peer: bytes, message: say.Ping) -> say.Pong:
+        """Note whose training waits; return the answer."""
+        progress = []
+        for job in self._board.of(peer):
+            job.waiting = job.name in message.waiting
+            for number, work in job.work.items():
+                if work.state is LeaseState.WORKING:
+                    progress.append((job.name, number, work.samples))
+        spool = self._spool
+        return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
+
+    def drop_host(self, peer: bytes) -> None:
+        """End all that a host has here, without answers."""
+        self._manifests.forget(peer)
+        self._opening = [entry for entry in self._opening if entry[0] != peer]
+        for job in self._board.of(peer):
+            job.silent = True
+            self._end_job(job)
+
+    # -- jobs
+
+    def open_job(self, peer: bytes, message: say.OpenJob, _: bytes) -> None:
+        """Open a job, or ask for a manifest first, or refuse."""
+        try:
+            if (
+                self._board.find(peer, message.job) is not None
+                or len(self._board.of()) + len(self._opening) >= _MAX_OPEN_JOBS
+            ):
+                raise EngineError(f"job {message.job} is open already, or {_MAX_OPEN_JOBS} jobs are. Close one first.")
+            dataset = parse_dataset(message.dataset)
+            layout = Layout.parse(message.layout)
+            self._check_job(message.pipeline, dataset, layout)
+            needed = tuple(fingerprints(dataset))
+            missing = [one for one in needed if not self._manifests.has(one)]
+            if missing:
+                asked = any(entry[0] == peer and entry[2] == missing[0] for entry in self._opening)
+                self._opening.append((peer, message, missing[0]))
+                if not asked:
+                    self._send(peer, say.NeedManifest(missing[0], self._manifests.wanted(peer, missing[0])))
+                return
+            directory = self._spool.make_job_directory()
+        except EngineError as error:
+            self.refuse(peer, message.job, str(error))
+            return
+        command = {
+            "job": directory.name,
+            "pipeline": message.pipeline,
+            "dataset": message.dataset,
+            "layout": message.layout,
+            "directory": str(directory),
+            "roots": self._roots.to_data(),
+            "manifests": str(self._manifests.directory),
+        }
+        self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), needed, command))
+        _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
+        self._send(peer, say.JobOpen(message.job, directory.name))
+
+    def _check_job(self, pipeline_data: Dict[str, Any], dataset: Dataset, layout: Layout) -> None:
+        pipeline = Pipeline.parse(pipeline_data)
+        shape = pipeline.output_shape(_image_size(dataset))
+        expected = (layout.height, layout.width, layout.channels, layout.boxes)
+        if (*shape, pipeline.boxes) != expected:
+            raise PipelineError(
+                f"the pipeline makes images of {shape} with {pipeline.boxes} boxes, the layout says {expected[:3]} "
+                f"with "
+                f"{layout.boxes}. Make the layout from Pipeline.output_shape."
+            )
+        refusal = self._spool.refusal(layout.file_bytes)
+        if refusal:
+            raise EngineError(refusal)
+        for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
+            place = part.path if isinstance(part, ArraySet) else part.root
+            real = self._roots.resolve(place)
+            if not os.path.exists(real):
+                raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")
+
+    def manifest_part(self, peer: bytes, message: say.ManifestPart, part: bytes) -> None:
+        """Take a part of a manifest; open what waited for it when it is complete."""
+        waiting = [entry for entry in self._opening if (entry[0], entry[2]) == (peer, message.fingerprint)]
+        if not waiting or message.offset != self._manifests.wanted(peer, message.fingerprint):
+            return  # sent twice, or its job was closed meanwhile
+        in_use = {one for job in self._board.of() for one in job.manifests}
+        try:
+            following = self._manifests.add(peer, message.fingerprint, message.offset, message.total, part, in_use)
+        except EngineError as error:
+            self._opening = [entry for entry in self._opening if entry not in waiting]
+            for entry in waiting:
+                self.refuse(peer, entry[1].job, str(error))
+            return
+        if following is not None:
+            self._send(peer, say.NeedManifest(message.fingerprint, following))
+            return
+        self._opening = [entry for entry in self._opening if entry not in waiting]
+        for entry in waiting:
+            self.open_job(entry[0], entry[1], b"")
+
+    def _job_of(self, peer: bytes, name: str) -> Optional[Job]:
+        job = self._board.find(peer, name)
+        if job is None or job.closing:
+            self.refuse(peer, name, f"there is no open job {name}. Open it first; was the host silent for too long?")
+            return None
+        return job
+
+    def close_job(self, peer: bytes, message: say.CloseJob, _: bytes) -> None:
+        """End a job."""
+        self._opening = [entry for entry in self._opening if (entry[0], entry[1].job) != (peer, message.job)]
+        job = self._board.find(peer, message.job)
+        if job is None:
+            self._send(peer, say.JobClosed(message.job))
+        else:
+            self._end_job(job)
+
+    def _end_job(self, job: Job) -> None:
+        """Drop queued leases now and the rest when no worker is at the job any more."""
+        job.closing = True
+        job.probes.clear()
+        while job.queue:
+            del job.work[job.queue.popleft()]
+        for worker in self._crew:
+            if worker.lease is not None and worker.lease[0] is job and not worker.lease[1].cancelled:
+                worker.lease[1].cancelled = True
+                worker.cancel()
+        if job.working or any(worker.probe is not None and worker.probe[0] is job for worker in self._crew):
+            return
+        for work in job.work.values():
+            self._unlink(job, work)
+            self._spool.give_back(work.layout.file_bytes)
+        for worker in self._crew:
+            worker.forget(job)
+        self._board.remove(job)
+        self._spool.remove_job(job.key)
+        _LOG.info("job %s closed", job.key)
+        if not job.silent:
+            self._send(job.peer, say.JobClosed(job.name))
+
+    # -- leases
+
+    def probe(self, peer: bytes, message: say.Probe, _: bytes) -> None:
+        """Queue a probe."""
+        job = self._job_of(peer, message.job)
+        if job is None:
+            return
+        if len(job.probes) >= _MAX_PROBES:
+            self.probed(job, tuple("error: too many probes wait already" for _ in message.items))
+        else:
+            job.probes.append(message)
+
+    def lease(self, peer: bytes, message: say.Lease, _: bytes) -> None:
+        """Queue a lease."""
+        job = self._job_of(peer, message.job)
+        if job is None:
+            return
+        layout = dataclasses.replace(job.layout, batch=max(1, len(message.items)))
+        reason = self._spool.refusal(layout.file_bytes) or ""
+        if not message.items:
+            reason = f"lease {message.lease} has no items"
+        elif len(job.work) >= _MAX_LEASES:
+            reason = f"the job has {_MAX_LEASES} leases under way already; release or cancel some"
+        elif message.lease in job.work:
+            reason = f"lease {message.lease} is in use already"
+        elif any(index >= job.samples for index, _ in message.items):
+            reason = f"lease {message.lease} names a sample beyond the data set's {job.samples}"
+        if reason:
+            self._send(peer, say.Failed(job.name, message.lease, reason, False))
+            return
+        job.work[message.lease] = Work(message, layout)
+        job.queue.append(message.lease)
+
+    def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
+        """Take a lease back, wherever it stands."""
+        job = self._board.find(peer, message.job)
+        work = job.work.get(message.lease) if job is not None else None
+        if job is not None and work is not None and work.state is LeaseState.WORKING:
+            self._cancel_working(job, work)
+            return
+        if job is not None and work is not None:
+            self._discard(job, work)
+        self._send(peer, say.Cancelled(message.job, message.lease))
+
+    def _cancel_working(self, job: Job, work: Work) -> None:
+        for worker in self._crew:
+            if worker.lease is not None and worker.lease[1] is work and not work.cancelled:
+                work.cancelled = True
+                worker.cancel()
+
+    def release(self, peer: bytes, message: say.Release, _: bytes) -> None:
+        """Remove a delivered batch."""
+        job = self._board.find(peer, message.job)
+        work = job.work.get(message.lease) if job is not None else None
+        if job is None or work is None:
+            return
+        if work.state is LeaseState.WORKING:
+            self._cancel_working(job, work)
+        else:
+            self._discard(job, work)
+
+    def _discard(self, job: Job, work: Work) -> None:
+        """Forget a lease that no worker is at, its file with it."""
+        number = work.lease.lease
+        if work.state is LeaseState.QUEUED:
+            job.queue.remove(number)
+        else:
+            self._unlink(job, work)
+            self._spool.give_back(work.layout.file_bytes)
+        del job.work[number]
+
+    def _unlink(self, job: Job, work: Work) -> None:
+        path = self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
+        for name in (str(path), str(path) + PART_SUFFIX):
+            try:
+                os.unlink(name)
+            except OSError:
+                pass
+
+    def dispatch(self) -> None:
+        """Give idle workers what is next."""
+        self.note = ""
+        for worker in self._crew:
+            if not worker.idle:
+                continue
+            probe = self._board.next_probe()
+            if probe is not None:
+                worker.begin_probe(*probe)
+                continue
+            if time.monotonic() < self._full_until:
+                self.note = "the spool's disk is full: leases are held back"
+                return
+            taken, note = self._board.next_lease(self._spool.shortage, self._spool.quota_batches - self._spool.batches)
+            self.note = note and f"leases are held back: {note}"
+            if taken is None:
+                return
+            self._spool.take(taken[1].layout.file_bytes)
+            worker.begin(*taken)
+
+    def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
+        """Take a worker's last word on a lease: published, failed or cancelled."""
+        number = work.lease.lease
+        work.state = LeaseState.PUBLISHED
+        if kind == "failed" and report["full"] and not work.cancelled:
+            self._spool.give_back(work.layout.file_bytes)
+            work.state, work.samples = LeaseState.QUEUED, 0
+            job.queue.appendleft(number)
+            self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
+            return
+        if kind != "published" or work.cancelled:
+            self._discard(job, work)
+        if job.closing:
+            self._end_job(job)
+        elif work.cancelled:
+            self._send(job.peer, say.Cancelled(job.name, number))
+        elif kind == "published":
+            size, busy_s = work.layout.file_bytes, report["busy_s"]
+            self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
+        else:
+            self._send(job.peer, say.Failed(job.name, number, say.shorten(report["reason"]), report["fatal"]))
+
+    def probed(self, job: Job, digests: Tuple[str, ...]) -> None:
+        """Pass a probe's result on."""
+        if job.closing:
+            self._end_job(job)
+        else:
+            self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests)), versions()))

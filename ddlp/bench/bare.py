@@ -1,0 +1,144 @@
+"""Each side alone, as a bare loop: no loader, no ledger, no socket. What a bound is made of must not flatter the loader.
+
+Run as a process of its own: ``python -m ddlp.bench.bare SIDE --data DIR --cpu K --seconds S ...``; prints one JSON line
+``{"samples": n, "seconds": s}`` for the whole batches finished within the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.datasets import prepare_sample
+from ddlp.bench.data import imagenet1
+from ddlp.portable import Portable, portable
+
+
+def _rows(found: Portable, batch: int) -> np.ndarray:
+    return np.empty((batch, *found.shape), dtype=np.uint8)
+
+
+def host_batch(found: Portable, batch: int) -> Callable[[int], None]:
+    """Prepare the n-th batch as the host does: read, decode, transform, and the epilogue to what is delivered."""
+    reader, n = found.dataset.reader(), len(found.dataset)
+
+    def make(k: int) -> None:
+        rows = _rows(found, batch)
+        for row in range(batch):
+            prepare_sample(reader, found.pipeline, ((k * batch + row) % n, 0), 0, k, rows[row], None)
+        found.epilogue(torch.from_numpy(rows))
+
+    return make
+
+
+def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], None]:
+    """Prepare the n-th batch as an engine's worker does: into a batch file in the spool, which is then removed."""
+    reader, n = found.dataset.reader(), len(found.dataset)
+    layout = Layout(batch, *found.shape, 0)
+    row_buffer = np.empty(found.shape, dtype=np.uint8)
+
+    def make(k: int) -> None:
+        writer = BatchWriter(directory, f"{k:032x}", k, layout)
+        for row in range(batch):
+            began = time.process_time()
+            prepare_sample(reader, found.pipeline, ((k * batch + row) % n, 0), 0, k, row_buffer, None)
+            writer.write(row, row_buffer)
+            if slowdown > 1:
+                time.sleep((slowdown - 1) * (time.process_time() - began))
+        writer.publish().unlink()
+
+    return make
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one side for a time."""
+    parser = argparse.ArgumentParser(prog="python -m ddlp.bench.bare", description=__doc__)
+    parser.add_argument("side", choices=["host", "engine"])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--cpu", type=int, default=None, help="run on this CPU alone")
+    parser.add_argument("--seconds", type=float, default=5.0, help="0: until standard input closes")
+    parser.add_argument("--slowdown", type=float, default=1.0)
+    parser.add_argument("--output", default="float32")
+    parser.add_argument("--spool", default=None)
+    options = parser.parse_args(arguments)
+    if options.cpu is not None:
+        os.sched_setaffinity(0, {options.cpu})
+    torch.set_num_threads(1)
+    found = portable(imagenet1(options.data, options.batch), getattr(torch, options.output), None)
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
+        make = (
+            host_batch(found, options.batch)
+            if options.side == "host"
+            else engine_batch(found, options.batch, spool, options.slowdown)
+        )
+        make(0)  # warm: imports, page cache, tables
+        print("ready", flush=True)
+        sys.stdin.readline()
+        began, done = time.monotonic(), 0
+        stop = _stop_at_end_of_input() if options.seconds == 0 else None
+        while time.monotonic() - began < options.seconds or (stop is not None and not stop()):
+            make(done + 1)
+            done += 1
+        print(json.dumps({"samples": done * options.batch, "seconds": time.monotonic() - began}), flush=True)
+
+
+def _stop_at_end_of_input() -> Callable[[], bool]:
+    import select
+
+    return lambda: bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+class Bare:
+    """A bare loop in a process of its own: made ready, then started by `go`."""
+
+    def __init__(
+        self, side: str, data: Path, batch: int, cpu: int, seconds: float, slowdown: float = 1.0, output: str = "float32"
+    ) -> None:
+        command = [sys.executable, "-m", "ddlp.bench.bare", side, "--data", str(data), "--batch", str(batch)]
+        command += ["--cpu", str(cpu), "--seconds", repr(seconds), "--slowdown", repr(slowdown), "--output", output]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None and self._process.stdin is not None
+        if self._process.stdout.readline().strip() != "ready":
+            raise RuntimeError(f"the bare {side} loop did not start: {' '.join(command)}")
+
+    def go(self) -> None:
+        """Start the loop."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def result(self) -> float:
+        """Samples a second. Ends an endless loop."""
+        out, _ = self._process.communicate()
+        made = json.loads(out.strip().splitlines()[-1])
+        return made["samples"] / made["seconds"]
+
+
+def both_at_once(
+    data: Path, batch: int, cpus: tuple[int, int], seconds: float, slowdown: float, output: str
+) -> tuple[float, float]:
+    """Samples a second of host and engine, each on its CPU, both busy at the same time."""
+    sides = [
+        Bare("host", data, batch, cpus[0], seconds, output=output),
+        Bare("engine", data, batch, cpus[1], seconds, slowdown),
+    ]
+    for side in sides:
+        side.go()
+    host, engine = (side.result() for side in sides)
+    return host, engine
+
+
+if __name__ == "__main__":
+    main()

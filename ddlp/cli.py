@@ -1,0 +1,37 @@
+"""The command line: `ddlp` or `python -m ddlp`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from csd_engine.errors import EngineError
+from ddlp.errors import DDLPError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="ddlp", description="A DataLoader that prepares each epoch from both ends: tools around it."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    bench = commands.add_parser("bench", help="measure on this machine, each figure beside its bound and its peers")
+    benches = bench.add_subparsers(dest="bench", required=True, metavar="BENCH")
+    from ddlp.bench import overlap  # late: it brings torch
+
+    overlap_parser = benches.add_parser(
+        "overlap",
+        help="host on one core, engine on another: how close both come to r_cpu + r_csd",
+        description=overlap.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    overlap.add_arguments(overlap_parser)
+    options = parser.parse_args(arguments)
+    try:
+        return overlap.run(options)
+    except (DDLPError, EngineError) as error:
+        print(f"ddlp: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("ddlp: stopped", file=sys.stderr)
+        return 130

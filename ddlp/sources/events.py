@@ -1,0 +1,65 @@
+"""What an engine's link tells its jobs: plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "EngineEvent",
+    "EngineLost",
+    "EngineNote",
+    "LeaseCancelled",
+    "LeaseFailed",
+    "LeaseProgress",
+    "LeasePublished",
+]
+
+
+@dataclass(frozen=True)
+class LeasePublished:
+    """The batch file at `path` is complete; not yet verified. busy_s: the worker's time on it."""
+
+    lease: int
+    path: Path
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class LeaseFailed:
+    """The lease came to nothing; `fatal` where all others of the job would fail as well."""
+
+    lease: int
+    reason: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class LeaseCancelled:
+    """A cancelled lease is gone from the engine."""
+
+    lease: int
+
+
+@dataclass(frozen=True)
+class LeaseProgress:
+    """Samples done of each lease that a worker is at."""
+
+    samples: dict[int, int]
+
+
+@dataclass(frozen=True)
+class EngineLost:
+    """Nothing more will come: the engine died, fell silent or dropped the job."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class EngineNote:
+    """The engine's word to the user changed; empty when there is nothing to say."""
+
+    text: str
+
+
+EngineEvent = LeasePublished | LeaseFailed | LeaseCancelled | LeaseProgress | EngineLost | EngineNote

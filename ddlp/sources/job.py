@@ -1,0 +1,122 @@
+"""One job on an engine, as its owner sees it: leases, cancels, releases, probes. Owns no thread and no socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from csd_engine import protocol as say
+from csd_engine.errors import EngineError, EngineGone
+from ddlp.sources.events import EngineEvent, EngineLost
+
+if TYPE_CHECKING:
+    from ddlp.sources.link import EngineLink
+
+__all__ = ["JobHandle"]
+
+_LOG = logging.getLogger("ddlp")
+ANSWER_TIMEOUT_S = 60.0
+
+Item = tuple[int, int]
+
+
+class JobHandle:
+    """One job on the engine, made by `EngineLink.open_job`. After `EngineLost` or `close` its methods do nothing."""
+
+    def __init__(self, link: EngineLink, name: str, on_event: Callable[[EngineEvent], None]) -> None:
+        self.name = name
+        self.directory = Path()  # where its batch files appear, as this host sees it
+        self._link = link
+        self._on_event = on_event
+        self._answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
+        self._manifests: Callable[[str], os.PathLike[str]] | None = None
+        self._closed = False
+        self._waiting = False
+        self._note = ""
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineGone(f"job {self.name} at {self._link.address} is over. Open another one.")
+
+    def _send(self, message: say.Message) -> None:
+        if not self._closed:
+            self._link._submit(say.encode(message))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the parts on the engine's side."""
+        return {} if self._link.welcome is None else dict(self._link.welcome.versions)
+
+    def lease(self, lease: int, identity: str, seed: int, epoch: int, items: Sequence[Item]) -> None:
+        """Ask for a batch; leases are begun in the order asked. `lease` must not be in use in this job."""
+        self._send(say.Lease(self.name, lease, identity, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
+
+    def cancel(self, lease: int) -> None:
+        """Take a lease back; `LeaseCancelled` follows, perhaps after a `LeasePublished` that was under way."""
+        self._send(say.Cancel(self.name, lease))
+
+    def release(self, lease: int) -> None:
+        """Say that the batch was delivered or dropped: the engine removes its file."""
+        self._send(say.Release(self.name, lease))
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Say whether a training step waits for this job now: the engine serves it first."""
+        if waiting != self._waiting and not self._closed:
+            self._waiting = waiting
+            self._link._ping_now()
+
+    def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = ANSWER_TIMEOUT_S) -> list[str]:
+        """Return `csd_engine.datasets.sample_digest` of each item as the engine prepares it.
+
+        A sample that failed there has 'error: ' and the reason instead.
+
+        Raises:
+            EngineGone: the engine is lost, or did not answer in time.
+        """
+        while not self._answers.empty():  # of a request that was given up
+            self._answers.get()
+        self._check()
+        self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
+        answer = self._answer(timeout_s)
+        if not isinstance(answer, say.ProbeDone):
+            raise EngineGone(f"the engine answered a probe with {answer!r:.200}.")
+        return list(answer.digests)
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End the job; the engine removes everything of it. No event comes afterwards, except one already under way."""
+        if self._closed:
+            return
+        self._send(say.CloseJob(self.name))
+        self._closed = True
+        if wait_s and threading.current_thread() is not self._link._thread:
+            try:
+                self._answer(wait_s)
+            except EngineError:
+                pass
+
+    def _answer(self, timeout_s: float) -> say.Message:
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise EngineGone(
+                f"the engine at {self._link.address} did not answer within {timeout_s:g} s. Look at its log."
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _event(self, event: EngineEvent) -> None:
+        if self._closed:
+            return
+        if isinstance(event, EngineLost):
+            self._closed = True
+            self._answers.put(EngineGone(event.reason))
+        try:
+            self._on_event(event)
+        except Exception:
+            _LOG.exception("the callback for %r failed", event)

@@ -1,0 +1,113 @@
+"""Manifests on the engine: received in parts, verified, cached, and cheap in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from engine_process import Recipe, until
+
+from csd_engine.batchfile import Layout
+from csd_engine.datasets import FileSet, write_manifest
+from csd_engine.errors import DatasetError
+from csd_engine.manifests import PART_BYTES, ManifestCache, read_part
+
+
+def receive(cache, path, fingerprint, source="host", in_use=()):
+    offset = 0
+    while offset is not None:
+        assert cache.wanted(source, fingerprint) == offset
+        part, total = read_part(path, offset)
+        offset = cache.add(source, fingerprint, offset, total, part, in_use)
+
+
+def test_parts_make_the_manifest(tmp_path):
+    path = tmp_path / "m"
+    fingerprint = write_manifest(path, (f"class{number % 7}/{number:050d}" for number in range(40000)))
+    assert path.stat().st_size > 2 * PART_BYTES
+    (tmp_path / "c").mkdir()
+    cache = ManifestCache(tmp_path / "c")
+    assert not cache.has(fingerprint)
+    receive(cache, path, fingerprint)
+    assert cache.has(fingerprint) and cache.path(fingerprint).read_bytes() == path.read_bytes()
+    assert os.listdir(tmp_path / "c") == [fingerprint]
+
+
+def test_what_is_not_the_manifest_is_dropped(tmp_path):
+    path = tmp_path / "m"
+    fingerprint = write_manifest(path, ["a", "b"])
+    cache = ManifestCache(tmp_path / "c")
+    part, total = read_part(path, 0)
+    bomb = zlib.compress(bytes(10 << 20))
+    for key, size, content in (
+        ("0" * 32, total, part),
+        (fingerprint, total, bomb),
+        (fingerprint, total, b"junk"),
+        (fingerprint, total, part[:-9]),
+        (fingerprint, total - 1, part),
+        (fingerprint, 1 << 40, part),
+        (fingerprint, 0, part),
+    ):
+        with pytest.raises(DatasetError):
+            cache.add("host", key, 0, size, content, ())
+        assert os.listdir(tmp_path / "c") == []
+    receive(cache, path, fingerprint)
+
+
+def test_the_cache_is_limited_and_spares_what_is_used(tmp_path):
+    cache = ManifestCache(tmp_path / "c", limit_bytes=500)
+    prints = []
+    for number in range(5):
+        prints.append(write_manifest(tmp_path / "m", [f"{number}" * 60]))
+        receive(cache, tmp_path / "m", prints[-1], in_use=prints[:1])
+        os.utime(cache.path(prints[-1]), (number, number))
+    assert cache.has(prints[0]) and cache.has(prints[4]) and not cache.has(prints[1])
+
+
+def private_dirty_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+
+
+def test_imagenets_names_cost_little_and_a_second_job_starts_at_once(start, recipe, tmp_path):
+    paths = [f"n{number // 1281:08d}/n{number // 1281:08d}_{number}.JPEG" for number in range(1_281_167)]
+    manifest = tmp_path / "imagenet"
+    dataset = FileSet(str(recipe.root), write_manifest(manifest, paths), len(paths))
+    engine = start("--root", str(recipe.root))
+    link = engine.link()
+    small = recipe.open(link, SimpleQueue())
+    small.probe(1, 1, [(0, 0)])  # decoders loaded, everything at work
+
+    def memory():
+        return sum(map(private_dirty_kib, [engine.process.pid, *engine.children()]))
+
+    before = memory()
+    job = link.open_job(recipe.pipeline, dataset, Layout(8, 32, 32, 3), lambda _: manifest, print)
+    answers = job.probe(1, 1, [(number, 0) for number in range(0, len(paths), 10007)])
+    assert all("_" in answer and "No such file" in answer for answer in answers)
+    assert memory() - before < 20 << 10
+    start_s = time.monotonic()
+    second = link.open_job(recipe.pipeline, dataset, Layout(8, 32, 32, 3), lambda _: manifest, print)
+    assert "No such file" in second.probe(1, 1, [(len(paths) - 1, 0)])[0]
+    assert time.monotonic() - start_s < 1
+    print("private KiB", before, memory())
+    link.close()
+    until(lambda: not list(engine.spool.glob("job-*")))
+
+
+def test_a_second_engine_finds_the_manifests_of_the_first(start, recipe):
+    engine = start("--root", str(recipe.root))
+    link = engine.link()
+    recipe.open(link, SimpleQueue())
+    link.close()
+    engine.end()
+    again = start("--root", str(recipe.root), keys=engine.keys)
+    link = again.link()
+    recipe.manifest.unlink()
+    assert isinstance(recipe, Recipe)
+    recipe.open(link, SimpleQueue())
+    link.close()

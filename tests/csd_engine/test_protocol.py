@@ -1,0 +1,88 @@
+"""Messages: each goes round, and nothing malformed comes in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from csd_engine import protocol as say
+from csd_engine.errors import BadMessage
+
+HEX = "0123456789abcdef" * 2
+MESSAGES = [
+    say.Hello(1, "0.1"),
+    say.Welcome({"numpy": "2"}, 1, 2, "/spool", 1),
+    say.Refused("", "no"),
+    say.OpenJob("j-1", {"a": 1}, {}, {}),
+    say.JobOpen("j-1", "job-1-ab"),
+    say.NeedManifest(HEX, 0),
+    say.ManifestPart(HEX, 0, 10),
+    say.Probe("j", -1, 0, ((1, 0), (2, 1))),
+    say.ProbeDone("j", (HEX, "error: x \udcff"), {}),
+    say.Lease("j", 3, HEX, 1 << 63, 4, ((1, 0),)),
+    say.Published("j", 3, f"job-1/{HEX}.3.safetensors", 5, 0.5),
+    say.Failed("j", 3, "why", False),
+    say.Cancel("j", 3),
+    say.Cancelled("j", 3),
+    say.Release("j", 3),
+    say.Ping(("j",)),
+    say.Pong((("j", 3, 4),), 0, 0, 0, ""),
+    say.CloseJob("j"),
+    say.JobClosed("j"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
+def test_each_message_goes_round(message):
+    payload = b"part" if isinstance(message, say.ManifestPart) else None
+    frames = say.encode(message, payload)
+    assert say.decode(frames) == (message, payload or b"")
+    data = json.loads(frames[0])
+    for name in [one.name for one in dataclasses.fields(message)] + ["extra"]:
+        broken = {**data, "extra": 1} if name == "extra" else {key: data[key] for key in data if key != name}
+        with pytest.raises(BadMessage):
+            say.decode([json.dumps(broken).encode(), *frames[1:]])
+        if name != "extra":
+            with pytest.raises(BadMessage, match=name):
+                say.decode([json.dumps({**data, name: [None]}).encode(), *frames[1:]])
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"\xff"],
+        [b"[]"],
+        [b"1"],
+        [b'{"say":[]}'],
+        [b'{"say":"Message"}'],
+        [b'{"say":"Eval","code":"1"}'],
+        [b"[" * 100000],
+        [b'{"say":"Ping","waiting":NaN}'],
+        [b'{"say":"Ping","waiting":[]}', b"frame"],
+        [b'{"say":"Ping","waiting":[]}', b"", b""],
+        [b'{"say":"Ping","waiting":["../x"]}'],
+        [b" " * (say.MAX_FRAME_BYTES + 1)],
+        [json.dumps({"say": "ManifestPart", "fingerprint": HEX, "offset": 0, "total": 1}).encode()],
+        [json.dumps({"say": "Cancel", "job": "j", "lease": True}).encode()],
+        [json.dumps({"say": "Cancel", "job": "j", "lease": 1 << 63}).encode()],
+        [json.dumps({"say": "Cancel", "job": "j\n", "lease": 1}).encode()],
+    ],
+)
+def test_nonsense_is_refused(frames):
+    with pytest.raises(BadMessage):
+        say.decode(frames)
+
+
+def test_a_file_name_cannot_leave_the_spool():
+    for name in (
+        f"../{HEX}.3.safetensors",
+        f"/{HEX}.3.safetensors",
+        f"a/../{HEX}.3.safetensors",
+        f"a/{HEX}.3.safetensors\n",
+    ):
+        with pytest.raises(BadMessage, match="file"):
+            say.encode(say.Published("j", 3, name, 5, 0.5))
