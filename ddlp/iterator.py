@@ -183,7 +183,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._device is not None and self._device.type != "cpu":
             images = self._portable.epilogue(images, delivered.boxes, self._device)
         if self._auto_collation:
-            batch: Any = [images, self._collate_fn(targets)]
+            batch: Any = [images, self._collate_fn(tuple(targets))]
         else:
             batch = self._collate_fn((images[0], targets[0]))  # type: ignore[arg-type]
         if self._device is not None:

@@ -185,7 +185,7 @@ def test_batch_transform_and_device():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda paths: (numbered(paths, lambda image: image), {}), "function"),
+        (lambda paths: (numbered(paths, lambda image: torch.zeros(1)), {}), "function"),
         (lambda paths: (numbered(paths, Invert()), {}), "Invert"),
         (lambda paths: (numbered(paths), dict(collate_fn=pairs)), "collate_fn=pairs"),
         (lambda paths: (Draws(), {}), "Draws"),
