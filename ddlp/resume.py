@@ -47,22 +47,24 @@ def _sampler_epoch(loader: DataLoader) -> int | None:
 class Resume:
     """Where an epoch goes on; the default is its beginning.
 
-    ``order`` is the generators' state from before the order was drawn, ``seed_drawn`` tells whether DataLoader's base
-    seed was drawn in between. Of a sampler that is read as it goes, ``drawn`` batches had been read; ``pending`` are those
-    of them that were not delivered, each as (indices, occurrences), and ``seen`` how often each source index was drawn.
+    ``order`` is the state of the generators, and the epoch of the sampler, from before the order was drawn;
+    ``seed_drawn`` tells whether DataLoader's base seed was drawn in between. Of a sampler that is read as it goes,
+    ``drawn`` batches had been read; ``pending`` are those of them that were not delivered, each as (indices,
+    occurrences), and ``seen`` how often each source index was drawn.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
     order: States | None = None
     seed_drawn: bool = True
-    sampler_epoch: int | None = None
     drawn: int = 0
     pending: tuple[tuple[list[int], list[int]], ...] = ()
     seen: dict[int, int] = field(default_factory=dict)
 
     def order_state(self, loader: DataLoader) -> States:
         """What `state_dict` must keep to make this epoch's order again."""
-        return capture(_generators(loader), python=not is_built_in(loader._index_sampler))
+        states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
+        states["sampler_epoch"] = _sampler_epoch(loader)
+        return states
 
     @contextlib.contextmanager
     def order_restored(self, loader: DataLoader) -> Iterator[None]:
@@ -70,8 +72,8 @@ class Resume:
         if self.order is None:
             yield
             return
-        if self.sampler_epoch is not None and _sampler_epoch(loader) is not None:
-            sampler_of(loader).set_epoch(self.sampler_epoch)
+        if self.order["sampler_epoch"] is not None and _sampler_epoch(loader) is not None:
+            sampler_of(loader).set_epoch(self.order["sampler_epoch"])
         with restored(self.order, _generators(loader)):
             yield
 
@@ -141,7 +143,6 @@ def save(
         "delivered": [list(pair) for pair in delivered.ranges()],
         "order": order,
         "seed_drawn": seed_drawn,
-        "sampler_epoch": _sampler_epoch(loader),
         "drawn": drawn,
         "pending": pending,
         "seen": {str(k): v for k, v in seen.items()},
@@ -160,7 +161,6 @@ def load(state: dict[str, Any]) -> tuple[Resume, int, int | None]:
         RangeSet((int(a), int(b)) for a, b in state["delivered"]),
         state["order"],
         state["seed_drawn"],
-        state["sampler_epoch"],
         state["drawn"],
         tuple((list(indices), list(occurrences)) for indices, occurrences in state["pending"]),
         {int(k): int(v) for k, v in state["seen"].items()},

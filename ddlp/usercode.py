@@ -158,7 +158,7 @@ class KeyedView:
         self._done = RangeSet(resume.delivered.ranges())
         self.delivered = RangeSet(resume.delivered.ranges())
         self._sent: list[int] = []
-        self._drawn = 0
+        self._drawn = resume.drawn
         self.ended = False
 
     def of(self, iterator: Any) -> None:
@@ -178,18 +178,22 @@ class KeyedView:
 
     def order_again(self, items: Iterator[Any]) -> Iterator[Any]:
         """The sampler's items; where it is one of torch's, on a resume those that it gave in the first place."""
-        if not is_built_in(self._loader._index_sampler):
-            self._order = self._start.order
-            return items
-        self._order = self.resume.order_state(self._loader) if self.resume.order is None else self.resume.order
-        if self.resume.order is None:
+        built_in = is_built_in(self._loader._index_sampler)
+        self._order = self._order_now()
+        if self.resume.order is None or not built_in:
             return items
         with self.resume.order_restored(self._loader):
             return iter(list(items))
 
+    def _order_now(self) -> States:
+        """What makes the order again: a sampler of the user's has begun; torch's own draw with the first batch."""
+        if self._start.order is not None:
+            return self._start.order
+        return self.resume.order_state(self._loader) if self.resume.order is None else self.resume.order
+
     def read(self, position: int) -> bool:
         """The sampler gave this position's batch. True where it is still to be delivered."""
-        self._drawn = position + 1
+        self._drawn = max(self._drawn, position + 1)
         if position in self._done:
             return False
         self._sent.append(position)
@@ -205,7 +209,7 @@ class KeyedView:
         return save(
             self._loader,
             self.delivered,
-            self._order,
+            self._order_now() if self._order is None else self._order,
             seed=self.seed(),
             epoch=self.epoch,
             seed_drawn=self._start.seed_drawn,
