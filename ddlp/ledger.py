@@ -3,12 +3,7 @@
 Pure: no thread, socket, file or clock. Callers report events (a claim made, a file published, a device gone) with
 their times; the ledger keeps the rules that make each batch come exactly once, and says which copies to drop.
 
-A batch may exist in two copies at once, the host's and a device's, because a late lease is taken back while the
-device may still finish it. Each copy is a small machine of its own (``HOST``, ``CSD`` below). What makes the pair
-right: a copy counts as made only when it is whole and verified in this process's memory (READY); the moment one copy
-is READY the other is dropped, so at most one READY copy exists; and only delivery is final, which needs a READY
-copy and happens once, as it ends the batch's entry. Every other event either moves a copy that is still wanted or
-concerns a claim or lease number that is no longer known, and is answered by dropping what it brought.
+Each batch may exist in two copies; `ddlp.copies` has their states and why the pair is right.
 """
 
 from __future__ import annotations
@@ -16,63 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 
+from ddlp.copies import CSD, HOST, CsdCopy, Entry, Event, HostCopy
 from ddlp.ranges import RangeSet
-
-
-class HostCopy(Enum):
-    """The host's copy of a batch."""
-
-    NONE = auto()
-    CLAIMED = auto()  # a worker of the pool prepares it
-    READY = auto()
-
-
-class CsdCopy(Enum):
-    """A device's copy of a batch."""
-
-    NONE = auto()
-    LEASED = auto()  # the device was told to prepare it
-    PUBLISHED = auto()  # the file is in the spool, nobody has looked into it
-    FETCHING = auto()  # being read and verified
-    READY = auto()
-
-
-class Event(Enum):
-    """What can happen to a copy."""
-
-    CLAIM = auto()
-    MADE = auto()
-    LEASE = auto()
-    PUBLISH = auto()
-    FETCH = auto()
-    VERIFY = auto()
-    LOSE = auto()  # worker or device failed, file damaged or gone
-    DROP = auto()  # the other copy won
-    DELIVER = auto()
-
-
-HOST: dict[tuple[HostCopy, Event], HostCopy] = {
-    (HostCopy.NONE, Event.CLAIM): HostCopy.CLAIMED,
-    (HostCopy.CLAIMED, Event.MADE): HostCopy.READY,
-    (HostCopy.CLAIMED, Event.LOSE): HostCopy.NONE,
-    (HostCopy.CLAIMED, Event.DROP): HostCopy.NONE,
-    (HostCopy.READY, Event.DELIVER): HostCopy.NONE,
-}
-CSD: dict[tuple[CsdCopy, Event], CsdCopy] = {
-    (CsdCopy.NONE, Event.LEASE): CsdCopy.LEASED,
-    (CsdCopy.LEASED, Event.PUBLISH): CsdCopy.PUBLISHED,
-    (CsdCopy.LEASED, Event.LOSE): CsdCopy.NONE,
-    (CsdCopy.LEASED, Event.DROP): CsdCopy.NONE,
-    (CsdCopy.PUBLISHED, Event.FETCH): CsdCopy.FETCHING,
-    (CsdCopy.PUBLISHED, Event.LOSE): CsdCopy.NONE,
-    (CsdCopy.PUBLISHED, Event.DROP): CsdCopy.NONE,
-    (CsdCopy.FETCHING, Event.VERIFY): CsdCopy.READY,
-    (CsdCopy.FETCHING, Event.LOSE): CsdCopy.NONE,
-    (CsdCopy.FETCHING, Event.DROP): CsdCopy.NONE,
-    (CsdCopy.READY, Event.DELIVER): CsdCopy.NONE,
-}
 
 
 class LedgerError(RuntimeError):
@@ -103,20 +45,6 @@ class Release:
 
 
 Effect = Cancel | Release
-
-
-@dataclass
-class Entry:
-    """A batch that somebody holds; free and delivered batches have none."""
-
-    position: int
-    host: HostCopy = HostCopy.NONE
-    csd: CsdCopy = CsdCopy.NONE
-    claim: int | None = None
-    lease: int | None = None
-    device: str | None = None
-    progress: float = 0.0  # of the lease, 0 to 1
-    progress_s: float = 0.0  # when the progress last moved
 
 
 @dataclass

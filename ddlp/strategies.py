@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 
-from ddlp.ledger import CsdCopy, Entry, HostCopy, Ledger
+from ddlp.copies import CsdCopy, Entry, HostCopy
+from ddlp.ledger import Ledger
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 

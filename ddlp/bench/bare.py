@@ -25,18 +25,20 @@ from ddlp.bench.data import imagenet1
 from ddlp.portable import Portable, portable
 
 
-def _rows(found: Portable, batch: int) -> np.ndarray:
-    return np.empty((batch, *found.shape), dtype=np.uint8)
+def _order(found: Portable) -> list[int]:
+    """A fixed random order of all samples, gone through again and again: a few very large files weigh as in an epoch."""
+    return np.random.default_rng(0).permutation(len(found.dataset)).tolist()
 
 
 def host_batch(found: Portable, batch: int) -> Callable[[int], None]:
     """Prepare the n-th batch as the host does: read, decode, transform, and the epilogue to what is delivered."""
-    reader, n = found.dataset.reader(), len(found.dataset)
+    reader, order = found.dataset.reader(), _order(found)
 
     def make(k: int) -> None:
-        rows = _rows(found, batch)
+        rows = np.empty((batch, *found.shape), dtype=np.uint8)
         for row in range(batch):
-            prepare_sample(reader, found.pipeline, ((k * batch + row) % n, 0), 0, k, rows[row], None)
+            item = (order[(k * batch + row) % len(order)], 0)
+            prepare_sample(reader, found.pipeline, item, 0, k, rows[row], None)
         found.epilogue(torch.from_numpy(rows))
 
     return make
@@ -44,7 +46,7 @@ def host_batch(found: Portable, batch: int) -> Callable[[int], None]:
 
 def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], None]:
     """Prepare the n-th batch as an engine's worker does: into a batch file in the spool, which is then removed."""
-    reader, n = found.dataset.reader(), len(found.dataset)
+    reader, order = found.dataset.reader(), _order(found)
     layout = Layout(batch, *found.shape, 0)
     row_buffer = np.empty(found.shape, dtype=np.uint8)
 
@@ -52,7 +54,8 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
         writer = BatchWriter(directory, f"{k:032x}", k, layout)
         for row in range(batch):
             began = time.process_time()
-            prepare_sample(reader, found.pipeline, ((k * batch + row) % n, 0), 0, k, row_buffer, None)
+            item = (order[(k * batch + row) % len(order)], 0)
+            prepare_sample(reader, found.pipeline, item, 0, k, row_buffer, None)
             writer.write(row, row_buffer)
             if slowdown > 1:
                 time.sleep((slowdown - 1) * (time.process_time() - began))

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="what is delivered (%(default)s)")
     parser.add_argument("--host-cpu", type=int, default=0)
     parser.add_argument("--csd-cpu", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each bare loop (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each bare loop (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddlp.ledger import CSD, HOST, Cancel, CsdCopy, Event, HostCopy, Ledger, LedgerError, Release, Side
+from ddlp.copies import CSD, HOST, CsdCopy, Event, HostCopy
+from ddlp.ledger import Cancel, Ledger, LedgerError, Release, Side
 
 
 def ledger_with_device(batches: int = 4, quota: int = 8, window: int = 2) -> Ledger:
