@@ -19,8 +19,8 @@ def capture(generators: Mapping[str, torch.Generator], python: bool) -> States:
     """States of these torch generators; with ``python`` also of the global ones of numpy and random."""
     states: States = {name: _encoded(generator.get_state()) for name, generator in generators.items()}
     if python:
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        states["numpy"] = [kind, keys.tolist(), *rest]
+        kind, keys, *rest = np.random.get_state()
+        states["numpy"] = [kind, np.asarray(keys).tolist(), *rest]
         version, numbers, gauss = random.getstate()
         states["random"] = [version, list(numbers), gauss]
     return states

@@ -98,6 +98,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._batch_transform = loader.batch_transform
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
+        order: States | None
         self._whole = whole = is_built_in(self._index_sampler)
         if whole:
             with resume.order_restored(loader):
@@ -183,7 +184,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._device is not None and self._device.type != "cpu":
             images = self._portable.epilogue(images, delivered.boxes, self._device)
         if self._auto_collation:
-            batch: Any = [images, self._collate_fn(tuple(targets))]
+            batch: Any = [images, self._collate_fn(tuple(targets))]  # type: ignore[arg-type]
         else:
             batch = self._collate_fn((images[0], targets[0]))  # type: ignore[arg-type]
         if self._device is not None:

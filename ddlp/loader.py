@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -30,6 +31,7 @@ from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.usercode import KeyedView, UserCodeIterator, iterate_user_code
 
 OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
+_TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 
 
 class DDLPLoader(DataLoader):
@@ -117,8 +119,9 @@ class DDLPLoader(DataLoader):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            in_order=in_order,
+            **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
+        self.in_order = in_order
         self.strategy = strategy
         self.csd = csd
         self.device = device
@@ -236,7 +239,7 @@ class DDLPLoader(DataLoader):
         kept_seed = None
         if isinstance(kept, EpochIterator):
             kept._shutdown_workers()
-            kept_seed = kept._base_seed  # DataLoader draws a base seed once for as long as its workers persist
+            kept_seed = int(kept._base_seed)  # DataLoader draws a base seed once for as long as its workers persist
         iterator = self._epoch_iterator(now, seed, kept_seed, epoch, resume)
         self._last = iterator.memory
         return iterator
@@ -305,11 +308,11 @@ class DDLPLoader(DataLoader):
 
         Independent of strategy, number of workers and devices.
         """
-        state = self._loaded
-        if state is None and isinstance(self._last, EpochMemory):
-            state = self._last.state(self)
-        elif state is None and self._last is not None and not self._last.ended:
-            state = self._last.state()
+        state, last = self._loaded, self._last
+        if state is None and isinstance(last, EpochMemory):
+            state = last.state(self)
+        elif state is None and isinstance(last, KeyedView) and not last.ended:
+            state = last.state()
         if state is None:  # between two epochs
             state = resuming.save(self, RangeSet(), None, seed=None, epoch=self._next_epoch)
         return state

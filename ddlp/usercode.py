@@ -271,7 +271,7 @@ class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
 
     def _number(self) -> int:
         # With in_order=False what was received last is what was given; else torch counts.
-        return self._rcvd_idx - 1 if self._in_order else self._received
+        return self._rcvd_idx - 1 if getattr(self, "_in_order", True) else self._received
 
 
 UserCodeIterator = _Single | _Multi

@@ -171,3 +171,39 @@ def test_the_trainer_of_hugging_face(paths, engine, tmp_path):
 def test_plain_loaders_of_the_same_program_are_left_alone(paths, accelerator):
     assert type(accelerator.prepare(DataLoader(numbered(paths), 4))) is not DataLoader
     assert len(by_target(list(DDLPLoader(numbered(paths), 4)))) == SAMPLES
+
+
+def test_lightning_shares_the_samples_among_its_processes(paths, tmp_path):
+    lightning = need("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+            self.seen: list[int] = []
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            assert type(self.trainer.train_dataloader) is DDLPLoader
+            assert self.trainer.train_dataloader.seed == 5
+            self.seen += batch[1].tolist()
+            return self.net(batch[0], batch[1] % 3)["loss"]
+
+        def on_train_epoch_end(self) -> None:
+            (tmp_path / f"{self.global_rank} {self.current_epoch}").write_text(" ".join(map(str, self.seen)))
+            self.seen = []
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp_fork", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=str(tmp_path),
+    )
+    trainer.fit(Module(), DDLPLoader(numbered(paths, SMALL), 4, shuffle=True, num_workers=1, seed=5))
+    orders = []
+    for epoch in range(2):
+        parts = [list(map(int, (tmp_path / f"{rank} {epoch}").read_text().split())) for rank in range(2)]
+        assert len(parts[0]) == len(parts[1]) == 21
+        assert {*parts[0], *parts[1]} == set(range(SAMPLES))
+        orders.append(parts)
+    assert orders[0] != orders[1]  # set_epoch reached the sampler
