@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
+from ddlp.ending import end_aside
 from ddlp.epoch import Delivered, EpochRun
 from ddlp.ledger import Ledger
 from ddlp.plan import EpochPlan, is_built_in
@@ -108,7 +110,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_closed=on_closed,
         )
         self.memory = EpochMemory(self.run, order, whole)
-        self._closer = weakref.finalize(self, self.run.close)
+        self._closer = weakref.finalize(self, end_aside, os.getpid(), self.run.close)
         if not whole:
             self.run.extend(len(self._plan), False)
             self._read_ahead(self._ahead)
@@ -136,7 +138,7 @@ class EpochIterator(_BaseDataLoaderIter):
             for text in self.run.take_warnings():
                 warnings.warn(f"ddlp: {text}", stacklevel=4)
         if delivered is None:
-            self._closer()
+            self._shutdown_workers()
             raise StopIteration
         if self._ahead:
             self._read_ahead(self._ahead)
@@ -178,5 +180,5 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the epoch, as frameworks ask of torch's own iterators."""
-        self._closer()
-
+        self.run.close()
+        self._closer.detach()
