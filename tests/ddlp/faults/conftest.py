@@ -19,7 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scene import Script, Truth, dataset, listing, make_images, until  # noqa: E402
+from scene import Script, Truth, Zygote, dataset, listing, make_images, until  # noqa: E402
 
 LIMIT_S = 60
 
@@ -106,16 +106,24 @@ def told() -> Iterator[list[str]]:
         yield Texts()
 
 
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    one = Zygote()
+    yield one
+    one.end()
+
+
 @pytest.fixture
-def script(tmp_path: Path, images: Path) -> Iterator[Callable[..., Script]]:
+def script(zygote: Zygote, images: Path) -> Iterator[Callable[..., Script]]:
     """Run training scripts; whatever they leave is killed after the test."""
     started: list[Script] = []
 
     def run(body: str, **environment: str) -> Script:
-        started.append(Script(Path(tempfile.mkdtemp(prefix="s-", dir="/tmp")) / "t", images, body, **environment))
+        home = Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))
+        started.append(Script(zygote, home, images, body, **environment))
         return started[-1]
 
     yield run
     for one in started:
         one.stop()
-        shutil.rmtree(one.home.parent, ignore_errors=True)
+        shutil.rmtree(one.home, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -100,6 +101,7 @@ class Process:
     parent: int
     state: str
     command: str
+    environment: str
 
 
 def processes() -> list[Process]:
@@ -111,10 +113,11 @@ def processes() -> list[Process]:
         try:
             state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = (path / "environ").read_bytes().decode(errors="replace")
         except OSError:
             continue
         if state != "Z":
-            found.append(Process(int(path.name), int(parent), state, command))
+            found.append(Process(int(path.name), int(parent), state, command, environment))
     return found
 
 
@@ -141,16 +144,9 @@ def worker_pids(below: int | None = None) -> list[int]:
     return [p.pid for p in descendants(below) if WORKER in p.command]
 
 
-def marked(mark: str) -> list[Process]:
-    """Processes whose environment carries the mark, whoever their parent is by now."""
-    found = []
-    for process in processes():
-        try:
-            if mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
-                found.append(process)
-        except OSError:
-            pass
-    return found
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    return any(p.pid == pid for p in processes())
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
@@ -189,64 +185,108 @@ paths = sorted((str(p) for p in Path({images!r}).iterdir()), key=lambda p: int(p
 data = dataset(paths)
 def said(*words): print(*words, flush=True)
 def engine_at_work(loader):
-    "Steps of an epoch until the engine has its part in it; the iterator goes on from there."
-    iterator = iter(loader)
-    while not loader.report().batches_csd:
-        next(iterator); time.sleep(0.01)
-    return iterator
+    "An epoch in which the engine has its part already."
+    while True:
+        iterator = iter(loader)
+        for batch in iterator:
+            if loader.report().batches_csd:
+                return iterator
+            time.sleep(0.01)
 """
+
+
+class Zygote:
+    """Where the scripts' processes come from, see zygote.py."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            text=True,
+        )
+        self._statuses: dict[int, int] = {}
+        self._next()
+
+    def _next(self) -> dict[str, int]:
+        assert self._process.stdout is not None
+        said: dict[str, int] = json.loads(self._process.stdout.readline())
+        if "status" in said:
+            self._statuses[said["pid"]] = said["status"]
+        return said
+
+    def start(self, script: Path, environment: dict[str, str]) -> int:
+        """Run it; its output goes to files beside it."""
+        request = {"script": str(script), "environment": environment}
+        request.update({name: str(script.with_suffix(f".{name}")) for name in ("stdout", "stderr")})
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        while "status" in (said := self._next()):
+            pass
+        return said["pid"]
+
+    def status(self, pid: int) -> int:
+        """Wait for the process's end."""
+        while pid not in self._statuses:
+            self._next()
+        return self._statuses[pid]
+
+    def end(self) -> None:
+        self._process.communicate()
 
 
 class Script:
     """A training script in a process of its own, in a session of its own, with a temporary directory of its own."""
 
-    def __init__(self, home: Path, images: Path, body: str, **environment: str) -> None:
+    def __init__(self, zygote: Zygote, home: Path, images: Path, body: str, **environment: str) -> None:
         self.home = home
-        self.mark = f"DDLP_TEST={uuid.uuid4().hex}"
-        home.mkdir()
-        script = home.with_suffix(".py")
+        self.mark = f"ddlp-test-{uuid.uuid4().hex}"  # in the engine's command line, as part of its spool
+        self.temporary = home / self.mark
+        self.temporary.mkdir()
+        self._zygote = zygote
+        script = home / "train.py"
         head = _HEAD.format(tests=str(Path(__file__).parent), images=str(images))
-        script.write_text(head + "if __name__ == '__main__':\n" + textwrap.indent(textwrap.dedent(body), "    "))
-        name, _, value = self.mark.partition("=")
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(home), name: value, **environment},
-            start_new_session=True,
-            text=True,
-        )
+        script.write_text(head + textwrap.dedent(body))
+        self.pid = zygote.start(script, {"TMPDIR": str(self.temporary), **environment})
+        self._said = 0
+
+    def _read(self, name: str) -> str:
+        path = self.home / f"train.{name}"
+        return path.read_text() if path.exists() else ""
 
     def line(self) -> str:
         """What the script says next."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().strip()
-        assert line, self.process.communicate()[1]
-        return line
+        until(
+            lambda: self._read("stdout").count("\n") > self._said or not alive(self.pid), 20, "the script's next word"
+        )
+        lines = self._read("stdout").splitlines()
+        assert len(lines) > self._said, self._read("stderr")
+        self._said += 1
+        return lines[self._said - 1]
 
     def interrupt(self) -> None:
         """Ctrl-C: the terminal signals the whole foreground group."""
-        os.killpg(self.process.pid, signal.SIGINT)
+        os.killpg(self.pid, signal.SIGINT)
 
-    def end(self, timeout_s: float = 15.0) -> tuple[int, str, str]:
-        """Wait for its end; return (exit status, rest of stdout, stderr)."""
-        out, err = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, out, err
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; return (exit status, stderr)."""
+        status = self._zygote.status(self.pid)
+        return status, self._read("stderr")
+
+    def running(self) -> list[Process]:
+        """Its processes, whoever their parents are by now."""
+        return [p for p in processes() if self.mark in p.environment or p.pid == self.pid]
 
     def nothing_left(self, within_s: float = 5.0) -> None:
         """No process of it runs, and its temporary directory is empty."""
-        until(lambda: not marked(self.mark), within_s, f"the end of {marked(self.mark)}")
-        until(lambda: not os.listdir(self.home), 1, f"the removal of {os.listdir(self.home)}")
+        until(lambda: not self.running(), within_s, f"the end of {self.running()}")
+        until(lambda: not os.listdir(self.temporary), 1, f"the removal of {os.listdir(self.temporary)}")
 
     def stop(self) -> None:
         """Kill what is left of it."""
-        for process in marked(self.mark):
-            try:
-                os.kill(process.pid, signal.SIGKILL)
-            except OSError:
-                pass
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
+        for process in self.running():
+            os.kill(process.pid, signal.SIGKILL)
+        self._zygote.status(self.pid)
