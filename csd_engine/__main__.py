@@ -76,9 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--quota-batches",
         type=_at_least(int, 1),
-        default=64,
+        default=1024,
         metavar="N",
-        help="batch files in the spool at once, over all jobs; default 64",
+        help="batch files in the spool at once, over all jobs; default 1024 (the bytes are the limit that matters)",
     )
     add("--quota-bytes", type=_size, default=8 << 30, metavar="SIZE", help="their bytes; default 8G")
     add(

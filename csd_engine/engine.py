@@ -38,7 +38,7 @@ class EngineOptions:
     spool: str
     roots: Roots
     workers: int = 1
-    quota_batches: int = 64
+    quota_batches: int = 1024
     quota_bytes: int = 8 << 30
     reserve_bytes: int = 1 << 30
     lease_timeout_s: float = 30.0

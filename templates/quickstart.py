@@ -234,8 +234,8 @@ def reading(outcomes: list[Outcome], options: argparse.Namespace) -> str:
     on_cpu = torch.device(options.device).type == "cpu"
     lines = [
         "s/epoch: wall time; all counts and times are per epoch. from CPU, from CSD: batches by who prepared them.",
-        "waiting: the training loop had no batch. host CPU: CPU seconds of this process and its workers"
-        + (", training included." if on_cpu else "."),
+        "waiting: the training loop had no batch. host CPU: processor seconds of the host's workers and of bringing the",
+        "  engine's batches in; training is not part of it.",
         "bound: n / (r_cpu + r_csd), the least time in which both sides together can prepare the epoch's n images,",
         "  each at the speed measured for it.",
     ]

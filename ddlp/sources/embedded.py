@@ -51,7 +51,7 @@ class EmbeddedOptions:
     Attributes:
         spool: directory below which the private one is made; None: $DDLP_SPOOL, else the system's temporary directory.
         workers: worker processes; None: $DDLP_ENGINE_WORKERS, else 1.
-        quota_batches, quota_bytes: limits of the spool; None: 64 batches, and half of what is free at the start (8 GiB
+        quota_batches, quota_bytes: limits of the spool; None: 1024 batches, and half of what is free at the start (8 GiB
             at most).
         slowdown: to emulate a slower device, how many times; None: $DDLP_ENGINE_SLOWDOWN, else 1.
         cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.

@@ -1,0 +1,49 @@
+"""The benchmark measures what it says: run small, as a user would, its figures held against each other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlp.bench.overlap import Line, Result, table
+from ddlp.sampledata import make_imagefolder
+
+ROOT = Path(__file__).parents[3]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddlp", "bench", "overlap", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
+def test_a_short_run(tmp_path):
+    make_imagefolder(tmp_path / "data", 60, 46, progress=False)
+    cpus = sorted(os.sched_getaffinity(0))
+    done = bench(
+        *("--data", str(tmp_path / "data"), "--batches", "24", "--batch", "4", "--rounds", "1", "--seconds", "1"),
+        *("--strategies", "cpu", "wrr", "--host-cpu", str(cpus[0]), "--csd-cpu", str(cpus[1]), "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    lines = {line["name"]: line for line in result["lines"]}
+    assert set(lines) == {"DataLoader, 0 workers", "DataLoader, 1 worker", "cpu", "wrr"}
+    assert result["slowdown"] > 1 and result["r_cpu"][0] > result["r_csd"][0] > 0
+    prepared = 24 * 4 / (result["r_cpu"][0] + result["r_csd"][0])
+    assert result["bound_s"][0] == pytest.approx(max(prepared, 24 * result["accelerator_s"]))
+    assert 0 < lines["wrr"]["csd_batches"][0] < 24 and lines["cpu"]["csd_batches"] == [0]
+    assert all(line["seconds"][0] >= 24 * result["accelerator_s"] for line in lines.values())
+
+
+def test_too_few_batches_is_said():
+    done = bench("--batches", "3")
+    assert done.returncode == 2 and "take 200 or more" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_table_gives_median_and_spread():
+    line = Line("wrr", [2.0, 1.0, 4.0], [0.5, 1.0, 0.25], [3, 4, 5])
+    text = table(Result(20, 5, 0.01, 3.0, [10.0, 12.0, 11.0], [1.0, 2.0, 3.0], [1.0, 1.1, 0.9], [line]))
+    assert "2.00 (1.00 .. 4.00)" in text and "0.500 (0.250 .. 1.000)" in text and "11 (10 .. 12)" in text
