@@ -119,7 +119,7 @@ class _WorkerStart:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, KeyedDataset):
-            info.__dict__["dataset"] = info.dataset.dataset  # WorkerInfo refuses plain assignment
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # WorkerInfo refuses plain assignment
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker)
 
