@@ -27,7 +27,8 @@ An engine prepares batches of images for training jobs on other computers. Run i
   3. On the host:         DDLPLoader(..., csd="tcp://device:7711")
 
 The host must see the spool directory too: a shared file system, never one disk that two systems mount at once.
-The engine reads only below its --root directories and writes only below its --spool. SIGTERM or Ctrl-C ends it cleanly.
+The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool.
+SIGTERM or Ctrl-C ends it cleanly.
 """
 
 
@@ -96,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
         help="drop the jobs of a host that is silent for S seconds; default 30",
     )
     add(
+        "--worker-timeout",
+        type=_at_least(float, 0.1),
+        default=30.0,
+        metavar="S",
+        help="replace a worker process that is at one sample for S seconds; default 30",
+    )
+    add(
         "--slowdown",
         type=_at_least(float, 1),
         default=1.0,
@@ -139,6 +147,7 @@ def _run(options: argparse.Namespace) -> None:
             quota_bytes=options.quota_bytes,
             reserve_bytes=options.reserve_bytes,
             lease_timeout_s=options.lease_timeout,
+            worker_timeout_s=options.worker_timeout,
             slowdown=options.slowdown,
             parent=options.parent,
             exit_with_stdin=options.exit_with_stdin,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
@@ -52,6 +53,8 @@ class WorkerProcess:
         self.ready = False
         self.lease: Optional[Tuple[Job, Work]] = None
         self.probe: Optional[Tuple[Job, Probe]] = None
+        self._heard_s = time.monotonic()
+        self._cancelled_s: Optional[float] = None
 
     @property
     def pid(self) -> int:
@@ -62,6 +65,18 @@ class WorkerProcess:
     def idle(self) -> bool:
         """Whether it can be given work."""
         return self.ready and self.lease is None and self.probe is None
+
+    def hangs(self, silent_s: float, cancelled_s: float) -> bool:
+        """Whether it has been at one sample for longer than `silent_s`, or has ignored a cancel for `cancelled_s`."""
+        now = time.monotonic()
+        if self.lease is None and self.probe is None:
+            return False
+        ignored = self.lease is not None and self._cancelled_s is not None and now - self._cancelled_s > cancelled_s
+        return ignored or now - self._heard_s > silent_s
+
+    def kill(self) -> None:
+        """End it at once; its reports' end tells the rest."""
+        self._process.kill()
 
     @property
     def unsent(self) -> bool:
@@ -94,7 +109,7 @@ class WorkerProcess:
 
     def begin(self, job: Job, work: Work) -> None:
         """Give it a lease."""
-        self.lease = (job, work)
+        self.lease, self._heard_s, self._cancelled_s = (job, work), time.monotonic(), None
         self._introduce(job)
         lease = work.lease
         self._send(
@@ -104,13 +119,14 @@ class WorkerProcess:
 
     def begin_probe(self, job: Job, probe: Probe) -> None:
         """Give it a probe."""
-        self.probe = (job, probe)
+        self.probe, self._heard_s = (job, probe), time.monotonic()
         self._introduce(job)
         self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items)
 
     def cancel(self) -> None:
         """Stop its lease between two samples; it answers `cancelled`, or `published` if it was faster."""
         if self.lease is not None:
+            self._cancelled_s = time.monotonic()
             self._send(do="cancel", lease=self.lease[1].lease.lease)
 
     def forget(self, job: Job) -> None:
@@ -125,16 +141,21 @@ class WorkerProcess:
             data = os.read(self.read_descriptor, _READ_BYTES)
         except OSError:
             data = b""
+        self._heard_s = time.monotonic()
         return self._lines.feed(data) if data else None
 
-    def end(self, grace_s: float) -> int:
-        """Close its pipe, wait, kill it if it stays; return its exit status."""
+    def close_pipes(self) -> None:
+        """Have it drop what it has begun and exit."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 try:
                     stream.close()
                 except OSError:
                     pass
+
+    def end(self, grace_s: float) -> int:
+        """Close its pipes, wait, kill it if it stays; return its exit status."""
+        self.close_pipes()
         try:
             return self._process.wait(grace_s)
         except subprocess.TimeoutExpired:

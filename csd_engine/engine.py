@@ -26,6 +26,7 @@ _LOG = logging.getLogger("csd_engine")
 _TICK_S = 0.5  # how soon a dead parent, a silent host or freed disk space is noticed
 _RESTART_S = 1.0  # pause before a worker that died at once is started again
 _WORKER_GRACE_S = 2.0
+_CANCEL_GRACE_S = 5.0  # a worker looks for a cancel after each sample
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class EngineOptions:
     quota_bytes: int = 8 << 30
     reserve_bytes: int = 1 << 30
     lease_timeout_s: float = 30.0
+    worker_timeout_s: float = 30.0
     slowdown: float = 1.0
     parent: int = 0
     exit_with_stdin: bool = False
@@ -59,7 +61,8 @@ class Service:
         except BaseException:
             self._spool.close()
             raise
-        self._desk = Desk(self._spool, manifests, options.roots, self._crew, self._door.send)
+        roots = options.roots.with_files(str(self._spool.files), str(self._spool.files))
+        self._desk = Desk(self._spool, manifests, roots, self._crew, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
         self._start_after = 0.0
@@ -115,6 +118,7 @@ class Service:
                 elif worker.write_descriptor in events:
                     worker.flush()
             self._expire()
+            self._end_hanging()
             self._start_workers()
             self._desk.dispatch()
             self._watch_writes()
@@ -132,8 +136,10 @@ class Service:
         """End the workers, remove job directories and the socket. May be called again."""
         for worker in self._crew:
             self._unregister(worker)
+            worker.close_pipes()
+        until = time.monotonic() + _WORKER_GRACE_S
         for worker in self._crew:
-            worker.end(_WORKER_GRACE_S)
+            worker.end(max(0.0, until - time.monotonic()))
         self._crew.clear()
         self._spool.close()
         if not self._door.router.closed:
@@ -230,6 +236,13 @@ class Service:
             elif worker.lease is not None:
                 (job, work), worker.lease = worker.lease, None
                 self._desk.finished(job, work, kind, report)
+
+    def _end_hanging(self) -> None:
+        """Kill workers that are at one sample for ever (a dead network file system, say); others take their place."""
+        for worker in self._crew:
+            if worker.hangs(self._options.worker_timeout_s, _CANCEL_GRACE_S):
+                _LOG.error("worker %d hangs and is killed", worker.pid)
+                worker.kill()
 
     def _bury(self, worker: WorkerProcess) -> None:
         """A worker has died: its lease has failed, another takes its place."""

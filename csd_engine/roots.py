@@ -40,6 +40,10 @@ class Roots:
             pairs.append((os.path.normpath(host), os.path.realpath(device)))
         return Roots(tuple(pairs), trust)
 
+    def with_files(self, host: str, device: str) -> Roots:
+        """Return these roots and one more, for the arrays that hosts put below the spool."""
+        return Roots(self.pairs + ((os.path.normpath(host), os.path.realpath(device)),), self.trust)
+
     def resolve(self, path: str) -> str:
         """Return the device's path of a host's path.
 

@@ -3,6 +3,7 @@
 SPOOL/.lock                 held (flock) by the engine that uses it
 SPOOL/job-N-HEX/            one job's batch files
 SPOOL/manifests/            manifests by fingerprint, kept from job to job
+SPOOL/files/                arrays that hosts put here for their jobs; read, never written
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Spool:
 
     def __init__(self, directory: PathLike, quota_batches: int, quota_bytes: int, reserve_bytes: int) -> None:
         self.directory = Path(os.path.abspath(directory))
+        self.files = self.directory / "files"
         self.quota_batches, self.quota_bytes, self.reserve_bytes = quota_batches, quota_bytes, reserve_bytes
         self.batches = 0
         self.bytes = 0
@@ -71,6 +73,13 @@ class Spool:
             raise SpoolError(f"spool {self.directory} cannot be used: {why}. {advice}") from None
         for left in self.directory.glob("job-*"):
             remove_tree(left)
+        try:
+            if self.files.is_symlink():
+                self.files.unlink()  # what it leads to would be readable to every host
+            self.files.mkdir(exist_ok=True)
+        except OSError as error:
+            self.close()
+            raise SpoolError(f"{self.files} cannot be made: {error.strerror}. Make the spool writable.") from None
 
     def make_job_directory(self) -> Path:
         """Make and return a new job's directory; SpoolError if that fails."""

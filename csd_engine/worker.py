@@ -7,6 +7,7 @@ whether the lease was cancelled; when its pipe closes it drops what it has begun
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import os
 import signal
@@ -27,6 +28,7 @@ from csd_engine.transforms import Pipeline
 
 __all__ = ["Worker", "main"]
 
+_PR_SET_PDEATHSIG = 1
 PROGRESS_S = 0.1  # at most one report each
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 
@@ -207,12 +209,21 @@ class Worker:
         self._channel.send("probed", job=command["job"], digests=digests)
 
 
+def _die_with_the_service() -> None:
+    """Have the kernel kill this process when the service dies, should it hang and not see its pipe close. Linux only."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    except (OSError, AttributeError, TypeError):
+        pass
+
+
 def main(arguments: Optional[List[str]] = None) -> None:
     """Run a worker on this process's standard input and output."""
     parser = argparse.ArgumentParser(prog="python -m csd_engine.worker", description="The engine starts these.")
     parser.add_argument("--slowdown", type=float, default=1.0)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
+    _die_with_the_service()
     reports = os.dup(1)
     os.dup2(2, 1)  # a stray print must not garble the reports
     Worker(WorkerChannel(0, reports), options.slowdown).run()

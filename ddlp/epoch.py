@@ -101,10 +101,13 @@ class EpochRun:
         self._finish = finish
         self._full_batch = full_batch
         self._on_closed = on_closed
-        self._wake = threading.Condition()
+        # The lock itself in `with`, never the condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
         self._ready: dict[int, Pixels | _Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
         self._jobs: dict[str, DeviceJob] = {}
+        self._gone: set[str] = set()
         self._counts = _Counts()
         self._closing = False
         self._error: BaseException | None = None
@@ -125,10 +128,12 @@ class EpochRun:
         Raises the error of a sample that can't be prepared, in its batch's place and once; RuntimeError after
         ``timeout_s`` (0: never), as DataLoader does.
         """
+        if os.getpid() != self._pid:
+            raise RuntimeError("this iterator belongs to the parent process; call iter() on the loader in this one")
         began = time.monotonic()
         deadline = began + timeout_s if timeout_s > 0 else None
         told = False
-        with self._wake:
+        with self._lock:
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
@@ -164,7 +169,7 @@ class EpochRun:
 
     def extend(self, batches: int, ended: bool) -> None:
         """The sampler gave further batches, or has ended."""
-        with self._wake:
+        with self._lock:
             if batches:
                 self.ledger.extend(batches)
             if ended:
@@ -173,13 +178,13 @@ class EpochRun:
 
     def take_warnings(self) -> list[str]:
         """What the training thread should tell the user, once."""
-        with self._wake:
+        with self._lock:
             warnings, self._warnings = self._warnings, []
         return warnings
 
     def report(self) -> EpochReport:
         """What the epoch did so far."""
-        with self._wake:
+        with self._lock:
             counts, rates = self._counts, self.rates
             r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
             return EpochReport(
@@ -198,14 +203,14 @@ class EpochRun:
 
     def delivered(self) -> list[tuple[int, int]]:
         """Positions delivered, as ranges."""
-        with self._wake:
+        with self._lock:
             return self.ledger.delivered.ranges()
 
     def close(self) -> None:
         """End all threads and give the devices' space back. May be called twice, and from any thread."""
         if os.getpid() != self._pid:
             return  # a forked child: the threads and the devices are its parent's
-        with self._wake:
+        with self._lock:
             first = not self._closing
             self._closing = True
             self._counts.ended_s = self._counts.ended_s or time.monotonic()
@@ -236,7 +241,7 @@ class EpochRun:
             except BaseException as error:  # raised again in the training thread, in this batch's place
                 made = _Failure(error)
             busy_s = time.monotonic() - began
-            with self._wake:
+            with self._lock:
                 self._counts.host_cpu_s += time.thread_time() - cpu
                 if isinstance(made, Pixels):
                     self.rates.host.add(busy_s, self._part(position))
@@ -245,7 +250,7 @@ class EpochRun:
                 self._act()
 
     def _next_claim(self) -> tuple[int, int] | None:
-        with self._wake:
+        with self._lock:
             while not self._closing:
                 position = self.strategy.next_claim(time.monotonic())
                 if position is not None:
@@ -256,7 +261,7 @@ class EpochRun:
         return None
 
     def _wanted(self, claim: int) -> bool:
-        with self._wake:
+        with self._lock:
             return not self._closing and self.ledger.wanted(claim)
 
     def _part(self, position: int) -> float:
@@ -274,20 +279,20 @@ class EpochRun:
                 made = self._finish(job.read(lease, position, path))
             except BaseException as error:
                 trouble = str(error) or type(error).__name__
-            with self._wake:
+            with self._lock:
                 self._counts.host_cpu_s += time.thread_time() - cpu
                 if made is None:
-                    if self.ledger.devices[device].alive:  # else its loss was told already
+                    # A lost device's end was told already, and a file may go once the host's copy was first.
+                    if self.ledger.damaged(lease) and self.ledger.devices[device].alive:
                         self._warnings.append(
                             f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
                         )
-                    self.ledger.damaged(lease)
                 elif self.ledger.verified(lease):
                     self._ready[position] = made
                 self._act()
 
     def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
-        with self._wake:
+        with self._lock:
             while not self._closing:
                 position = self.strategy.next_fetch()
                 if position is not None:
@@ -298,8 +303,8 @@ class EpochRun:
 
     def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
         """A device may be given leases from now on."""
-        with self._wake:
-            if not self._closing:
+        with self._lock:
+            if not self._closing and device not in self._gone:  # it may be lost before it has joined
                 self._jobs[device] = job
                 self.rates.device(device).parallel = workers
                 self.ledger.join(device, quota=quota, window=workers + 1)
@@ -309,7 +314,7 @@ class EpochRun:
 
     def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
         """A device's batch stands in the spool."""
-        with self._wake:
+        with self._lock:
             position = self.ledger.devices[device].outstanding.get(lease)
             if self.ledger.published(device, lease) and position is not None:
                 self._files[lease] = self._jobs[device], path
@@ -318,7 +323,7 @@ class EpochRun:
 
     def failed(self, device: str, lease: int, warning: str | None) -> None:
         """A device could not make a batch: the host does, and if it is the sample's fault, the host says so."""
-        with self._wake:
+        with self._lock:
             self.ledger.failed(device, lease)
             if warning is not None:
                 self._warnings.append(f"{device} could not prepare a batch, the host does: {warning}")
@@ -326,18 +331,18 @@ class EpochRun:
 
     def warn(self, text: str) -> None:
         """Have the training thread tell the user."""
-        with self._wake:
+        with self._lock:
             self._warnings.append(text)
 
     def note(self, device: str, text: str) -> None:
         """What a device says of itself (its spool is full, ...): for the report."""
-        with self._wake:
+        with self._lock:
             self._notes[device] = text
 
     def progressed(self, device: str, done: dict[int, int]) -> None:
         """Samples that a device has made of its leases."""
         now = time.monotonic()
-        with self._wake:
+        with self._lock:
             for lease, samples in done.items():
                 position = self.ledger.devices[device].outstanding.get(lease)
                 if position is not None:
@@ -345,9 +350,10 @@ class EpochRun:
 
     def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
         """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once."""
-        with self._wake:
-            if self._closing:
+        with self._lock:
+            if self._closing or device in self._gone:
                 return
+            self._gone.add(device)
             self.ledger.leave(device)
             if error is not None:
                 self._error = error

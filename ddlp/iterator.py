@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
+from ddlp.ending import end_aside
 from ddlp.epoch import Delivered, EpochRun
 from ddlp.generators import States
 from ddlp.ledger import Ledger
@@ -136,7 +138,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_closed=on_closed,
         )
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
-        self._closer = weakref.finalize(self, self.run.close)
+        self._closer = weakref.finalize(self, end_aside, os.getpid(), self.run.close)
         self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
         if whole:
             self._plan.read_as_far_as(self._asked)
@@ -170,7 +172,7 @@ class EpochIterator(_BaseDataLoaderIter):
             for text in self.run.take_warnings():
                 warn_user(f"ddlp: {text}")
         if delivered is None:
-            self._closer()
+            self._shutdown_workers()
             raise StopIteration
         if self._ahead:
             self._read_ahead(self._ahead)
@@ -212,5 +214,5 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the epoch, as frameworks ask of torch's own iterators."""
-        self._closer()
-
+        self.run.close()
+        self._closer.detach()

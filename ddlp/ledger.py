@@ -282,12 +282,17 @@ class Ledger:
             entry.claim = None
         return True
 
-    def damaged(self, lease: int) -> None:
-        """A fetched batch is not what it should be, or not there: the file goes, the batch comes back."""
+    def damaged(self, lease: int) -> bool:
+        """A fetched batch is not what it should be, or not there: the file goes, the batch comes back.
+
+        False where the host's copy was first: nobody misses it.
+        """
         self._in_memory_csd -= 1
         entry = self._fetched(lease)
-        if entry is not None:
-            self._lose_csd(entry)
+        if entry is None:
+            return False
+        self._lose_csd(entry)
+        return True
 
     # -- delivery ------------------------------------------------------------------------------------------------
 

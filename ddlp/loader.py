@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from ddlp import resume as resuming
+from ddlp.ending import end_aside
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import explain
 from ddlp.integrations.shards import warn_if_not_shared
@@ -288,10 +290,10 @@ class DDLPLoader(DataLoader):
         return Mte(ledger, rates, None if self.ratio is None else round(n * self.ratio))
 
     def _reached(self) -> Reach:
-        if self._reach is None:
+        if self._reach is None or self._reach.pid != os.getpid():  # else inherited over a fork: the parent's
             options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
             self._reach = Reach(self._devices, options)
-            weakref.finalize(self, self._reach.close)
+            weakref.finalize(self, end_aside, os.getpid(), self._reach.close)
         return self._reach
 
     # -- state, report -------------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ from ddlp.ledger import Ledger
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 
-STALLED_S = 30.0  # a lease that has not moved for so long is taken back, also by a strategy that would rather wait
+# A lease that has not moved for so long is taken back, also by a strategy that would rather wait.
+STALLED_S = 30.0  # while the device's speed is not known
+STALLED_AT_LEAST_S = 5.0
+STALLED_BATCHES = 4  # the time of so many batches: its turn may come after another lease's, or another job's
 
 
 class Strategy:
@@ -96,12 +99,19 @@ class Strategy:
             return True
         return entry.csd is CsdCopy.LEASED and self._late(entry, now)
 
+    def _stalled(self, entry: Entry, now: float) -> bool:
+        """True where a device that answers still does not get on with a lease: its worker hangs."""
+        assert entry.device is not None
+        rate = self.rates.device(entry.device)
+        limit = max(STALLED_AT_LEAST_S, STALLED_BATCHES * rate.seconds) if rate.count else STALLED_S
+        return now - entry.progress_s > limit
+
     def _late(self, entry: Entry, now: float) -> bool:
         """True where the host would be ready with a leased batch before the device."""
         assert entry.device is not None
-        idle = now - entry.progress_s
-        if idle > STALLED_S:
+        if self._stalled(entry, now):
             return True
+        idle = now - entry.progress_s
         host, device = self.rates.host, self.rates.device(entry.device)
         if not host.count or not device.count:
             return False
@@ -153,7 +163,7 @@ class Csd(Cpu):
     def _claim_turn(self, turn: int, entry: Entry | None, now: float) -> bool:
         if entry is None:
             return turn in self.ledger.returned or not self.ledger.any_device
-        return entry.csd is CsdCopy.LEASED and now - entry.progress_s > STALLED_S
+        return entry.csd is CsdCopy.LEASED and self._stalled(entry, now)
 
     def _take_back(self, now: float) -> int | None:
         return None

@@ -150,6 +150,7 @@ def _join(
     on_met: Callable[[], None],
     allow_different_bits: bool,
 ) -> None:
+    job: CsdJob | None = None
     try:
         recipe = run.recipe
         place = reach()
@@ -183,10 +184,14 @@ def _join(
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
         run.joined(name, job, quota=quota, workers=welcome.workers)
+        job = None  # the run's from here on
     except (EngineError, DDLPError, OSError) as error:
         run.lost(name, str(error), None if met_before else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
         run.lost(name, repr(error), error)
+    finally:
+        if job is not None and job.handle is not None:
+            job.handle.close()
 
 
 def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> None:

@@ -40,6 +40,7 @@ PREFIX = "ddlp-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
 _START_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
+_STALLED_END_TIMEOUT_S = 1.0  # of one that is silent already
 _LOG_TAIL_BYTES = 2000
 
 
@@ -188,6 +189,9 @@ class EmbeddedEngine:
         status = self._process.poll()
         return None if status is None else f"the embedded engine's process ended with status {status}"
 
+    def _answers(self) -> bool:
+        return hasattr(self, "link") and self.link.silent_s < _STALLED_END_TIMEOUT_S
+
     def _command(self) -> list[str]:
         options, path = self.options, self._private.path
         assert self._private.socket_directory is not None
@@ -259,7 +263,7 @@ class EmbeddedEngine:
             process.stdin.close()
             process.terminate()
             try:
-                process.wait(_END_TIMEOUT_S)
+                process.wait(_END_TIMEOUT_S if self.ended() or self._answers() else _STALLED_END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

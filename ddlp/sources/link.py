@@ -96,6 +96,7 @@ class EngineLink:
         self._ping_due = True
         self._stop = False
         self._lost: str | None = None
+        self._heard = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
@@ -106,6 +107,11 @@ class EngineLink:
     def lost(self) -> str | None:
         """Why the engine is lost, or None while it is not."""
         return self._lost
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the engine was heard last; its heartbeat is ``heartbeat_s``."""
+        return time.monotonic() - self._heard
 
     def open(self) -> say.Welcome:
         """Connect (once; later calls return the same) and return the engine's Welcome.
@@ -185,8 +191,9 @@ class EngineLink:
         """Close all jobs and the connection. May be called again, and from a forked child, where it does nothing."""
         if os.getpid() != self._pid or self._thread is None:
             return
+        until = time.monotonic() + _CLOSE_TIMEOUT_S
         for job in list(self._jobs.values()):
-            job.close(_CLOSE_TIMEOUT_S if self._lost is None else 0)
+            job.close(max(0.0, until - time.monotonic()) if self._lost is None else 0)
         self._stop = True
         self._awake()
         if threading.current_thread() is not self._thread:
@@ -228,7 +235,7 @@ class EngineLink:
         reason = "the link was closed"
         try:
             wire = Wire(self.address, self._keys, self._woken)
-            self._greeting.put(wire.greet(self._connect_timeout_s))
+            self._greeting.put(wire.greet(self._connect_timeout_s, lambda: self._stop))
             reason = self._serve(wire)
         except EngineError as error:
             reason = str(error)
@@ -267,7 +274,7 @@ class EngineLink:
                 pass
             broken = wire.broken()
             for message in wire.messages():
-                heard = now
+                heard = self._heard = now
                 gone = self._take(wire, message)
                 if gone:
                     return gone

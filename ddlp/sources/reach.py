@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from csd_engine.errors import EngineError, EngineGone
 from csd_engine.keys import load_pair, load_public
 from ddlp.errors import DDLPError
 from ddlp.sources.csd import Place
 from ddlp.sources.embedded import EmbeddedEngine, EmbeddedOptions, acquire
 from ddlp.sources.link import EngineLink
-from ddlp.sources.travel import Luggage
+from ddlp.sources.travel import FILES, Luggage
 
 EMBEDDED = "embedded engine"
 LINGER_S = 5.0  # the embedded engine outlives an epoch by this long, since the next one mostly follows at once
+
+_DROPPED = "the loader was dropped while its device was on the way"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Device:
         try:
             pair = load_pair(Path(self.keys) / "host.key_secret")
             server = load_public(Path(self.keys) / "server.key")
-        except OSError as error:
+        except (OSError, EngineError) as error:
             raise DDLPError(
                 f"the keys of the engine at {self.address} can't be read: {error}. Copy server.key and host.key_secret from "
                 "the engine's --keys directory and name their directory in Device(keys=...)."
@@ -61,17 +65,25 @@ class Device:
 
 
 class Reach:
-    """The devices of one loader; connections are made when first wanted and kept between epochs."""
+    """The devices of one loader; connections are made when first wanted and kept between epochs.
+
+    Connecting may take long and holds up nobody but others who want the same device: `epoch_ended` and `close` never wait
+    for it.
+    """
 
     def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions) -> None:
+        self.pid = os.getpid()
+        self.met: set[str] = set()
         self._devices = {device.address: device for device in devices}
         self._options = options
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come in while this very thread holds it
+        self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._opening: set[EngineLink] = set()
         self._links: dict[str, Place] = {}
         self._engine: EmbeddedEngine | None = None
         self._epochs = 0
         self._timer: threading.Timer | None = None
-        self.met: set[str] = set()
+        self._closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,10 +102,20 @@ class Reach:
         """An epoch is over. Where no other one begins soon, the embedded engine is ended."""
         with self._lock:
             self._epochs -= 1
-            if self._epochs == 0 and self._engine is not None:
-                self._timer = threading.Timer(LINGER_S, self._end_if_idle)
-                self._timer.daemon = True
-                self._timer.start()
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        if self._epochs or self._engine is None or self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(LINGER_S, self._end_if_idle)
+        self._timer.daemon = True
+        self._timer.name = "ddlp-linger"
+        try:
+            self._timer.start()
+        except RuntimeError:  # no threads any more: the interpreter is shutting down, and ends the engine as well
+            self._timer = None
 
     def _end_if_idle(self) -> None:
         with self._lock:
@@ -105,41 +127,83 @@ class Reach:
             engine.release()
 
     def place(self, name: str) -> Place:
-        """Connect to a device. Blocks; raises what the link raises."""
+        """Connect to a device. Blocks; raises what the link raises, and EngineGone once this is closed."""
         with self._lock:
+            connecting = self._connecting[name]
+        with connecting:
             return self._embedded() if name not in self._devices else self._named(name)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineGone(_DROPPED)
+
     def _embedded(self) -> Place:
-        engine = self._engine
-        if engine is None or engine.ended() is not None or engine.link.lost is not None:
-            if engine is not None:
-                engine.release()
-            self._engine = engine = acquire(self._options)
-            files = engine.directory / "files"
+        with self._lock:
+            self._check_open()
+            engine, place = self._engine, self._links.get(EMBEDDED)
+            if engine is not None and place is not None and engine.ended() is None and engine.link.lost is None:
+                return place
+            self._engine = None
+        if engine is not None:
+            engine.release()
+        engine = acquire(self._options)
+        try:
+            files = engine.directory / FILES
             files.mkdir(exist_ok=True)
-            self._links[EMBEDDED] = Place(EMBEDDED, engine.link, Luggage(files))
-        return self._links[EMBEDDED]
+            with self._lock:
+                self._check_open()
+                self._engine = engine
+                place = self._links[EMBEDDED] = Place(EMBEDDED, engine.link, Luggage(files, files))
+                self._end_soon()  # where the epoch is over already
+                return place
+        except BaseException:
+            engine.release()
+            raise
 
     def _named(self, name: str) -> Place:
-        place = self._links.get(name)
-        if place is None or place.link.lost is not None:
+        with self._lock:
+            self._check_open()
+            place = self._links.pop(name, None)
+            if place is not None and place.link.lost is None:
+                self._links[name] = place
+                return place
             link = self._devices[name].link()
-            link.open()
+            self._opening.add(link)
+        if place is not None:
+            place.luggage.close()
+        try:
+            welcome = link.open()
             assert link.spool is not None
-            files = link.spool / "files"
-            files.mkdir(exist_ok=True)
-            place = self._links[name] = Place(name, link, Luggage(files))
-        return place
+            luggage = Luggage.shared(link.spool, welcome.spool)
+            with self._lock:
+                if not self._closed:
+                    self._links[name] = Place(name, link, luggage)
+                    return self._links[name]
+            luggage.close()
+            raise EngineGone(_DROPPED)
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            with self._lock:
+                self._opening.discard(link)
 
     def close(self) -> None:
         """Let go of all."""
+        if os.getpid() != self.pid:
+            return  # a forked child: its parent's
         with self._lock:
+            self._closed = True
             if self._timer is not None:
                 self._timer.cancel()
             engine, self._engine = self._engine, None
             links, self._links = self._links, {}
+            opening = list(self._opening)
+        for link in opening:
+            link.close()
         for name, place in links.items():
             if name in self._devices:
                 place.link.close()
+                place.luggage.close()
         if engine is not None:
             engine.release()

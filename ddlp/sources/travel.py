@@ -5,9 +5,13 @@ Made when a device joins, in the background, and kept for the next epoch as long
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from operator import itemgetter
 from pathlib import Path
 
@@ -15,19 +19,70 @@ import numpy as np
 
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, FileSet
 from csd_engine.manifest import write_manifest
+from ddlp.errors import DDLPError
 from ddlp.translate.datasets import Part, PortableSet, SamplePaths
+
+FILES = "files"  # below the spool
+
+
+def _sweep(base: Path) -> None:
+    """Remove the directories of processes that are gone: whoever holds the lock is not."""
+    for path in base.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < 5:
+                continue  # being made at this moment
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 class Luggage:
     """Portable descriptions of a loader's data sets, with their files.
 
-    ``directory`` (private, on the file system of the spool) holds the arrays, which host and device both map, and the
-    manifests, which are sent.
+    ``directory`` (on the file system of the spool) holds the arrays, which host and device both map, and the manifests,
+    which are sent. ``there`` is what the device calls it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, there: Path) -> None:
         self._directory = directory
+        self._there = there
         self._known: dict[int, FileSet] = {}
+        self._lock = -1
+
+    @classmethod
+    def shared(cls, spool: Path, there: str) -> Luggage:
+        """A directory of this process below the spool of an engine that runs by itself; `close` removes it.
+
+        Left ones of processes that were killed are removed as well. The engine reads below SPOOL/files without a --root.
+
+        Raises:
+            DDLPError: it can't be made.
+        """
+        base = spool / FILES
+        try:
+            base.mkdir(exist_ok=True)
+            _sweep(base)
+            directory = Path(tempfile.mkdtemp(dir=base))
+            luggage = cls(directory, Path(there) / FILES / directory.name)
+            luggage._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(luggage._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            directory.chmod(0o755)  # the engine may run as another user
+        except OSError as error:
+            raise DDLPError(
+                f"{base} can't be written ({error.strerror}): what the device needs of the data set is put there. Give this "
+                "user write access to it, or say in Device(spool=...) where this host sees the engine's spool."
+            ) from None
+        return luggage
+
+    def close(self) -> None:
+        """Remove the directory of `shared`."""
+        if self._lock >= 0:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
 
     def describe(self, portable: PortableSet) -> Dataset:
         """The data set as the engine is told of it. Raises OSError where the directory can't be written."""
@@ -65,5 +120,6 @@ class Luggage:
         if not path.exists():
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as stream:
                 np.save(stream, rows)
+            os.chmod(stream.name, 0o644)
             os.replace(stream.name, path)
-        return ArraySet(str(path), fingerprint, rows.shape)
+        return ArraySet(str(self._there / path.name), fingerprint, rows.shape)

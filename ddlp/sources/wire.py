@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import zmq
@@ -74,16 +74,16 @@ class Wire:
         while self._monitor.poll(0):
             yield parse_monitor_message(self._monitor.recv_multipart())["event"]
 
-    def greet(self, timeout_s: float) -> say.Welcome:
+    def greet(self, timeout_s: float, stopped: Callable[[], bool]) -> say.Welcome:
         """Connect and say Hello; return the engine's Welcome.
 
         Raises:
             EngineRefused: wrong key, not on the allow-list, or another protocol.
-            EngineUnreachable: no answer in time.
+            EngineUnreachable: no answer in time, or ``stopped`` says that nobody waits for one any more.
         """
         until = time.monotonic() + timeout_s
         dropped = 0
-        while time.monotonic() < until:
+        while time.monotonic() < until and not stopped():
             self.wait(min(0.1, until - time.monotonic()))
             for event in self._events():
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

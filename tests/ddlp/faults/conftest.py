@@ -1,0 +1,129 @@
+"""Fixtures of the fault tests: images, the truth about them, a hard time limit, and a look at what is left."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scene import Script, Truth, Zygote, dataset, listing, make_images, until  # noqa: E402
+
+LIMIT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def hard_limit() -> Iterator[None]:
+    """A hang is a failure that shows all threads' stacks, not a stuck test run."""
+
+    def over(*_: Any) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        raise TimeoutError(f"the test hangs: {LIMIT_S} s are over")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of 160 small JPEG files."""
+    root = tmp_path_factory.mktemp("images")
+    make_images(root, 160)
+    return root
+
+
+@pytest.fixture(scope="session")
+def paths(images: Path) -> list[str]:
+    return sorted((str(p) for p in images.iterdir()), key=lambda p: int(p.rpartition(" ")[2][:-4]))
+
+
+@pytest.fixture(scope="session")
+def data(paths: list[str]) -> Any:
+    return dataset(paths)
+
+
+@pytest.fixture(scope="session")
+def truth(data: Any) -> Truth:
+    return Truth(data)
+
+
+@pytest.fixture
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary directory of everything in the test, the embedded engines' spools included."""
+    path = Path(tempfile.mkdtemp(prefix="f-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    monkeypatch.setenv("TMPDIR", str(path))
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+@pytest.fixture
+def leaves_nothing(spool: Path) -> Iterator[Path]:
+    """Once the test's loaders are dropped: no process, thread, descriptor, shared memory or file more than before."""
+    gc.collect()
+    before = listing()
+    yield spool
+    gc.collect()
+    try:
+        until(lambda: listing() == before and not os.listdir(spool), 5, "a clean end")
+    except AssertionError:
+        after = listing()
+        assert after == before
+        assert os.listdir(spool) == []
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """ddlp's warnings, as a training script gets them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        class Texts(list):
+            def __iter__(self) -> Iterator[str]:
+                return iter([str(w.message) for w in caught if str(w.message).startswith("ddlp:")])
+
+            def __len__(self) -> int:
+                return len(list(iter(self)))
+
+            def __getitem__(self, index: Any) -> Any:
+                return list(iter(self))[index]
+
+        yield Texts()
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    one = Zygote()
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def script(zygote: Zygote, images: Path) -> Iterator[Callable[..., Script]]:
+    """Run training scripts; whatever they leave is killed after the test."""
+    started: list[Script] = []
+
+    def run(body: str, **environment: str) -> Script:
+        home = Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))
+        started.append(Script(zygote, home, images, body, **environment))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.stop()
+        shutil.rmtree(one.home, ignore_errors=True)

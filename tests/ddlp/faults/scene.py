@@ -1,0 +1,292 @@
+"""A small training scene for fault tests: images, the bits that each must become, and who runs on behalf of whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import transforms as T
+
+from ddlp import DDLPLoader, ImageFiles
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SEED = 3
+BATCH = 4
+ENGINE, WORKER = "csd_engine", "csd_engine.worker"
+
+
+def make_images(root: Path, count: int) -> list[str]:
+    """Write small JPEG files of different sizes; return their paths."""
+    random = np.random.default_rng(11)
+    root.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number in range(count):
+        height, width = random.integers(40, 70, 2)
+        path = root / f"image {number}.jpg"
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path, quality=80)
+        paths.append(str(path))
+    return paths
+
+
+def transform() -> Any:
+    """Random draws, so that wrong keys show, and a mask, so that boxes travel too."""
+    return T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor(), T.RandomErasing(p=0.5)])
+
+
+def dataset(paths: list[str]) -> ImageFiles:
+    """The paths with their own numbers as targets: each delivered sample says which it is."""
+    return ImageFiles(paths, list(range(len(paths))), transform())
+
+
+def make_loader(data: Any, strategy: str | None, **options: Any) -> DDLPLoader:
+    """A loader as the tests want it."""
+    return DDLPLoader(data, BATCH, strategy=strategy, seed=SEED, **options)
+
+
+class Truth:
+    """What each sample must be, bit by bit: as the host alone makes it."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._epochs: dict[int, dict[int, torch.Tensor]] = {}
+
+    def of(self, epoch: int) -> dict[int, torch.Tensor]:
+        if epoch not in self._epochs:
+            loader = make_loader(self._data, "cpu")
+            loader.set_epoch(epoch)
+            self._epochs[epoch] = {int(y): x for images, labels in loader for x, y in zip(images, labels)}
+        return self._epochs[epoch]
+
+    def check(self, batches: Iterable[Any], epoch: int = 0, without: Iterable[int] = ()) -> None:
+        """Every sample exactly once, and bit-identical."""
+        truth = self.of(epoch)
+        seen = [int(y) for _, labels in batches for y in labels]
+        assert sorted(seen) == sorted(set(truth) - set(without))
+        for images, labels in batches:
+            for image, label in zip(images, labels):
+                assert torch.equal(image, truth[int(label)]), f"sample {int(label)} has other bits"
+
+
+def train(loader: Any, step_s: float = 0.0, at: dict[int, Callable[[], Any]] | None = None) -> list[Any]:
+    """Iterate as a training loop does, with an accelerator that sleeps; ``at`` says what happens after which step."""
+    batches = []
+    for step, batch in enumerate(loader):
+        batches.append(batch)
+        if at and step in at:
+            at[step]()
+        time.sleep(step_s)
+    return batches
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    state: str
+    command: str
+    environment: str
+
+
+def processes() -> list[Process]:
+    """All processes that run now; zombies do not."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit():
+            continue
+        try:
+            state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = (path / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(Process(int(path.name), int(parent), state, command, environment))
+    return found
+
+
+def descendants(pid: int | None = None) -> list[Process]:
+    """The processes below one (default: this one)."""
+    everyone = processes()
+    known = {os.getpid() if pid is None else pid}
+    while True:
+        more = {p.pid for p in everyone if p.parent in known} - known
+        if not more:
+            return [p for p in everyone if p.pid in known and p.pid != (os.getpid() if pid is None else pid)]
+        known |= more
+
+
+def engine_pid(below: int | None = None) -> int:
+    """The embedded engine's process."""
+    found = [p.pid for p in descendants(below) if f"-m {ENGINE} " in p.command]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def worker_pids(below: int | None = None) -> list[int]:
+    """The worker processes of the engines below."""
+    return [p.pid for p in descendants(below) if WORKER in p.command]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    return any(p.pid == pid for p in processes())
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
+    """The condition's first true value."""
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what} did not come true within {timeout_s} s"
+        time.sleep(0.02)
+    return value
+
+
+def listing() -> dict[str, Any]:
+    """What this process has of things that can be left behind."""
+    sockets = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        sockets.append(target.partition(":")[0])
+    return {
+        "descriptors": sorted(sockets),
+        "threads": sorted(t.name for t in threading.enumerate() if t is not threading.main_thread()),
+        "processes": sorted(p.command for p in descendants()),
+        "shared memory": sorted(os.listdir("/dev/shm")),
+    }
+
+
+# -- scripts, as a user would run them -----------------------------------------------------------------------------------
+
+_HEAD = """
+import os, sys, time
+sys.path.insert(0, {tests!r})
+from scene import *
+paths = sorted((str(p) for p in Path({images!r}).iterdir()), key=lambda p: int(p.rpartition(" ")[2][:-4]))
+data = dataset(paths)
+def said(*words): print(*words, flush=True)
+def engine_at_work(loader):
+    "An epoch in which the engine has its part already."
+    while True:
+        iterator = iter(loader)
+        for batch in iterator:
+            if loader.report().batches_csd:
+                return iterator
+            time.sleep(0.01)
+"""
+
+
+class Zygote:
+    """Where the scripts' processes come from, see zygote.py."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            text=True,
+        )
+        self._statuses: dict[int, int] = {}
+        self._next()
+
+    def _next(self) -> dict[str, int]:
+        assert self._process.stdout is not None
+        said: dict[str, int] = json.loads(self._process.stdout.readline())
+        if "status" in said:
+            self._statuses[said["pid"]] = said["status"]
+        return said
+
+    def start(self, script: Path, environment: dict[str, str]) -> int:
+        """Run it; its output goes to files beside it."""
+        request = {"script": str(script), "environment": environment}
+        request.update({name: str(script.with_suffix(f".{name}")) for name in ("stdout", "stderr")})
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        while "status" in (said := self._next()):
+            pass
+        return said["pid"]
+
+    def status(self, pid: int) -> int:
+        """Wait for the process's end."""
+        while pid not in self._statuses:
+            self._next()
+        return self._statuses[pid]
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+class Script:
+    """A training script in a process of its own, in a session of its own, with a temporary directory of its own."""
+
+    def __init__(self, zygote: Zygote, home: Path, images: Path, body: str, **environment: str) -> None:
+        self.home = home
+        self.mark = f"ddlp-test-{uuid.uuid4().hex}"  # in the engine's command line, as part of its spool
+        self.temporary = home / self.mark
+        self.temporary.mkdir()
+        self._zygote = zygote
+        script = home / "train.py"
+        head = _HEAD.format(tests=str(Path(__file__).parent), images=str(images))
+        script.write_text(head + textwrap.dedent(body))
+        self.pid = zygote.start(script, {"TMPDIR": str(self.temporary), **environment})
+        self._said = 0
+
+    def _read(self, name: str) -> str:
+        path = self.home / f"train.{name}"
+        return path.read_text() if path.exists() else ""
+
+    def line(self) -> str:
+        """What the script says next."""
+        until(
+            lambda: self._read("stdout").count("\n") > self._said or not alive(self.pid), 20, "the script's next word"
+        )
+        lines = self._read("stdout").splitlines()
+        assert len(lines) > self._said, self._read("stderr")
+        self._said += 1
+        return lines[self._said - 1]
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the terminal signals the whole foreground group."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; return (exit status, stderr)."""
+        status = self._zygote.status(self.pid)
+        return status, self._read("stderr")
+
+    def running(self) -> list[Process]:
+        """Its processes, whoever their parents are by now."""
+        return [p for p in processes() if self.mark in p.environment or p.pid == self.pid]
+
+    def nothing_left(self, within_s: float = 5.0) -> None:
+        """No process of it runs, and its temporary directory is empty."""
+        until(lambda: not self.running(), within_s, f"the end of {self.running()}")
+        until(lambda: not os.listdir(self.temporary), 1, f"the removal of {os.listdir(self.temporary)}")
+
+    def stop(self) -> None:
+        """Kill what is left of it."""
+        for process in self.running():
+            os.kill(process.pid, signal.SIGKILL)
+        self._zygote.status(self.pid)

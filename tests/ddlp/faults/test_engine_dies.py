@@ -1,0 +1,82 @@
+"""The embedded engine or its worker is killed, stopped or hangs: the epoch goes on, complete, and the next uses it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from scene import engine_pid, make_loader, train, until, worker_pids
+
+STRATEGIES = ("csd", "mte", "wrr", "ordered")
+
+
+def options(strategy):
+    return {"ratio": 0.5} if strategy == "mte" else {}
+
+
+@pytest.fixture
+def slow_engine(monkeypatch):
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "5")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_killed_engine(leaves_nothing, slow_engine, data, truth, told, strategy):
+    loader = make_loader(data, strategy, shuffle=strategy != "ordered", **options(strategy))
+    truth.check(train(loader, 0.02), 0)  # it has joined
+    assert not len(told)
+    first = engine_pid()
+    batches = train(loader, 0.02, at={6: lambda: os.kill(first, signal.SIGKILL)})
+    truth.check(batches, 1)
+    assert len(told) == 1 and "is gone" in told[0] and "the host prepares" in told[0], list(told)
+    truth.check(train(loader, 0.02), 2)  # a new one is started meanwhile
+    assert engine_pid() != first
+    batches = train(loader, 0.02)
+    truth.check(batches, 3)
+    assert loader.report().batches_csd > 0
+    assert len(told) == 1, list(told)
+    if strategy == "ordered":
+        assert [int(y) for _, labels in batches for y in labels] == list(range(len(data)))
+
+
+@pytest.mark.parametrize("strategy", ("csd", "wrr"))
+def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy):
+    loader = make_loader(data, strategy, **options(strategy))
+    truth.check(train(loader, 0.02), 0)
+    (worker,) = worker_pids()
+    truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGKILL)}), 1)
+    assert len(told) <= 1, list(told)  # none where it was idle at that moment
+    assert all("worker process" in text for text in told), list(told)
+    truth.check(train(loader, 0.02), 2)
+    assert worker_pids() != [worker] and loader.report().batches_csd > 0
+
+
+@pytest.mark.parametrize("strategy", ("csd",))
+def test_stopped_engine(leaves_nothing, slow_engine, data, truth, told, strategy):
+    loader = make_loader(data, strategy)
+    train(loader, 0.02)
+    engine = engine_pid()
+    began = time.monotonic()
+    batches = train(loader, 0.02, at={6: lambda: os.kill(engine, signal.SIGSTOP)})
+    assert time.monotonic() - began < 12  # the heartbeat's five seconds, and the rest of the epoch
+    truth.check(batches, 1)
+    os.kill(engine, signal.SIGCONT)
+    assert len(told) == 1 and "silent" in told[0], list(told)
+    truth.check(train(loader, 0.02), 2)
+    assert loader.report().batches_csd > 0  # of a new one
+
+
+@pytest.mark.parametrize("strategy", ("csd", "wrr"))
+def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy):
+    """The service answers every ping, but its only worker is at one lease for ever."""
+    loader = make_loader(data, strategy, **options(strategy))
+    train(loader, 0.02)
+    (worker,) = worker_pids()
+    began = time.monotonic()
+    truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGSTOP)}), 1)
+    assert time.monotonic() - began < 20
+    truth.check(train(loader, 0.02), 2)  # on the host, or on another worker
+    until(lambda: worker not in worker_pids(), 15, "the replacement of the worker")
+    truth.check(train(loader, 0.02), 3)
+    assert loader.report().batches_csd > 0

@@ -1,0 +1,150 @@
+"""Forks in mid-epoch: the child keeps its hands off, the parent goes on."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+
+import pytest
+import torch
+from scene import descendants, engine_pid, make_loader, train, until
+from torch.utils.data import DataLoader
+
+from ddlp import DDLPLoader
+
+
+@pytest.fixture
+def slow_engine(monkeypatch):
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "5")
+
+
+def test_children_come_and_go_in_mid_epoch(leaves_nothing, slow_engine, data, truth, told):
+    loader = make_loader(data, "wrr", num_workers=2)
+    train(loader, 0.01)
+    engine = engine_pid()
+    context = multiprocessing.get_context("fork")
+
+    def children():
+        for end in (lambda: None, lambda: os._exit(0), gc.collect):
+            child = context.Process(target=end)
+            child.start()
+            child.join(10)
+            assert child.exitcode == 0
+
+    truth.check(train(loader, 0.01, at={3: children, 9: children}), 1)
+    assert engine_pid() == engine and not len(told)
+
+
+def test_a_child_that_ends_as_an_interpreter(script):
+    one = script(
+        """
+        loader = make_loader(data, "wrr")
+        iterator = engine_at_work(loader)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(iterator)
+            except RuntimeError as error:
+                said("parent process" in str(error))
+            del iterator
+            sys.exit(0)
+        said(os.waitpid(child, 0)[1])
+        rest = list(iterator)
+        said(len(rest) > 0)
+        """,
+        DDLP_ENGINE_SLOWDOWN="3",
+    )
+    assert (one.line(), one.line(), one.line()) == ("True", "0", "True")
+    assert one.end() == (0, "")
+    one.nothing_left()
+
+
+def test_a_child_trains_with_an_engine_of_its_own(script):
+    one = script(
+        """
+        loader = make_loader(data, "csd")
+        iterator = iter(loader); next(iterator)
+        mine = engine_pid()
+        child = os.fork()
+        if child == 0:
+            truth = Truth(data)
+            truth.check(train(loader), 1)
+            said(engine_pid() != mine, loader.report().batches_csd)
+            sys.exit(0)
+        said(os.waitpid(child, 0)[1], len(list(iterator)))
+        """
+    )
+    assert one.line() == "True 40"
+    assert one.line() == "0 39"
+    assert one.end() == (0, "")
+    one.nothing_left()
+
+
+def test_beside_a_dataloader_with_workers(leaves_nothing, slow_engine, data, truth, told):
+    loader = make_loader(data, "wrr", num_workers=2)
+    other = DataLoader(data, 8, num_workers=2, persistent_workers=True)
+    train(loader, 0.01)
+    batches = []
+    evaluations = 0
+    for step, batch in enumerate(loader):
+        batches.append(batch)
+        if step % 15 == 5:
+            evaluations += sum(1 for _ in other)
+    truth.check(batches, 1)
+    assert evaluations == 60 and not len(told)
+    other._iterator._shutdown_workers()
+
+
+def test_user_code_in_workers_beside_an_engine(leaves_nothing, data, truth):
+    """Forked workers inherit the engine's pipes; it ends with its loader all the same."""
+
+    class Own(torch.utils.data.Dataset):
+        def __len__(self):
+            return 32
+
+        def __getitem__(self, index):
+            return torch.tensor(index)
+
+    loader = make_loader(data, "csd")
+    plain = DDLPLoader(Own(), 4, num_workers=2, persistent_workers=True)
+    train(loader)
+    assert len(list(plain)) == 8
+    truth.check(train(loader), 1)
+    del loader
+    gc.collect()
+    until(lambda: not [p for p in descendants() if "csd_engine" in p.command], 4, "the engine's end")
+    plain._iterator._shutdown_workers()
+
+
+def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing, slow_engine, data, truth):
+    """The collector runs finalizers wherever it is triggered: here as it would be in a host's worker, inside the monitor."""
+    loader = make_loader(data, "wrr", num_workers=2)
+    train(loader, 0.01)
+
+    class Cycle:
+        pass
+
+    gc.disable()
+    try:
+        for name in ("ddlp-0", "user"):
+            cycle = Cycle()
+            cycle.me, cycle.iterator = cycle, iter(loader)
+            next(cycle.iterator)
+            run = cycle.iterator.run
+
+            def collect(run=run):
+                with run._lock:
+                    gc.collect()
+
+            del cycle
+            thread = threading.Thread(target=collect, name=name)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive()
+            until(lambda run=run: not any(t.is_alive() for t in run._threads), 5, "the end of the run")
+            del run, collect, thread
+    finally:
+        gc.enable()
+    truth.check(train(loader, 0.01), 3)

@@ -1,0 +1,43 @@
+"""Imports what training scripts need, once, and forks a process for each: importing torch costs seconds.
+
+A line of JSON on standard input starts one: {"script", "stdout", "stderr", "environment"}. Lines on standard output say
+{"pid"} of the one just started, and later {"pid", "status"}. The script runs as the main module of its process.
+"""
+
+import json
+import os
+import select
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import scene  # noqa: E402, F401
+
+script = ""
+print("{}", flush=True)
+while not script:
+    if select.select([0], [], [], 0.05)[0]:
+        line = os.read(0, 1 << 16)
+        if not line:
+            os._exit(0)
+        request = json.loads(line)
+        pid = os.fork()
+        if pid:
+            print(json.dumps({"pid": pid}), flush=True)
+            continue
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT, 0o600), number)
+        script = request["script"]
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG) if not script else (0, 0)
+    except ChildProcessError:
+        continue
+    if pid:
+        print(json.dumps({"pid": pid, "status": os.waitstatus_to_exitcode(status)}), flush=True)
+
+os.closerange(3, 64)
+os.environ.update(request["environment"])
+exec(compile(Path(script).read_text(), script, "exec"), {"__name__": "__main__", "__file__": script})
