@@ -73,6 +73,7 @@ class EpochIterator(_BaseDataLoaderIter):
     """Gives the batches of one epoch. Ends its threads and the device's job when it is exhausted, closed or dropped."""
 
     _pin_memory_thread = None
+    keep: Any = None  # what must live as long as this iterator
 
     def __init__(
         self,
