@@ -21,9 +21,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_images(tmp_path_factory.mktemp("images"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The spool of an embedded engine that runs as long as the tests do: loaders with this ``spool=`` share it."""
+    """The spool of an embedded engine that runs as long as the file of tests does: loaders with this ``spool=`` share it."""
     spool = tmp_path_factory.mktemp("spool")
     held = acquire(EmbeddedOptions(spool=str(spool)))
     yield str(spool)
