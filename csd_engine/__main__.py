@@ -27,7 +27,8 @@ An engine prepares batches of images for training jobs on other computers. Run i
   3. On the host:         DDLPLoader(..., csd="tcp://device:7711")
 
 The host must see the spool directory too: a shared file system, never one disk that two systems mount at once.
-The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool. SIGTERM or Ctrl-C ends it cleanly.
+The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool.
+SIGTERM or Ctrl-C ends it cleanly.
 """
 
 

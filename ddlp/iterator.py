@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +16,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from csd_engine.keyed import Keyed
 from ddlp.ending import end_aside
 from ddlp.epoch import Delivered, EpochRun
+from ddlp.generators import States
 from ddlp.ledger import Ledger
+from ddlp.notices import warn_user
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
-from ddlp.resume import Resume, save
+from ddlp.resume import Resume, SamplerStart, save
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
 from ddlp.usercode import keyed_globals
@@ -36,7 +37,8 @@ class EpochMemory:
     """What a loader keeps of its last epoch: its report and its state outlive the iterator."""
 
     run: EpochRun
-    order: torch.Tensor | None
+    order: States | None
+    seed_drawn: bool
     whole: bool
 
     def state(self, loader: DataLoader) -> dict[str, Any] | None:
@@ -50,8 +52,21 @@ class EpochMemory:
             self.order,
             seed=recipe.seed,
             epoch=recipe.epoch,
+            seed_drawn=self.seed_drawn,
             plan=None if self.whole else recipe.plan,
         )
+
+
+class _LoaderView:
+    """The loader as torch's base iterator sees it: its sampler on a resume, and no base seed drawn where one is kept."""
+
+    def __init__(self, loader: DataLoader, sampler: SamplerStart) -> None:
+        self._loader = loader
+        self._index_sampler = sampler
+        self.generator = loader.generator if sampler.seed_drawn else torch.Generator()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -65,6 +80,7 @@ class EpochIterator(_BaseDataLoaderIter):
         portable: Portable,
         *,
         seed: int | None,
+        kept_seed: int | None,
         epoch: int,
         resume: Resume,
         make_strategy: Callable[[Ledger, Rates], Strategy],
@@ -72,18 +88,30 @@ class EpochIterator(_BaseDataLoaderIter):
         rates: Rates,
         on_closed: Callable[[], None],
     ) -> None:
-        super().__init__(loader)  # draws the base seed as DataLoader does, before the sampler draws
+        start = SamplerStart(loader, resume, seed_drawn=kept_seed is None)
+        # Begins to read the sampler, then draws the base seed, as DataLoader does.
+        super().__init__(_LoaderView(loader, start))  # type: ignore[arg-type]
+        self._index_sampler = loader._index_sampler
+        if kept_seed is not None:
+            self._base_seed = kept_seed
         self._workers: list[Any] = []
         self._portable = portable
         self._device = None if loader.device is None else torch.device(loader.device)
         self._batch_transform = loader.batch_transform
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
-        whole = is_built_in(self._index_sampler)
-        with resume.order_restored(loader):
-            order = resume.order_state(loader)
+        order: States | None
+        self._whole = whole = is_built_in(self._index_sampler)
+        if whole:
+            with resume.order_restored(loader):
+                order = resume.order_state(loader)
+                self._plan = EpochPlan(
+                    self._index_sampler, portable.dataset, whole=True, batched=self._auto_collation
+                )
+        else:
+            order = start.order
             self._plan = EpochPlan(
-                self._sampler_iter, portable.dataset, whole=whole, batched=self._auto_collation, skip=resume.skip
+                self._sampler_iter, portable.dataset, whole=False, batched=self._auto_collation, skip=resume.drawn
             )
         resume.prepend(self._plan)
         workers = max(1, loader.num_workers)
@@ -109,9 +137,12 @@ class EpochIterator(_BaseDataLoaderIter):
             full_batch=loader.batch_size or self._largest(),
             on_closed=on_closed,
         )
-        self.memory = EpochMemory(self.run, order, whole)
+        self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = weakref.finalize(self, end_aside, os.getpid(), self.run.close)
-        if not whole:
+        self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
+        if whole:
+            self._plan.read_as_far_as(self._asked)
+        else:
             self.run.extend(len(self._plan), False)
             self._read_ahead(self._ahead)
 
@@ -132,11 +163,14 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         self._read_ahead(max(1, self._ahead))
+        self._asked += 1
+        if self._whole:
+            self._plan.read_as_far_as(self._asked)
         try:
             delivered = self.run.next_batch(self._timeout)
         finally:
             for text in self.run.take_warnings():
-                warnings.warn(f"ddlp: {text}", stacklevel=4)
+                warn_user(f"ddlp: {text}")
         if delivered is None:
             self._shutdown_workers()
             raise StopIteration
@@ -152,7 +186,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._device is not None and self._device.type != "cpu":
             images = self._portable.epilogue(images, delivered.boxes, self._device)
         if self._auto_collation:
-            batch: Any = [images, self._collate_fn(targets)]
+            batch: Any = [images, self._collate_fn(tuple(targets))]  # type: ignore[arg-type]
         else:
             batch = self._collate_fn((images[0], targets[0]))  # type: ignore[arg-type]
         if self._device is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,8 +17,10 @@ from ddlp import resume as resuming
 from ddlp.ending import end_aside
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import explain
+from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
+from ddlp.notices import warn_user
 from ddlp.plan import is_built_in, is_random
 from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
@@ -31,6 +33,7 @@ from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.usercode import KeyedView, UserCodeIterator, iterate_user_code
 
 OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
+_TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 
 
 class DDLPLoader(DataLoader):
@@ -66,6 +69,7 @@ class DDLPLoader(DataLoader):
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
+    _is_accelerate_prepared = True  # else Accelerator.prepare puts a loader of its own in this one's place
 
     def __init__(
         self,
@@ -117,8 +121,9 @@ class DDLPLoader(DataLoader):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            in_order=in_order,
+            **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
+        self.in_order = in_order
         self.strategy = strategy
         self.csd = csd
         self.device = device
@@ -134,6 +139,7 @@ class DDLPLoader(DataLoader):
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._resume_seed: int | None = None
+        self._loaded: dict[str, Any] | None = None
         self._rates: Rates | None = None
         self._reach: Reach | None = None
         self._last: EpochMemory | KeyedView | None = None
@@ -197,41 +203,52 @@ class DDLPLoader(DataLoader):
                 raise ValueError(f"output= and memory_format= need a pipeline that ddlp runs itself: {error}") from error
             if self._wanted_strategy() != "cpu" and str(error) not in self._told:
                 self._told.add(str(error))
-                warnings.warn(f"ddlp: the host prepares all batches: {error}", stacklevel=4)
+                warn_user(f"ddlp: the host prepares all batches: {error}")
             return None
 
     # -- iteration -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """A new epoch. Each call counts as one unless `set_epoch` says which it is."""
+        keeps = self.persistent_workers and self.num_workers > 0
+        iterator = self._begin(self._iterator if keeps else None)
+        if keeps:
+            self._iterator = iterator
+        return iterator
+
+    def _get_iterator(self) -> Any:
+        return self._begin(None)
+
+    def _begin(self, kept: Any) -> Any:
+        """The iterator over the next epoch; ``kept`` is the one before, where its workers persist."""
         epoch = self._next_epoch
         self._next_epoch += 1
         resume, self._resume = self._resume, resuming.Resume()
         seed, self._resume_seed = self._resume_seed, None
         seed = self.seed if seed is None else seed
+        self._loaded = None
+        warn_if_not_shared(self)
         now = self._portable_now()
-        keeps = self.persistent_workers and self.num_workers > 0
-        kept = self._iterator if keeps else None
-        iterator: Any
         if now is None:
+            user_code: UserCodeIterator
             if isinstance(kept, UserCodeIterator):
-                iterator = kept
-                kept.restart(self, epoch)
+                user_code = kept
+                user_code.restart(self, seed, epoch, resume)
             else:
-                iterator = iterate_user_code(self, _Finish(self), seed, epoch, resume)
-            self._last = iterator.view
-        else:
-            if isinstance(kept, EpochIterator):
-                kept._shutdown_workers()
-                # DataLoader draws a base seed once for as long as its workers persist.
-                seed = kept.recipe.seed if seed is None else seed
-            iterator = self._epoch_iterator(now, seed, epoch, resume)
-            self._last = iterator.memory
-        if keeps:
-            self._iterator = iterator
+                user_code = iterate_user_code(self, _Finish(self), seed, epoch, resume)
+            self._last = user_code.view
+            return user_code
+        kept_seed = None
+        if isinstance(kept, EpochIterator):
+            kept._shutdown_workers()
+            kept_seed = int(kept._base_seed)  # DataLoader draws a base seed once for as long as its workers persist
+        iterator = self._epoch_iterator(now, seed, kept_seed, epoch, resume)
+        self._last = iterator.memory
         return iterator
 
-    def _epoch_iterator(self, now: Portable, seed: int | None, epoch: int, resume: resuming.Resume) -> EpochIterator:
+    def _epoch_iterator(
+        self, now: Portable, seed: int | None, kept_seed: int | None, epoch: int, resume: resuming.Resume
+    ) -> EpochIterator:
         name = self._wanted_strategy()
         if self._rates is None:
             self._rates = Rates()
@@ -243,6 +260,7 @@ class DDLPLoader(DataLoader):
             self,
             now,
             seed=seed,
+            kept_seed=kept_seed,
             epoch=epoch,
             resume=resume,
             make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
@@ -292,10 +310,11 @@ class DDLPLoader(DataLoader):
 
         Independent of strategy, number of workers and devices.
         """
-        last = self._last
-        state = last.state(self) if isinstance(last, EpochMemory) else last.state() if last is not None else None
-        if isinstance(last, KeyedView) and len(last.delivered) >= len(self):
-            state = None
+        state, last = self._loaded, self._last
+        if state is None and isinstance(last, EpochMemory):
+            state = last.state(self)
+        elif state is None and isinstance(last, KeyedView) and not last.ended:
+            state = last.state()
         if state is None:  # between two epochs
             state = resuming.save(self, RangeSet(), None, seed=None, epoch=self._next_epoch)
         return state
@@ -303,6 +322,7 @@ class DDLPLoader(DataLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called; takes effect at the next iter(). Raises ValueError for anything else."""
         self._resume, self._next_epoch, self._resume_seed = resuming.load(state)
+        self._loaded = state
 
     def report(self) -> EpochReport:
         """What the last epoch did, or the one under way so far. Raises DDLPError before the first, and for user code."""

@@ -7,6 +7,8 @@ no further ahead than DataLoader's prefetch would read it.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -50,22 +52,21 @@ class EpochPlan:
     """The batches of one epoch, in the sampler's order; position 0 is the first.
 
     Args:
-        sampler_iter: gives a batch's indices (``batched``), or single indices.
+        sampler: gives a batch's indices (``batched``), or single indices; where it is read as it goes, its iterator.
         portable: resolves the data set's indices to source indices.
-        whole: draw the whole epoch now; else `read` draws batch by batch.
-        skip: batches to draw and leave out: they were part of an epoch that is resumed.
+        whole: draw the whole epoch now (torch's own samplers only); else `read` draws batch by batch.
+        skip: batches to leave out first: they were part of an epoch that is resumed.
     """
 
     def __init__(
         self,
-        sampler_iter: Iterator[Any],
+        sampler: Any,
         portable: PortableSet,
         *,
         whole: bool,
         batched: bool,
         skip: int = 0,
     ) -> None:
-        self._sampler_iter = sampler_iter
         self._portable = portable
         self._batched = batched
         self._seen: Counter[int] = Counter()
@@ -73,27 +74,39 @@ class EpochPlan:
         self._occurrences: dict[int, np.ndarray] = {}  # batches in which an index came again
         self.ended = False
         self.drawn = 0  # batches that the sampler has given, those left out included
-        self._unread = skip
+        self._sampler_iter: Iterator[Any] = iter(())
+        self._reads_to_end = 0  # after so many reads, batch by batch, the sampler would have ended
         if whole:
-            self._read_whole()
+            self._read_whole(sampler)
+        else:
+            self._sampler_iter = iter(sampler)
+            self.drawn = sum(1 for _ in itertools.islice(self._sampler_iter, skip))
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def read(self) -> bool:
         """Draw one more batch from the sampler; False once it has ended."""
-        while not self.ended:
-            batch = next(self._sampler_iter, None)
-            if batch is None:
-                self.ended = True
-                break
-            self.drawn += 1
-            if self._unread:
-                self._unread -= 1
-                continue
-            self.append(np.asarray([int(k) for k in (batch if self._batched else [batch])], dtype=np.int64))
-            return True
-        return False
+        if self.ended:
+            return False
+        try:
+            batch = next(self._sampler_iter)
+        except StopIteration:
+            self.ended = True
+            return False
+        self.drawn += 1
+        self.append(np.asarray(list(map(operator.index, batch if self._batched else [batch])), dtype=np.int64))
+        return True
+
+    def read_as_far_as(self, reads: int) -> None:
+        """Where the whole epoch was drawn: DataLoader would have asked the sampler so many times by now.
+
+        torch's RandomSampler draws from a generator of the user's once more when it ends, and an epoch that is broken
+        off before must leave that generator where DataLoader leaves it.
+        """
+        if reads >= self._reads_to_end:
+            for _ in self._sampler_iter:
+                pass
 
     def append(self, indices: np.ndarray, occurrences: np.ndarray | None = None) -> None:
         """Add a batch of the data set's own indices; their occurrences are counted unless given (a resume)."""
@@ -117,11 +130,18 @@ class EpochPlan:
         self._seen[source] += 1
         return self._seen[source] - 1
 
-    def _read_whole(self) -> None:
-        self._batches = [np.asarray(b if self._batched else [b], dtype=np.int64) for b in self._sampler_iter]
+    def _read_whole(self, sampler: Any) -> None:
+        size, drop_last = 1, False
+        if type(sampler) is BatchSampler:
+            sampler, size, drop_last = sampler.sampler, sampler.batch_size, sampler.drop_last
+        n = len(sampler)
+        self._sampler_iter = iter(sampler)
+        wanted = n - n % size if drop_last else n
+        flat = np.fromiter(map(operator.index, itertools.islice(self._sampler_iter, wanted)), dtype=np.int64)
+        self._batches = [flat[at : at + size] for at in range(0, len(flat), size)]
+        self._reads_to_end = len(self._batches) + (0 if len(flat) % size else 1)
         self.drawn = len(self._batches)
         self.ended = True
-        flat = np.concatenate(self._batches) if self._batches else np.zeros(0, dtype=np.int64)
         sources = self._portable.source(flat)
         if not len(flat) or np.bincount(sources).max() <= 1:
             return

@@ -1,8 +1,13 @@
-"""The state of a loader in mid-epoch: which batches were delivered, and what makes their order again."""
+"""The state of a loader in mid-epoch: which batches were delivered, and what makes their order again.
+
+The batches of torch's own samplers are drawn again from the generator's state. Any other sampler is run again as well,
+from the states that torch's, numpy's and random's generators had, as far as it had been read.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,96 +16,136 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from ddlp.generators import States, capture, restored
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.ranges import RangeSet
 
 FORMAT = 1
 
 
-def _generator(loader: DataLoader) -> torch.Generator:
-    """The generator that the loader's sampler draws from."""
-    sampler = getattr(loader._index_sampler, "sampler", loader._index_sampler)
-    own = getattr(sampler, "generator", None)
-    return own if isinstance(own, torch.Generator) else torch.default_generator
+def sampler_of(loader: DataLoader) -> Any:
+    """The sampler of single indices, or the batch sampler that has none."""
+    return getattr(loader._index_sampler, "sampler", loader._index_sampler)
+
+
+def _generators(loader: DataLoader) -> dict[str, torch.Generator]:
+    """The torch generators that the loader's order may be drawn from: only that of a sampler of torch's own."""
+    own = getattr(sampler_of(loader), "generator", None)
+    own = own if isinstance(own, torch.Generator) else torch.default_generator
+    if is_built_in(loader._index_sampler):
+        return {"sampler": own}
+    return {"sampler": own, "loader": loader.generator or torch.default_generator, "torch": torch.default_generator}
 
 
 def _sampler_epoch(loader: DataLoader) -> int | None:
-    sampler = getattr(loader._index_sampler, "sampler", loader._index_sampler)
-    return getattr(sampler, "epoch", None) if is_built_in(loader._index_sampler) else None
+    sampler = sampler_of(loader)
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if isinstance(epoch, int) and callable(getattr(sampler, "set_epoch", None)) else None
 
 
 @dataclass(frozen=True)
 class Resume:
     """Where an epoch goes on; the default is its beginning.
 
-    ``order`` is the state of the sampler's generator from before the order was drawn (uint8 tensor). ``skip`` counts batches
-    that a sampler which can't be replayed has given already; ``pending`` are those of them that were not delivered, each as
-    (indices, occurrences), and ``seen`` how often each source index was drawn.
+    ``order`` is the state of the generators, and the epoch of the sampler, from before the order was drawn;
+    ``seed_drawn`` tells whether DataLoader's base seed was drawn in between. Of a sampler that is read as it goes,
+    ``drawn`` batches had been read; ``pending`` are those of them that were not delivered, each as (indices,
+    occurrences), and ``seen`` how often each source index was drawn.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
-    order: torch.Tensor | None = None
-    sampler_epoch: int | None = None
-    skip: int = 0
+    order: States | None = None
+    seed_drawn: bool = True
+    drawn: int = 0
     pending: tuple[tuple[list[int], list[int]], ...] = ()
     seen: dict[int, int] = field(default_factory=dict)
 
+    def order_state(self, loader: DataLoader) -> States:
+        """What `state_dict` must keep to make this epoch's order again."""
+        states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
+        states["sampler_epoch"] = _sampler_epoch(loader)
+        return states
+
     @contextlib.contextmanager
     def order_restored(self, loader: DataLoader) -> Iterator[None]:
-        """While the order is drawn, the generator stands where it stood then; afterwards as before."""
-        if self.order is None or not is_built_in(loader._index_sampler):
+        """While the order is drawn, the generators stand where they stood then; afterwards as before."""
+        if self.order is None:
             yield
             return
-        generator = _generator(loader)
-        saved = generator.get_state()
-        if self.sampler_epoch is not None:
-            getattr(loader._index_sampler, "sampler", loader._index_sampler).set_epoch(self.sampler_epoch)
-        generator.set_state(self.order)
-        try:
+        if self.order["sampler_epoch"] is not None and _sampler_epoch(loader) is not None:
+            sampler_of(loader).set_epoch(self.order["sampler_epoch"])
+        with restored(self.order, _generators(loader)):
             yield
-        finally:
-            generator.set_state(saved)
-
-    def order_state(self, loader: DataLoader) -> torch.Tensor | None:
-        """What `state_dict` must keep to make this epoch's order again."""
-        return _generator(loader).get_state() if is_built_in(loader._index_sampler) else None
 
     def prepend(self, plan: EpochPlan) -> None:
-        """Put the undelivered batches of a sampler that can't be replayed first."""
+        """Put the undelivered batches of a sampler that is read as it goes first."""
         plan.go_on_after(self.seen)
         for indices, occurrences in self.pending:
             plan.append(np.asarray(indices, dtype=np.int64), np.asarray(occurrences, dtype=np.int64))
 
 
+class SamplerStart:
+    """The loader's sampler as torch's iterators begin to read it: iter() of it before they draw their base seed.
+
+    A sampler of the user's is run again here on a resume. torch's own draw nothing before the first batch.
+    """
+
+    def __init__(self, loader: DataLoader, resume: Resume, seed_drawn: bool) -> None:
+        self._loader = loader
+        self._resume = resume
+        self.seed_drawn = seed_drawn if resume.order is None else resume.seed_drawn
+        self.order: States | None = None
+
+    def __len__(self) -> int:
+        return len(self._loader._index_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader, resume = self._loader, self._resume
+        sampler = loader._index_sampler
+        if is_built_in(sampler):
+            return iter(sampler)
+        if resume.order is None:
+            self.order = resume.order_state(loader)
+            return iter(sampler)
+        self.order = resume.order
+        with resume.order_restored(loader):
+            iterator = iter(sampler)
+            if self.seed_drawn:
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            head = list(itertools.islice(iterator, resume.drawn))
+        return itertools.chain(head, iterator)
+
+
 def save(
     loader: DataLoader,
     delivered: RangeSet,
-    order: torch.Tensor | None,
+    order: States | None,
     *,
     seed: int | None,
     epoch: int,
+    seed_drawn: bool = True,
     plan: EpochPlan | None = None,
-    skip: int = 0,
+    drawn: int = 0,
 ) -> dict[str, Any]:
-    """The state of an epoch under way, plain data and a tensor.
+    """The state of an epoch under way as plain data, which JSON takes as well.
 
-    ``plan`` is that of portable batches whose sampler can't be replayed, ``skip`` what user code has drawn of one.
+    ``plan`` is that of portable batches whose sampler is read as it goes, ``drawn`` what user code has read of one.
     """
     pending, seen = [], {}
     if plan is not None:
         left = [k for k in range(len(plan)) if k not in delivered]
-        pending = [(plan.indices(k), plan.occurrences(k).tolist()) for k in left]
-        delivered, skip, seen = RangeSet(), plan.drawn, plan.seen
+        pending = [[plan.indices(k), plan.occurrences(k).tolist()] for k in left]
+        delivered, drawn, seen = RangeSet(), plan.drawn, plan.seen
     return {
         "format": FORMAT,
         "epoch": epoch,
         "seed": seed,
-        "delivered": delivered.ranges(),
+        "delivered": [list(pair) for pair in delivered.ranges()],
         "order": order,
-        "sampler_epoch": _sampler_epoch(loader),
-        "skip": skip,
+        "seed_drawn": seed_drawn,
+        "drawn": drawn,
         "pending": pending,
-        "seen": seen,
+        "seen": {str(k): v for k, v in seen.items()},
     }
 
 
@@ -115,8 +160,8 @@ def load(state: dict[str, Any]) -> tuple[Resume, int, int | None]:
     resume = Resume(
         RangeSet((int(a), int(b)) for a, b in state["delivered"]),
         state["order"],
-        state["sampler_epoch"],
-        state["skip"],
+        state["seed_drawn"],
+        state["drawn"],
         tuple((list(indices), list(occurrences)) for indices, occurrences in state["pending"]),
         {int(k): int(v) for k, v in state["seen"].items()},
     )

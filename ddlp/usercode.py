@@ -25,9 +25,10 @@ from torch.utils.data.dataloader import (
 )
 
 from csd_engine.keyed import Keyed
+from ddlp.generators import States
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
-from ddlp.resume import Resume, save
+from ddlp.resume import Resume, SamplerStart, save
 
 KeyedIndex = tuple[Any, int]
 """An index with the 64-bit key of its sample."""
@@ -90,6 +91,9 @@ class _KeyedSampler:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
+        return self._keyed(self._view.begin())  # the user's sampler begins now, as torch's iterators begin it
+
+    def _keyed(self, items: Iterator[Any]) -> Iterator[Any]:
         seen: Counter[Any] = Counter()
         ordinal = 0
 
@@ -103,10 +107,9 @@ class _KeyedSampler:
             seen[number] += 1
             return index, Keyed(self._view.seed(), self._view.epoch, number, seen[number] - 1).u64()
 
-        done = self._view.begin()
-        for position, item in enumerate(self._view.order_again(self._sampler)):
+        for position, item in enumerate(self._view.order_again(items)):
             keyed = [key(index) for index in item] if self._batched else key(item)
-            if position not in done:
+            if self._view.read(position):
                 yield keyed
 
 
@@ -132,20 +135,31 @@ class KeyedView:
 
     def __init__(self, loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> None:
         self._loader = loader
-        self._seed = seed
-        self.epoch = epoch
-        self.resume = resume
-        self.delivered = RangeSet()
-        self._order: torch.Tensor | None = None
         self._iterator: weakref.ref[Any] | None = None
-        self._drawn_seed = 0
+        self._base_seed = 0
         many = loader._auto_collation and _fetches_batches(loader.dataset)
         self.dataset = (KeyedBatchDataset if many else KeyedDataset)(loader.dataset)
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
         self.worker_init_fn = _WorkerStart(loader.worker_init_fn)
+        self.next_epoch(seed, epoch, resume, seed_drawn=True)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # not there yet: this object is being unpickled
+            raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
+        """What the next reading of the sampler is for."""
+        self._seed = seed
+        self.epoch = epoch
+        self.resume = resume
+        self._start = SamplerStart(self._loader, resume, seed_drawn)
+        self._order: States | None = None
+        self._done = RangeSet(resume.delivered.ranges())
+        self.delivered = RangeSet(resume.delivered.ranges())
+        self._sent: list[int] = []
+        self._drawn = resume.drawn
+        self.ended = False
 
     def of(self, iterator: Any) -> None:
         """This is the view of that iterator, whose base seed is the seed where none was given."""
@@ -155,35 +169,52 @@ class KeyedView:
         """The seed given, else the base seed that torch's iterator has drawn."""
         iterator = self._iterator() if self._iterator is not None else None
         if iterator is not None:
-            self._drawn_seed = iterator._base_seed
-        return self._drawn_seed if self._seed is None else self._seed
+            self._base_seed = iterator._base_seed
+        return self._base_seed if self._seed is None else self._seed
 
-    def begin(self) -> RangeSet:
-        """The sampler is about to be read. Returns the positions to leave out."""
-        done = RangeSet(self.resume.delivered.ranges())
-        done.add_range(0, self.resume.skip)
-        self.delivered = RangeSet(done.ranges())
-        return done
+    def begin(self) -> Iterator[Any]:
+        """The sampler's iterator: torch's iterator is about to draw its base seed."""
+        return iter(self._start)
 
-    def order_again(self, sampler: Any) -> Any:
-        """The sampler, or on a resume the order that it gave in the first place."""
-        resume, self.resume = self.resume, Resume()
-        self._order = resume.order_state(self._loader) if resume.order is None else resume.order
-        if resume.order is None:
-            return sampler
-        with resume.order_restored(self._loader):
-            return list(sampler)
+    def order_again(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The sampler's items; where it is one of torch's, on a resume those that it gave in the first place."""
+        built_in = is_built_in(self._loader._index_sampler)
+        self._order = self._order_now()
+        if self.resume.order is None or not built_in:
+            return items
+        with self.resume.order_restored(self._loader):
+            return iter(list(items))
 
-    def deliver(self) -> None:
-        """One more batch went to the training loop; torch gives them in the sampler's order."""
-        self.delivered.add(self.delivered.first_missing())
+    def _order_now(self) -> States:
+        """What makes the order again: a sampler of the user's has begun; torch's own draw with the first batch."""
+        if self._start.order is not None:
+            return self._start.order
+        return self.resume.order_state(self._loader) if self.resume.order is None else self.resume.order
+
+    def read(self, position: int) -> bool:
+        """The sampler gave this position's batch. True where it is still to be delivered."""
+        self._drawn = max(self._drawn, position + 1)
+        if position in self._done:
+            return False
+        self._sent.append(position)
+        return True
+
+    def deliver(self, number: int) -> None:
+        """The batch that was sent to the workers as that number, from 0, went to the training loop."""
+        self.delivered.add(self._sent[number])
 
     def state(self) -> dict[str, Any]:
         """The epoch's state as `ddlp.resume.save` makes it."""
-        delivered, skip = self.delivered, 0
-        if not is_built_in(self._loader._index_sampler):
-            delivered, skip = RangeSet(), len(self.delivered)
-        return save(self._loader, delivered, self._order, seed=self.seed(), epoch=self.epoch, skip=skip)
+        drawn = 0 if is_built_in(self._loader._index_sampler) else self._drawn
+        return save(
+            self._loader,
+            self.delivered,
+            self._order_now() if self._order is None else self._order,
+            seed=self.seed(),
+            epoch=self.epoch,
+            seed_drawn=self._start.seed_drawn,
+            drawn=drawn,
+        )
 
 
 def _fetches_batches(dataset: Any) -> bool:
@@ -204,24 +235,43 @@ class _Finishing:
         super().__init__(loader if view is None else view)  # type: ignore[call-arg]
 
     def __next__(self) -> Any:
-        batch = super().__next__()  # type: ignore[misc]
+        try:
+            batch = super().__next__()  # type: ignore[misc]
+        except StopIteration:
+            if self.view is not None:
+                self.view.ended = True
+            raise
         if self.view is not None:
-            self.view.deliver()
+            self.view.deliver(self._number())
         return self._finish(batch)
 
-    def restart(self, loader: Any, epoch: int) -> None:
+    def _number(self) -> int:
+        """Which of the batches sent to the workers `__next__` has just given, from 0."""
+        raise NotImplementedError
+
+    def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
         if self.view is not None:
-            self.view.epoch = epoch
+            self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         self._reset(loader)  # type: ignore[attr-defined]
 
 
 class _Single(_Finishing, _SingleProcessDataLoaderIter):
-    pass
+    def _number(self) -> int:
+        return self._num_yielded - 1
 
 
 class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
-    pass
+    _received = 0
+
+    def _get_data(self) -> Any:
+        data = super()._get_data()
+        self._received = data[0]
+        return data
+
+    def _number(self) -> int:
+        # With in_order=False what was received last is what was given; else torch counts.
+        return self._rcvd_idx - 1 if getattr(self, "_in_order", True) else self._received
 
 
 UserCodeIterator = _Single | _Multi

@@ -1,0 +1,78 @@
+"""Hugging Face's Trainer with a `DDLPLoader` for its training data.
+
+    class ImageTrainer(DDLPTrainerMixin, Trainer):
+        ddlp_options = dict(strategy="wrr")
+
+Nothing of transformers is imported before the loader is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
+
+from ddlp.loader import DDLPLoader
+
+
+def name_fields(batch: Any) -> Any:
+    """[images, labels] as the keyword arguments of transformers' image classifiers; anything else as it is."""
+    if isinstance(batch, (list, tuple)) and len(batch) == 2:
+        return {"pixel_values": batch[0], "labels": batch[1]}
+    return batch
+
+
+class DDLPTrainerMixin:
+    """Put before ``Trainer`` in the bases of a class of your own.
+
+    Attributes:
+        ddlp_options: further arguments of `DDLPLoader`. By default batches land on ``args.device``, and
+            ``batch_transform`` is `name_fields`. A ``data_collator`` of your own is user code: the host alone runs it.
+    """
+
+    ddlp_options: dict[str, Any] = {}
+
+    def get_train_dataloader(self: Any) -> DDLPLoader:
+        """The training loader, over this process's share of ``train_dataset``. Raises ValueError without one."""
+        from transformers import default_data_collator
+
+        if self.train_dataset is None:
+            raise ValueError("Trainer: training requires a train_dataset.")
+        args, dataset = self.args, self.train_dataset
+        options: dict[str, Any] = dict(
+            batch_size=self._train_batch_size,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            device=args.device,
+            batch_transform=name_fields,
+        )
+        if self.data_collator is not default_data_collator:
+            options.update(collate_fn=self.data_collator, batch_transform=None)
+        if not isinstance(dataset, IterableDataset):
+            options.update(sampler=self._ddlp_sampler(dataset), drop_last=args.dataloader_drop_last)
+        return DDLPLoader(dataset, **{**options, **self.ddlp_options})
+
+    def _ddlp_sampler(self: Any, dataset: Any) -> Any:
+        args = self.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        if args.world_size > 1:
+            return DistributedSampler(
+                dataset, args.world_size, args.process_index, seed=seed, drop_last=args.dataloader_drop_last
+            )
+        return RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's. Raises ValueError where it would resume by skipping batches: accelerate puts a plain
+        DataLoader in this one's place for that.
+        """
+        resumes = resume_from_checkpoint or self.args.resume_from_checkpoint
+        if resumes and not self.args.ignore_data_skip:
+            raise ValueError(
+                f"resume_from_checkpoint={resumes!r} with ignore_data_skip=False: Trainer would skip batches by a plain "
+                "DataLoader in DDLPLoader's place. Set TrainingArguments(ignore_data_skip=True); the epoch that was "
+                "broken off begins again, in a new order."
+            )
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]

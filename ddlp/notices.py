@@ -1,0 +1,22 @@
+"""Warnings that point at the user's own line."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+_OURS = ("ddlp", "torch", "contextlib", "accelerate", "lightning", "pytorch_lightning", "transformers")
+
+
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the innermost frame that is neither ours, torch's nor a framework's.
+
+    A fixed stacklevel can't do that: iterators are reached through torch's base classes and through frameworks, and
+    ``skip_file_prefixes`` exists from Python 3.12 only.
+    """
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(text, category, stacklevel=level)

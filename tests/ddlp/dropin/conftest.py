@@ -1,0 +1,30 @@
+"""One embedded engine for all tests of this directory, and a few small JPEG files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from small_sets import write_images  # noqa: E402
+
+from ddlp.sources.embedded import EmbeddedOptions, acquire  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The JPEG files, in three class directories."""
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The spool of an embedded engine that runs as long as the tests do: loaders with this ``spool=`` share it."""
+    spool = tmp_path_factory.mktemp("spool")
+    held = acquire(EmbeddedOptions(spool=str(spool)))
+    yield str(spool)
+    held.release()

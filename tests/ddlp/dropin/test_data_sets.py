@@ -1,0 +1,229 @@
+"""Each known data set in its own file format: the portable samples are those of its own __getitem__."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from small_sets import DETERMINISTIC, SAMPLES, numbered, write_images
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torchvision import datasets, transforms
+
+from ddlp import DDLPLoader, ImageArrays, ImageFiles, Untranslatable
+from ddlp.sampledata import cifar10_checksums, make_cifar10
+
+GREY = transforms.Compose([transforms.Pad(2), transforms.ToTensor()])
+COLOUR = transforms.Compose([transforms.CenterCrop(28), transforms.ToTensor()])
+
+
+def compare(dataset: Any, spool: str | None = None) -> None:
+    """The loader's samples and the data set's own, and that they travelled."""
+    strategy = "cpu" if spool is None else "csd"
+    loader = DDLPLoader(dataset, 4, strategy=strategy, spool=spool)
+    assert "travels    nothing" not in loader.explain()
+    batches, expected = list(loader), list(DataLoader(dataset, 4))
+    assert len(batches) == len(expected) > 0
+    for ours, theirs in zip(batches, expected, strict=True):
+        assert type(ours) is type(theirs)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        assert ours[1].dtype == theirs[1].dtype
+    for k in (0, len(dataset) - 1):
+        batch = next(iter(DDLPLoader(dataset, None, sampler=[k], strategy=strategy, spool=spool)))
+        assert torch.equal(batch[0], dataset[k][0]) and batch[1] == dataset[k][1]
+
+
+def idx(path: Path, array: np.ndarray) -> None:
+    """MNIST's own format, as torchvision reads it below raw/."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(head + array.tobytes())
+    with gzip.open(f"{path}.gz", "wb") as file:
+        file.write(head + array.tobytes())
+
+
+@pytest.mark.parametrize("kind", [datasets.MNIST, datasets.FashionMNIST, datasets.KMNIST])
+@pytest.mark.parametrize("train", [True, False])
+def test_mnist_and_its_kin(tmp_path, engine, kind, train):
+    drawn = np.random.default_rng(1)
+    for name in ("train", "t10k"):
+        raw = tmp_path / kind.__name__ / "raw"
+        idx(raw / f"{name}-images-idx3-ubyte", drawn.integers(0, 256, (18, 28, 28), dtype=np.uint8))
+        idx(raw / f"{name}-labels-idx1-ubyte", drawn.integers(0, 10, 18, dtype=np.uint8))
+    compare(kind(str(tmp_path), train=train, transform=GREY), engine if train else None)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_cifar10(tmp_path, engine, train):
+    make_cifar10(tmp_path, 20, 10)
+    with cifar10_checksums(tmp_path):
+        dataset = datasets.CIFAR10(str(tmp_path), train=train, transform=COLOUR, target_transform=lambda k: k + 100)
+    compare(dataset, engine)
+    dataset.targets[0] = 77
+    dataset.data[0] = 255
+    compare(dataset, engine)
+
+
+def test_cifar100(tmp_path, engine, monkeypatch):
+    folder = tmp_path / datasets.CIFAR100.base_folder
+    folder.mkdir()
+    drawn = np.random.default_rng(2)
+    content = {
+        "data": drawn.integers(0, 256, (20, 3072), dtype=np.uint8),
+        "fine_labels": drawn.integers(0, 100, 20).tolist(),
+    }
+    (folder / "train").write_bytes(pickle.dumps(content))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(k) for k in range(100)]}))
+    monkeypatch.setattr(datasets.cifar, "check_integrity", lambda *a: True)
+    compare(datasets.CIFAR100(str(tmp_path), transform=COLOUR), engine)
+
+
+def test_svhn(tmp_path, engine, monkeypatch):
+    sio = pytest.importorskip("scipy.io")
+    drawn = np.random.default_rng(3)
+    images = drawn.integers(0, 256, (32, 32, 3, 18), dtype=np.uint8)
+    sio.savemat(tmp_path / "train_32x32.mat", {"X": images, "y": drawn.integers(1, 11, (18, 1), dtype=np.uint8)})
+    monkeypatch.setattr(datasets.svhn, "check_integrity", lambda *a: True)
+    compare(datasets.SVHN(str(tmp_path), transform=COLOUR), engine)
+
+
+def test_image_folder_and_dataset_folder(tmp_path, engine):
+    write_images(tmp_path, 20)
+    folder = datasets.ImageFolder(str(tmp_path), DETERMINISTIC, target_transform=lambda k: 10 - k)
+    compare(folder, engine)
+    compare(datasets.DatasetFolder(str(tmp_path), datasets.folder.default_loader, (".jpg",), DETERMINISTIC), engine)
+    del folder.samples[:3]
+    compare(folder, engine)
+    folder.samples[0] = (folder.samples[1][0], 9)
+    compare(folder, engine)
+
+
+def test_ours(paths, engine):
+    compare(numbered(paths), engine)
+    compare(ImageFiles([Path(p) for p in paths], torch.arange(SAMPLES), DETERMINISTIC), engine)
+    compare(ImageFiles(np.asarray(paths), np.arange(SAMPLES, dtype=np.int16), DETERMINISTIC), engine)
+    drawn = np.random.default_rng(4)
+    for shape in ((20, 28, 30, 3), (20, 28, 30)):
+        compare(ImageArrays(drawn.integers(0, 256, shape, dtype=np.uint8), range(20), GREY), engine)
+
+
+def test_images_of_all_modes(tmp_path, engine):
+    from PIL import Image
+
+    drawn = np.random.default_rng(5)
+    files = []
+    for mode, suffix in (("L", "jpg"), ("CMYK", "jpg"), ("RGBA", "png"), ("P", "png"), ("1", "png"), ("I;16", "png"),
+                         ("LA", "png"), ("RGB", "bmp"), ("RGB", "webp"), ("P", "gif"), ("RGB", "tiff")):
+        path = tmp_path / f"{mode.replace(';', '')}.{suffix}"
+        pixels = drawn.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        if mode == "I;16":
+            Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 200).save(path)
+        else:
+            Image.fromarray(pixels).convert(mode).save(path)
+        files.append(str(path))
+    rotated = Image.fromarray(drawn.integers(0, 256, (30, 40, 3), dtype=np.uint8))
+    exif = rotated.getexif()
+    exif[0x0112] = 6
+    rotated.save(tmp_path / "turned.jpg", exif=exif)
+    files.append(str(tmp_path / "turned.jpg"))
+    compare(ImageFiles(files, range(len(files)), DETERMINISTIC), engine)
+
+
+def test_subsets_and_concatenations(paths, engine):
+    files = numbered(paths)
+    inner = Subset(files, [5, 3, 8, 8, -1, 20, 7])
+    compare(inner, engine)
+    compare(Subset(inner, [6, 0, 2]), engine)
+    compare(Subset(files, torch.tensor([4, 2])), engine)
+    compare(Subset(files, np.array([4, 2])), engine)
+    arrays = ImageArrays(np.random.default_rng(6).integers(0, 256, (9, 24, 24, 3), dtype=np.uint8), range(9), DETERMINISTIC)
+    both = ConcatDataset([inner, arrays, files])
+    compare(both, engine)
+    compare(Subset(both, range(3, 20, 2)), engine)
+    compare(ConcatDataset([Subset(files, [1]), Subset(files, [1, 2])]), engine)
+
+
+class Described(Dataset):
+    """The user's own, which tells what it is."""
+
+    def __init__(self, files: ImageFiles, description: Any) -> None:
+        self.files = files
+        self.description = description
+
+    def __ddlp__(self) -> Any:
+        return self.description
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.files[index]
+
+
+def test_a_data_set_that_describes_itself(paths, engine):
+    files = numbered(paths)
+    compare(Described(files, files), engine)
+    compare(Subset(Described(files, ConcatDataset([Subset(files, range(20)), Subset(files, range(20, 41))])), [1, 30]))
+    with pytest.raises(Untranslatable, match="describes 2 samples, it has 41"):
+        DDLPLoader(Described(files, Subset(files, [1, 2])), strategy="csd")
+    with pytest.raises(Untranslatable, match="returns its own type"):
+        DDLPLoader(Described(files, Described(files, files)), strategy="csd")
+    with pytest.raises(Untranslatable, match="exactly one that ddlp knows"):
+        DDLPLoader(Described(files, [1, 2]), strategy="csd")
+
+
+class Offset(datasets.ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + 1, index
+
+
+class Untouched(datasets.ImageFolder):
+    pass
+
+
+def test_what_stays_on_the_host(tmp_path):
+    write_images(tmp_path, 12)
+    root = str(tmp_path)
+
+    def stays(dataset: Any, words: str) -> None:
+        loader = DDLPLoader(dataset, 4)
+        assert words in loader.explain() and "travels    nothing" in loader.explain()
+        ours, theirs = list(loader), list(DataLoader(dataset, 4))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+    stays(Offset(root, DETERMINISTIC), "Offset")
+    stays(Untouched(root, DETERMINISTIC), "Untouched")
+    loader = lambda path: datasets.folder.default_loader(path).rotate(90)  # noqa: E731
+    stays(datasets.ImageFolder(root, DETERMINISTIC, loader=loader), "loader=")
+    parts = [datasets.ImageFolder(root, t) for t in (DETERMINISTIC, transforms.Compose(DETERMINISTIC.transforms[:3]))]
+    stays(ConcatDataset(parts), "different transforms")
+    stays(datasets.FakeData(8, (3, 8, 8), transform=transforms.ToTensor()), "FakeData")
+    stays(torch.utils.data.TensorDataset(torch.arange(12)), "TensorDataset")
+    sizes = datasets.ImageFolder(root, transforms.Compose([transforms.CenterCrop(8), transforms.ToTensor()]))
+    assert "travels    CenterCrop" in DDLPLoader(sizes).explain()
+    own = datasets.ImageFolder(root, transforms.ToTensor())
+    assert "no common size" in DDLPLoader(own).explain()
+    assert len(list(DDLPLoader(own, 1))) == 12
+    torchvision.set_image_backend("accimage")
+    try:
+        assert "image backend is accimage" in DDLPLoader(datasets.ImageFolder(root, DETERMINISTIC)).explain()
+    finally:
+        torchvision.set_image_backend("PIL")
+
+
+def test_a_plain_list_and_strings_as_keys():
+    class Keys(Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, key):
+            return {"a": 1, "b": 2, "c": 3}[key]
+
+    assert [b.tolist() for b in DDLPLoader([1, 2, 3], 2)] == [[1, 2], [3]]
+    assert [b.tolist() for b in DDLPLoader(Keys(), 2, sampler=["b", "a", "c"])] == [[2, 1], [3]]

@@ -1,0 +1,241 @@
+"""The class from outside: signature, checks, attributes, pickles, and a construction that does nothing."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import pickle
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+from small_sets import RANDOM, Draws, Stream, by_target, numbered
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+
+from ddlp import DDLPLoader
+from ddlp.sources.reach import Device
+
+
+class Ten(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return index
+
+
+def test_the_signature_is_dataloaders_with_ours_behind():
+    theirs = list(inspect.signature(DataLoader).parameters.values())
+    ours = list(inspect.signature(DDLPLoader).parameters.values())
+    for their, our in zip(theirs, ours, strict=False):
+        assert (our.name, our.kind, our.default) == (their.name, their.kind, their.default)
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in ours[len(theirs) :])
+    assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in ours)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(num_workers=-1),
+        dict(timeout=-1),
+        dict(prefetch_factor=2),
+        dict(num_workers=1, prefetch_factor=-1),
+        dict(persistent_workers=True),
+        dict(shuffle=True, sampler=SequentialSampler(Ten())),
+        dict(batch_sampler=BatchSampler(SequentialSampler(Ten()), 2, False), batch_size=3),
+        dict(batch_size=None, drop_last=True),
+        dict(batch_size=0),
+        dict(batch_size=2.5),
+        dict(multiprocessing_context="fork"),
+        dict(num_workers=1, multiprocessing_context="sideways"),
+        dict(num_workers=1, multiprocessing_context=3),
+        dict(dataset=Stream(), shuffle=True),
+        dict(dataset=Stream(), sampler=SequentialSampler(Ten())),
+        dict(dataset=[], shuffle=True),
+    ],
+)
+def test_contradictions_raise_as_in_dataloader(arguments):
+    arguments = {"dataset": Ten(), **arguments}
+    caught = []
+    for kind in (DataLoader, DDLPLoader):
+        try:
+            kind(**arguments)
+            caught.append(None)
+        except Exception as error:
+            caught.append((type(error), str(error)))
+    assert caught[0] == caught[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(strategy="both"), "strategy='both'"),
+        (dict(ratio=0.5), "ratio=0.5"),
+        (dict(strategy="mte", ratio=1.5), "ratio=1.5"),
+        (dict(audit=0), "audit=0"),
+        (dict(seed="x"), "seed='x'"),
+        (dict(output=torch.int64), "output=torch.int64"),
+        (dict(memory_format=torch.preserve_format), "memory_format="),
+        (dict(csd="csd0"), "csd='csd0'"),
+        (dict(csd=Device("ipc:///nowhere", "keys"), strategy="cpu"), "strategy='cpu'"),
+    ],
+)
+def test_our_own_contradictions_name_the_value(paths, arguments, words):
+    with pytest.raises(ValueError, match="=") as caught:
+        DDLPLoader(numbered(paths), **arguments)
+    assert words in str(caught.value)
+
+
+def test_locked_attributes(paths):
+    loader = DDLPLoader(numbered(paths))
+    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set after DDLPLoader is initialized"):
+            setattr(loader, name, None)
+
+
+def test_every_argument_is_an_attribute_with_the_value_given(paths):
+    values = dict(
+        strategy="mte", csd=[Device("ipc:///nowhere", "keys")], device="cpu", seed=7, ratio=0.25, spool="/somewhere",
+        spool_bytes=1 << 20, audit=5, output="float16", memory_format=torch.channels_last, batch_transform=print,
+        allow_different_bits=True, batch_size=3, num_workers=2, collate_fn=None, pin_memory=True, drop_last=True,
+        timeout=5, worker_init_fn=print, generator=torch.Generator(), prefetch_factor=3, persistent_workers=True,
+        pin_memory_device="", in_order=False,
+    )
+    loader = DDLPLoader(numbered(paths), **values)
+    for name, value in values.items():
+        if name != "collate_fn":
+            assert getattr(loader, name) is value, name
+    names = set(inspect.signature(DDLPLoader).parameters) - {"shuffle"}
+    assert all(hasattr(loader, name) for name in names)
+
+
+def test_it_is_generic_and_a_dataloader():
+    assert isinstance(DDLPLoader[int], types.GenericAlias)
+    assert issubclass(DDLPLoader, DataLoader)
+
+    class Mine(DDLPLoader):
+        pass
+
+    assert list(Mine(Ten(), batch_size=4))[2].tolist() == [8, 9]
+
+
+def _handles() -> tuple[set, int, list[str]]:
+    tasks = sorted(os.listdir("/proc/self/task"))
+    files = {f: os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd") if
+             os.path.exists(f"/proc/self/fd/{f}")}
+    children = [c for t in tasks for c in open(f"/proc/self/task/{t}/children").read().split()]
+    return set(files.items()), threading.active_count(), children
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr"])
+def test_construction_has_no_side_effects(paths, tmp_path, strategy):
+    before, state = _handles(), torch.get_rng_state()
+    loaders = [
+        DDLPLoader(numbered(paths), batch_size=4, shuffle=True, num_workers=2, strategy=strategy, spool=str(tmp_path))
+        for _ in range(3)
+    ]
+    assert _handles() == before
+    assert os.listdir(tmp_path) == []
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(loaders[0]) == 11
+
+
+def test_pickles_also_after_an_epoch(paths, engine):
+    loader = DDLPLoader(
+        numbered(paths, RANDOM), batch_size=4, num_workers=2, seed=3, strategy="wrr", spool=engine,
+        multiprocessing_context="spawn",
+    )
+    for _ in range(2):
+        loader.set_epoch(0)
+        expected = by_target(list(loader))
+        copy = pickle.loads(pickle.dumps(loader))
+        copy.set_epoch(0)
+        found = by_target(list(copy))
+        assert all(torch.equal(found[k], expected[k]) for k in expected)
+    assert copy.seed == 3 and copy.strategy == "wrr"
+    with pytest.raises(ValueError, match="should not be set"):
+        copy.batch_size = 2
+
+
+def _digest(loader: DDLPLoader, results: multiprocessing.SimpleQueue) -> None:
+    results.put({k: v.sum().item() for k, v in by_target(list(loader)).items()})
+
+
+def test_works_in_a_spawned_process(paths):
+    loader = DDLPLoader(numbered(paths, RANDOM), batch_size=4, num_workers=2, seed=3)
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=_digest, args=(loader, results))
+    process.start()
+    found = results.get()
+    process.join()
+    assert found == {k: v.sum().item() for k, v in by_target(list(loader)).items()}
+
+
+def test_what_frameworks_touch_is_there(paths):
+    loader = DDLPLoader(numbered(paths), batch_size=4, num_workers=2)
+    assert loader._iterator is None and loader._auto_collation and loader._index_sampler is loader.batch_sampler
+    iterator = loader._get_iterator()
+    assert next(iterator)[1].tolist() == [0, 1, 2, 3]
+    assert len(iterator) == 11 and iterator._workers == [] and iterator._pin_memory_thread is None
+    assert iter(iterator) is iterator
+    iterator._shutdown_workers()
+    user = DDLPLoader(Draws(), batch_size=4, num_workers=2)
+    iterator = iter(user)
+    assert len(iterator._workers) == 2
+    assert next(user._get_iterator())[1].tolist() == [0, 1, 2, 3]
+    iterator._shutdown_workers()
+
+
+def test_too_many_workers_are_warned_of(paths):
+    with pytest.warns(UserWarning, match="will create 500 worker"):
+        DDLPLoader(numbered(paths), num_workers=500)
+
+
+def test_pin_memory_without_an_accelerator_warns_as_dataloader(paths):
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    for kind in (DataLoader, DDLPLoader):
+        with pytest.warns(UserWarning, match="no accelerator is found") as caught:
+            batches = list(kind(numbered(paths), batch_size=20, pin_memory=True))
+        assert len(caught) == 1
+        assert not batches[0][0].is_pinned()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_default_strategies(paths, shuffle):
+    device = Device("ipc:///nowhere", "keys")
+
+    def chosen(**arguments):
+        return DDLPLoader(numbered(paths), **{"shuffle": shuffle, **arguments})._wanted_strategy()
+
+    assert chosen() == "cpu"
+    assert chosen(in_order=False) == "cpu"
+    assert chosen(csd=device) == ("wrr" if shuffle else "ordered")
+    assert chosen(csd=device, in_order=False) == "wrr"
+    assert chosen(csd=device, strategy="mte") == "mte"
+    dataset = numbered(paths)
+    for order, random in (
+        (torch.utils.data.WeightedRandomSampler([1.0] * 41, 41), True),
+        (torch.utils.data.SubsetRandomSampler(range(5)), True),
+        (torch.utils.data.DistributedSampler(dataset, 2, 0, shuffle=True), True),
+        (torch.utils.data.DistributedSampler(dataset, 2, 0, shuffle=False), False),
+        ([0, 1, 2], False),
+    ):
+        assert chosen(csd=device, shuffle=None, sampler=order) == ("wrr" if random else "ordered")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert chosen(csd=device) == "ordered"
+        assert chosen(csd=device, in_order=False) == "ordered"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_no_warning_where_nothing_is_lost(paths):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(DDLPLoader(numbered(paths), batch_size=4, num_workers=2))
+        list(DDLPLoader(Ten(), batch_size=4, num_workers=2))

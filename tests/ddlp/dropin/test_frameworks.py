@@ -1,0 +1,209 @@
+"""accelerate, Lightning and Hugging Face's Trainer keep a DDLPLoader, and its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from small_sets import RANDOM, SAMPLES, by_target, numbered
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision import transforms
+
+from ddlp import DDLPLoader, ImageFiles
+from ddlp.sources.reach import Device
+
+SMALL = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+
+
+def need(package: str) -> Any:
+    return pytest.importorskip(package, reason=f"{package} is not installed; pip install {package}")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 * 8 * 8, 3)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = self.layer(pixel_values.flatten(1))
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def classes(paths: list[str]) -> ImageFiles:
+    return ImageFiles(paths, [k % 3 for k in range(len(paths))], SMALL)
+
+
+@pytest.fixture
+def accelerator():
+    accelerate = need("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    yield accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerate.state.AcceleratorState._reset_state(True)
+
+
+def test_accelerate_leaves_the_loader_as_it_is(paths, engine, tmp_path, accelerator):
+    loader = DDLPLoader(classes(paths), 4, shuffle=True, strategy="wrr", spool=engine)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net, optimizer, prepared = accelerator.prepare(net, optimizer, loader)
+    assert prepared is loader
+    steps = 0
+    for images, labels in prepared:
+        with accelerator.accumulate(net):
+            accelerator.backward(net(images, labels)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+        steps += 1
+    assert steps == len(loader) == 11
+    assert loader.report().samples == SAMPLES
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator.load_state(str(tmp_path / "state"))
+    accelerator.free_memory()
+
+
+def test_a_data_set_that_nobody_shares_is_warned_of_once(paths, monkeypatch):
+    need("accelerate")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = DDLPLoader(classes(paths), 4, shuffle=True)
+    with pytest.warns(UserWarning, match="each of the 2 processes goes over the whole data set") as caught:
+        for _ in range(2):
+            list(loader)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(DDLPLoader(classes(paths), 4, sampler=DistributedSampler(classes(paths), 2, 0)))
+
+
+def test_skipping_batches_by_accelerate_gives_the_same_batches(paths, accelerator):
+    loader = DDLPLoader(numbered(paths), 4)
+    skipped = need("accelerate").skip_first_batches(loader, 3)
+    rest = [b[1].tolist() for b in loader][3:]
+    assert [b[1].tolist() for b in skipped] == rest
+    assert type(skipped) is not DDLPLoader  # the docs say so
+
+
+def test_lightning_rebuilds_it_with_a_distributed_sampler(paths, engine):
+    need("lightning")
+    from lightning.pytorch.utilities.data import _update_dataloader
+
+    given = dict(
+        seed=4, strategy="wrr", csd=[Device("ipc:///nowhere", "keys")], output="float16", audit=3, spool=engine,
+        spool_bytes=1 << 20, batch_transform=print, allow_different_bits=True, memory_format=torch.channels_last,
+        device="cpu", num_workers=2, prefetch_factor=3, drop_last=True, timeout=3, in_order=False, pin_memory=True,
+    )
+    dataset = numbered(paths, RANDOM)
+    loader = DDLPLoader(dataset, 4, shuffle=True, **given)
+    sampler = DistributedSampler(dataset, 2, 1)
+    rebuilt = _update_dataloader(loader, sampler)
+    assert type(rebuilt) is DDLPLoader
+    assert rebuilt.sampler is sampler and rebuilt.dataset is dataset and rebuilt.batch_size == 4
+    for name in set(inspect.signature(DDLPLoader).parameters) - {"shuffle", "sampler", "batch_sampler"}:
+        assert getattr(rebuilt, name) == getattr(loader, name), name
+
+
+def test_lightning_trains_and_picks_the_state_up(paths, engine, tmp_path):
+    lightning = need("lightning")
+    seen: list[torch.Tensor] = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            images, labels = batch
+            seen.append(images)
+            return self.net(images, labels)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    loader = DDLPLoader(classes(paths), 4, shuffle=True, strategy="ordered", spool=engine, seed=1)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, default_root_dir=str(tmp_path),
+    )
+    trainer.fit(Module(), loader)
+    assert len(seen) == 22
+    assert trainer.train_dataloader is loader
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+
+
+def test_the_trainer_of_hugging_face(paths, engine, tmp_path):
+    need("accelerate")
+    transformers = need("transformers")
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
+        ddlp_options = dict(strategy="wrr", spool=engine, seed=3)
+
+    arguments = dict(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=2, use_cpu=True, report_to=[],
+        save_strategy="epoch", disable_tqdm=True, logging_strategy="no", gradient_accumulation_steps=2,
+        remove_unused_columns=False,
+    )
+
+    def trainer(**more: Any) -> Any:
+        return ImageTrainer(
+            model=Net(), args=transformers.TrainingArguments(**arguments, **more), train_dataset=classes(paths)
+        )
+
+    first = trainer()
+    loader = first.get_train_dataloader()
+    assert type(loader) is DDLPLoader and loader.strategy == "wrr" and loader.batch_size == 4
+    batch = next(iter(loader))
+    assert batch["pixel_values"].shape == (4, 3, 8, 8) and batch["labels"].shape == (4,)
+    result = first.train()
+    assert result.global_step == 12  # 11 batches, two at a time, twice
+    arguments["num_train_epochs"] = 3
+    checkpoint = str(tmp_path / "checkpoint-6")
+    with pytest.raises(ValueError, match="ignore_data_skip=True"):
+        trainer().train(resume_from_checkpoint=checkpoint)
+    assert trainer(ignore_data_skip=True).train(resume_from_checkpoint=checkpoint).global_step == 18
+
+
+def test_plain_loaders_of_the_same_program_are_left_alone(paths, accelerator):
+    assert type(accelerator.prepare(DataLoader(numbered(paths), 4))) is not DataLoader
+    assert len(by_target(list(DDLPLoader(numbered(paths), 4)))) == SAMPLES
+
+
+def test_lightning_shares_the_samples_among_its_processes(paths, tmp_path):
+    lightning = need("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+            self.seen: list[int] = []
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            assert type(self.trainer.train_dataloader) is DDLPLoader
+            assert self.trainer.train_dataloader.seed == 5
+            self.seen += batch[1].tolist()
+            return self.net(batch[0], batch[1] % 3)["loss"]
+
+        def on_train_epoch_end(self) -> None:
+            (tmp_path / f"{self.global_rank} {self.current_epoch}").write_text(" ".join(map(str, self.seen)))
+            self.seen = []
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp_fork", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=str(tmp_path),
+    )
+    trainer.fit(Module(), DDLPLoader(numbered(paths, SMALL), 4, shuffle=True, num_workers=1, seed=5))
+    orders = []
+    for epoch in range(2):
+        parts = [list(map(int, (tmp_path / f"{rank} {epoch}").read_text().split())) for rank in range(2)]
+        assert len(parts[0]) == len(parts[1]) == 21
+        assert {*parts[0], *parts[1]} == set(range(SAMPLES))
+        orders.append(parts)
+    assert orders[0] != orders[1]  # set_epoch reached the sampler

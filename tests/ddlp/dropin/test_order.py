@@ -1,0 +1,204 @@
+"""Samplers and generators: DataLoader's order under the same seed, and the same draws from the same generators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_sets import RANDOM, SAMPLES, Counting, CountingBatches, Draws, by_target, numbered, order
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from ddlp import DDLPLoader
+
+KINDS = (DataLoader, DDLPLoader)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+SAMPLERS = {
+    "sequential": lambda d: dict(sampler=SequentialSampler(d)),
+    "random": lambda d: dict(shuffle=True),
+    "random, own generator": lambda d: dict(shuffle=True, generator=seeded(3)),
+    "random, sampler's generator": lambda d: dict(sampler=RandomSampler(d, generator=seeded(4)), generator=seeded(3)),
+    "replacement": lambda d: dict(sampler=RandomSampler(d, replacement=True, num_samples=70, generator=seeded(5))),
+    "more than all": lambda d: dict(sampler=RandomSampler(d, num_samples=90)),
+    "subset": lambda d: dict(sampler=SubsetRandomSampler(range(5, 30))),
+    "subset, tensors": lambda d: dict(sampler=SubsetRandomSampler(torch.arange(5, 30))),
+    "weighted": lambda d: dict(sampler=WeightedRandomSampler(np.arange(1, SAMPLES + 1), 50, replacement=True)),
+    "distributed": lambda d: dict(sampler=DistributedSampler(d, 3, 1, shuffle=True)),
+    "batches": lambda d: dict(batch_sampler=BatchSampler(RandomSampler(d), 5, drop_last=True)),
+    "batches of a list": lambda d: dict(batch_sampler=[[1, 2], [3], [40, 0, 5, 5]]),
+    "own": lambda d: dict(sampler=Counting(SAMPLES)),
+    "own batches": lambda d: dict(batch_sampler=CountingBatches(SAMPLES)),
+    "tensors": lambda d: dict(sampler=[torch.tensor(k) for k in (3, 1, 2)]),
+    "negative": lambda d: dict(sampler=[-1, 0, -SAMPLES]),
+    "one by one": lambda d: dict(batch_size=None, shuffle=True),
+    "one by one, own": lambda d: dict(batch_size=None, sampler=Counting(SAMPLES)),
+}
+
+
+def arguments_of(name: str, dataset: Any) -> dict[str, Any]:
+    found = SAMPLERS[name](dataset)
+    if "batch_sampler" not in found and "batch_size" not in found:
+        found["batch_size"] = 4
+    return found
+
+
+def targets(loader: DataLoader) -> list[Any]:
+    return [b[1].tolist() if isinstance(b[1], torch.Tensor) else b[1] for b in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_order_and_the_generators_are_dataloaders(paths, name, workers):
+    seen = []
+    for kind in KINDS:
+        dataset = numbered(paths)
+        arguments = arguments_of(name, dataset)
+        loader = kind(dataset, **arguments, num_workers=workers)
+        torch.manual_seed(17)
+        epochs = []
+        for epoch in range(2):
+            sampler = arguments.get("sampler")
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+            epochs.append(targets(loader))
+            epochs.append(torch.get_rng_state().numpy().tobytes())
+            if "generator" in arguments:
+                epochs.append(arguments["generator"].get_state().numpy().tobytes())
+        assert len(loader) == len(epochs[0])
+        seen.append(epochs)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("user_code", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_persistent_workers_draw_as_dataloaders(paths, workers, user_code):
+    seen = []
+    for kind in KINDS:
+        dataset = Draws() if user_code else numbered(paths)
+        loader = kind(dataset, 4, shuffle=True, num_workers=workers, persistent_workers=True)
+        torch.manual_seed(17)
+        seen.append([(targets(loader), torch.get_rng_state().numpy().tobytes()) for _ in range(3)])
+        loader._iterator._shutdown_workers()
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("after", [1, 6, 9, 10, 11])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [4, 41])
+def test_a_broken_off_epoch_leaves_the_generator_where_dataloader_does(paths, after, workers, drop_last, batch_size):
+    seen = []
+    for kind in KINDS:
+        generator = seeded(3)
+        dataset = numbered(paths)
+        loader = kind(dataset, batch_size, shuffle=True, drop_last=drop_last, num_workers=workers, generator=generator)
+        iterator = iter(loader)
+        for _ in range(min(after, len(loader))):
+            next(iterator)
+        seen.append(generator.get_state().numpy().tobytes())
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("sampler", [Counting, CountingBatches])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_of_the_users_is_read_no_further_than_dataloader_reads_it(paths, workers, sampler):
+    seen = []
+    for kind in KINDS:
+        own = sampler(SAMPLES)
+        given = dict(sampler=own, batch_size=3) if sampler is Counting else dict(batch_sampler=own)
+        loader = kind(numbered(paths), **given, num_workers=workers)
+        iterator = iter(loader)
+        drawn = [own.drawn]
+        for _ in range(len(loader)):
+            next(iterator)
+            drawn.append(own.drawn)
+        assert next(iterator, None) is None
+        seen.append(drawn)
+    assert seen[0] == seen[1]
+
+
+class Eager:
+    """A sampler that draws when iter() is called, from torch's global generator, and numpy's."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Any:
+        self.begun += 1
+        return iter((torch.randperm(SAMPLES) + np.random.randint(5)).remainder(SAMPLES).tolist())
+
+
+@pytest.mark.parametrize("user_code", [False, True])
+def test_a_sampler_is_begun_once_and_when_dataloader_begins_it(paths, user_code):
+    seen = []
+    for kind in KINDS:
+        sampler = Eager()
+        loader = kind(Draws() if user_code else numbered(paths), 4, sampler=sampler)
+        torch.manual_seed(1)
+        np.random.seed(1)
+        seen.append([targets(loader)])
+        if not user_code:  # in DataLoader the user's samples draw from the same generator
+            seen[-1].append(torch.get_rng_state().numpy().tobytes())
+        assert sampler.begun == 1
+    assert seen[0] == seen[1]
+
+
+def test_manual_seed_alone_makes_an_epoch_repeatable(paths, engine):
+    for strategy in ("cpu", "ordered", "wrr"):
+        seen = []
+        for _ in range(2):
+            torch.manual_seed(23)
+            loader = DDLPLoader(numbered(paths, RANDOM), 4, shuffle=True, strategy=strategy, spool=engine)
+            epochs = [list(loader), list(loader)]
+            seen.append([by_target(epoch) for epoch in epochs])
+            if strategy != "wrr":
+                assert order(epochs[0]) != order(epochs[1])
+        for first, second in zip(*seen, strict=True):
+            assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_an_index_drawn_twice_is_two_samples(paths):
+    first, second = (
+        [batch[0] for batch in DDLPLoader(numbered(paths, RANDOM), 4, sampler=[3, 3, 5, 3, 3], seed=1)]
+        for _ in range(2)
+    )
+    images = torch.cat(first)
+    assert torch.equal(images, torch.cat(second))
+    threes = [images[k] for k in (0, 1, 3, 4)]
+    assert not any(torch.equal(a, b) for k, a in enumerate(threes) for b in threes[:k])
+
+
+def test_set_epoch_goes_on_to_the_sampler(paths):
+    dataset = numbered(paths)
+    for given in (
+        dict(sampler=DistributedSampler(dataset, 2, 0)),
+        dict(batch_sampler=BatchSampler(DistributedSampler(dataset, 2, 0), 4, False)),
+    ):
+        loader = DDLPLoader(dataset, **given)
+        loader.set_epoch(7)
+        assert getattr(loader.batch_sampler, "sampler", loader.sampler).epoch == 7
+
+
+def test_an_index_out_of_range_raises_as_in_dataloader(paths):
+    for kind in KINDS:
+        with pytest.raises(IndexError):
+            list(kind(numbered(paths), sampler=[0, SAMPLES]))

@@ -1,0 +1,266 @@
+"""Going on in mid-epoch: nothing lost, nothing repeated, the same content, whatever else has changed meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_sets import RANDOM, SAMPLES, Counting, CountingBatches, Draws, DrawsInBatches, Stream, numbered
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
+
+from ddlp import DDLPLoader
+
+STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
+
+
+class Shuffled(Counting):
+    """A sampler of the user's that draws from one of the global generators, and not all at once."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(SAMPLES)
+        self.source = source
+
+    def __iter__(self) -> Any:
+        left = list(range(SAMPLES))
+        draw = {
+            "torch": lambda n: int(torch.randint(n, ())),
+            "numpy": lambda n: int(np.random.randint(n)),
+            "random": random.randrange,
+        }[self.source]
+        if self.source == "random":
+            random.shuffle(left)
+            yield from left
+        else:
+            order = [left.pop(draw(len(left))) for _ in range(SAMPLES)]
+            yield from order
+
+
+class OwnEpochs(Counting):
+    """A sampler of the user's whose order follows from set_epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        return iter(np.random.default_rng(self.epoch).permutation(self.count).tolist())
+
+
+ORDERS = {
+    "sequential": lambda d: dict(batch_size=4),
+    "shuffled": lambda d: dict(batch_size=4, shuffle=True),
+    "own generator": lambda d: dict(batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(2)),
+    "weighted": lambda d: dict(batch_size=4, sampler=WeightedRandomSampler(np.arange(1, 42), 30)),
+    "distributed": lambda d: dict(batch_size=4, sampler=DistributedSampler(d, 2, 1)),
+    "batches": lambda d: dict(batch_sampler=BatchSampler(RandomSampler(d), 5, True)),
+    "own": lambda d: dict(batch_size=4, sampler=Counting(SAMPLES)),
+    "own, torch": lambda d: dict(batch_size=4, sampler=Shuffled("torch")),
+    "own, numpy": lambda d: dict(batch_size=4, sampler=Shuffled("numpy")),
+    "own, random": lambda d: dict(batch_size=4, sampler=Shuffled("random")),
+    "own, epochs": lambda d: dict(batch_size=4, sampler=OwnEpochs(SAMPLES)),
+    "own batches": lambda d: dict(batch_sampler=CountingBatches(SAMPLES)),
+    "repeating": lambda d: dict(batch_size=4, sampler=[3, 5, 3, 3, 7, 5, 1, 3, 3, 9, 5] * 2),
+    "one by one": lambda d: dict(batch_size=None, shuffle=True),
+}
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def samples(batches: list[Any]) -> Counter:
+    """Each delivered sample with all its bits."""
+    found: Counter = Counter()
+    for images, targets in batches:
+        whole = isinstance(targets, torch.Tensor)
+        for image, target in zip(images if whole else [images], targets.tolist() if whole else [targets], strict=True):
+            found[target, image.numpy().tobytes()] += 1
+    return found
+
+
+def epoch_in_parts(make: Any, epoch: int, parts: list[tuple[int, dict[str, Any]]]) -> list[Any]:
+    """The epoch's batches, delivered by several loaders one after another, each of them in a process of its own mind."""
+    got, text = [], ""
+    for number, (take, options) in enumerate(parts):
+        seed_all(50 + number)  # nothing may depend on what the generators happen to be
+        loader = make(**options)
+        if text:
+            loader.load_state_dict(json.loads(text))
+            assert json.loads(json.dumps(loader.state_dict())) == json.loads(text)
+        else:
+            for e in range(epoch + 1):
+                loader.set_epoch(e)
+                if e < epoch:
+                    next(iter(loader))
+        iterator = iter(loader)
+        for _ in range(take):
+            got.append(next(iterator))
+        if number == len(parts) - 1:
+            got += list(iterator)
+        text = json.dumps(loader.state_dict())
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+    assert loader.state_dict()["epoch"] == epoch + 1 and loader.state_dict()["delivered"] == []
+    return got
+
+
+def whole_epoch(make: Any, epoch: int, **options: Any) -> list[Any]:
+    seed_all(50)
+    loader = make(**options)
+    for e in range(epoch + 1):
+        loader.set_epoch(e)
+        if e < epoch:
+            next(iter(loader))
+    return list(loader)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("user_code", [None, Draws, DrawsInBatches])
+def test_any_order_goes_on(paths, name, user_code):
+    def make(**options):
+        dataset = numbered(paths, RANDOM) if user_code is None else user_code()
+        return DDLPLoader(dataset, **ORDERS[name](dataset), **options)
+
+    expected = samples(whole_epoch(make, 1))
+    parts = [(2, {}), (1, dict(num_workers=2)), (0, {}), (1, dict(num_workers=1, prefetch_factor=3)), (0, {})]
+    assert samples(epoch_in_parts(make, 1, parts)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("after", STRATEGIES)
+@pytest.mark.parametrize("before", STRATEGIES)
+def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
+    def make(strategy="cpu", **options):
+        dataset = numbered(paths, RANDOM)
+        spool = None if strategy == "cpu" else engine
+        return DDLPLoader(dataset, 4, shuffle=True, strategy=strategy, spool=spool, **options)
+
+    expected = samples(whole_epoch(make, 0))
+    parts = [
+        (3, dict(strategy=before, num_workers=workers)), (3, dict(strategy=after, num_workers=2 - workers)),
+        (0, dict(strategy=before)),
+    ]
+    assert samples(epoch_in_parts(make, 0, parts)) == expected
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "ordered"])
+def test_the_order_goes_on(paths, engine, strategy):
+    def make(**options):
+        spool = None if strategy == "cpu" else engine
+        return DDLPLoader(numbered(paths), 4, shuffle=True, strategy=strategy, spool=spool, **options)
+
+    seed_all(50)
+    expected = [b[1].tolist() for b in make()]
+    assert [b[1].tolist() for b in epoch_in_parts(make, 0, [(4, {}), (3, {}), (0, {})])] == expected
+
+
+@pytest.mark.parametrize("user_code", [False, True])
+def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code):
+    def make():
+        return DDLPLoader(Draws() if user_code else numbered(paths, RANDOM), 4, shuffle=True, seed=8)
+
+    seed_all(1)
+    loader = make()
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(3)]
+    state, generator = loader.state_dict(), torch.get_rng_state()
+    first += list(iterator)
+    second = list(loader)
+    seed_all(2)
+    loader = make()
+    torch.set_rng_state(generator)  # as a checkpoint of a whole training run holds it
+    loader.load_state_dict(state)
+    rest = list(loader)
+    assert samples(first[:3] + rest) == samples(first)
+    torch.set_rng_state(generator)
+    assert [b[0].shape for b in loader] == [b[0].shape for b in second]
+    loader.set_epoch(1)
+    torch.set_rng_state(generator)
+    assert samples(list(loader)) == samples(second)
+
+
+@pytest.mark.parametrize("user_code", [False, True])
+def test_persistent_workers_go_on(paths, user_code):
+    def make(**options):
+        dataset = Draws() if user_code else numbered(paths, RANDOM)
+        return DDLPLoader(dataset, 4, sampler=Shuffled("torch"), num_workers=2, persistent_workers=True, **options)
+
+    expected = samples(whole_epoch(make, 1))
+    assert samples(epoch_in_parts(make, 1, [(3, {}), (2, {}), (0, {})])) == expected
+    loader = make()
+    list(loader)
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(4)]
+    state = loader.state_dict()
+    loader.load_state_dict(state)  # in the same loader, whose workers persist
+    whole = samples(first + list(loader))
+    assert sum(whole.values()) == SAMPLES and max(whole.values()) == 1
+    assert len({target for target, _ in whole}) == SAMPLES
+
+
+def test_results_in_any_order_go_on():
+    def make(**options):
+        return DDLPLoader(Draws(), 4, shuffle=True, num_workers=2, in_order=False, **options)
+
+    expected = samples(whole_epoch(make, 0))
+    assert samples(epoch_in_parts(make, 0, [(3, {}), (3, {}), (0, {})])) == expected
+
+
+def test_the_generators_are_left_alone(paths):
+    loader = DDLPLoader(numbered(paths), 4, shuffle=True)
+    next(iter(loader))
+    state = loader.state_dict()
+    after = []
+    for resumed in (False, True):
+        torch.manual_seed(3)
+        loader = DDLPLoader(numbered(paths), 4)
+        if resumed:
+            loader = DDLPLoader(numbered(paths), 4, shuffle=True)
+            loader.load_state_dict(state)
+        list(loader)
+        after.append(torch.get_rng_state().numpy().tobytes())
+    assert after[0] == after[1]  # the base seed, and nothing else
+
+
+def test_states_can_be_saved_and_foreign_ones_are_refused(paths):
+    loader = DDLPLoader(numbered(paths), 4, shuffle=True)
+    fresh = loader.state_dict()
+    next(iter(loader))
+    for state in (fresh, loader.state_dict()):
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        assert torch.load(buffer, weights_only=True) == state == json.loads(json.dumps(state))
+    for wrong in ({}, {"format": 99}, None, [1]):
+        with pytest.raises(ValueError, match="not a state of DDLPLoader"):
+            loader.load_state_dict(wrong)
+    list(loader)
+    assert loader.state_dict()["epoch"] == 2
+
+
+def test_an_iterable_data_set_keeps_its_own_place():
+    loader = DDLPLoader(Stream(), 4)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state["epoch"] == 1
+    other = DDLPLoader(Stream(), 4)
+    other.load_state_dict(state)
+    assert len(list(other)) == 5
+
+
+def test_skipping_batches_as_frameworks_do(paths, engine):
+    loader = DDLPLoader(numbered(paths), 4, strategy="ordered", spool=engine)
+    plain = list(DataLoader(numbered(paths), 4))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    assert next(iterator)[1].tolist() == plain[3][1].tolist()

@@ -1,0 +1,215 @@
+"""User code that can't travel: torch's own workers and all they promise, with content that follows from the seed."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from small_sets import (
+    DETERMINISTIC,
+    SAMPLES,
+    Draws,
+    DrawsInBatches,
+    Fails,
+    Invert,
+    Seen,
+    Stream,
+    by_target,
+    numbered,
+    order,
+    pairs,
+)
+from torch.utils.data import DataLoader, Subset, get_worker_info
+from torchvision import transforms
+
+from ddlp import DDLPLoader, Untranslatable
+
+KINDS = (DataLoader, DDLPLoader)
+
+
+def states() -> list:
+    return [torch.get_rng_state().tolist(), [k.tolist() if hasattr(k, "tolist") else k for k in np.random.get_state()],
+            random.getstate()]
+
+
+def same(first: dict, second: dict) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("kind", [Draws, DrawsInBatches])
+def test_content_does_not_depend_on_the_workers(kind):
+    found = []
+    for workers in (0, 1, 3):
+        loader = DDLPLoader(kind(), 4, shuffle=True, num_workers=workers, seed=5)
+        torch.manual_seed(1)
+        found.append([by_target(list(loader)), by_target(list(loader))])
+    for epochs in found[1:]:
+        assert all(same(a, b) for a, b in zip(epochs, found[0], strict=True))
+    first, second = found[0]
+    assert not any(torch.equal(first[k], second[k]) for k in first)
+    if kind is Draws:  # with __getitems__ it follows from the batch
+        numbers = torch.stack(list(first.values()))
+        assert len(numbers.unique()) == 3 * SAMPLES
+
+
+def test_content_does_not_depend_on_the_batches():
+    found = [by_target(list(DDLPLoader(Draws(), size, num_workers=w, seed=5))) for size, w in ((4, 0), (7, 2), (1, 1))]
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
+def test_without_a_seed_torchs_decides():
+    found = []
+    for _ in range(2):
+        torch.manual_seed(9)
+        found.append(by_target(list(DDLPLoader(Draws(), 4, num_workers=2))))
+    torch.manual_seed(10)
+    other = by_target(list(DDLPLoader(Draws(), 4, num_workers=2)))
+    assert same(*found) and not same(found[0], other)
+
+
+def test_the_same_index_twice_draws_twice():
+    loader = DDLPLoader(Draws(), 2, sampler=[3, 3, 3, 7], seed=1)
+    numbers = torch.cat([batch[0] for batch in loader])
+    assert len(numbers.unique()) == 12
+
+
+@pytest.mark.parametrize("kind", [Draws, DrawsInBatches])
+def test_the_training_process_keeps_its_generators(kind):
+    loader = DDLPLoader(kind(), 4, seed=2)
+    iterator = iter(loader)
+    before = states()
+    next(iterator)
+    assert states() == before
+
+
+def test_subset_of_a_data_set_with_getitems():
+    subset = Subset(DrawsInBatches(), range(5, 20))
+    assert order(list(DDLPLoader(subset, 4))) == order(list(DataLoader(subset, 4)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(transform=transforms.Compose([transforms.Resize((9, 9)), lambda image: torch.tensor(image.size)])),
+        dict(transform=Invert()),
+        dict(transform=DETERMINISTIC, collate_fn=pairs),
+        dict(transform=DETERMINISTIC, collate_fn=lambda samples: samples),
+    ],
+)
+def test_what_is_delivered_is_dataloaders(paths, given, workers):
+    given = dict(given)
+    dataset = numbered(paths, given.pop("transform"))
+    theirs, ours = (list(kind(dataset, 8, num_workers=workers, **given)) for kind in KINDS)
+    assert repr(ours) == repr(theirs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [3, None])
+def test_iterable_data_sets(workers, batch_size):
+    theirs, ours = (kind(Stream(), batch_size, num_workers=workers) for kind in KINDS)
+    for _ in range(2):
+        assert [torch.as_tensor(b).tolist() for b in ours] == [torch.as_tensor(b).tolist() for b in theirs]
+    assert len(ours) == len(theirs)
+
+
+def test_worker_info_and_worker_init_fn():
+    begun = []
+
+    def init(worker: int) -> None:
+        info = get_worker_info()
+        assert info.id == worker and type(info.dataset) is Seen
+        info.dataset.count = 12
+        begun.append(worker)
+
+    samples = list(DDLPLoader(Seen(), 4, num_workers=2, worker_init_fn=init))
+    assert all(bool(b[0].all()) and set(b[1]) == {"Seen"} for b in samples)
+    assert begun == []  # in the workers only
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_keep_their_type_and_traceback(workers):
+    caught = []
+    for kind in KINDS:
+        iterator = iter(kind(Fails(5), 2, num_workers=workers))
+        assert next(iterator)[1].tolist() == [0, 1]
+        assert next(iterator)[1].tolist() == [2, 3]
+        with pytest.raises(KeyError, match="sample 5 is not well") as info:
+            next(iterator)
+        caught.append(info)
+        assert next(iterator)[1].tolist() == [6, 7]
+    if workers:
+        assert "Caught KeyError in DataLoader worker process" in str(caught[1].value)
+        assert "in __getitem__" in str(caught[1].value)
+
+
+def test_spawned_workers(paths):
+    loader = DDLPLoader(Draws(), 8, num_workers=1, multiprocessing_context="spawn", seed=5)
+    assert same(by_target(list(loader)), by_target(list(DDLPLoader(Draws(), 8, seed=5))))
+
+
+def test_what_spawn_cant_take_is_named(paths):
+    loader = DDLPLoader(
+        numbered(paths, lambda image: torch.zeros(1)), 8, num_workers=1, multiprocessing_context="spawn"
+    )
+    with pytest.raises(Exception, match="lambda"):
+        list(loader)
+
+
+def test_persistent_workers_and_their_epochs():
+    loader = DDLPLoader(Draws(), 4, num_workers=2, persistent_workers=True, seed=5)
+    epochs = [by_target(list(loader)) for _ in range(3)]
+    workers = [w.pid for w in loader._iterator._workers]
+    plain = DDLPLoader(Draws(), 4, seed=5)
+    assert all(same(epoch, by_target(list(plain))) for epoch in epochs)
+    assert [w.pid for w in loader._iterator._workers] == workers
+    loader.set_epoch(1)
+    assert same(by_target(list(loader)), epochs[1])
+    loader._iterator._shutdown_workers()
+
+
+def test_results_in_any_order():
+    loader = DDLPLoader(Draws(), 4, num_workers=2, in_order=False, seed=5)
+    assert same(by_target(list(loader)), by_target(list(DDLPLoader(Draws(), 4, seed=5))))
+
+
+def test_batch_transform_and_device():
+    loader = DDLPLoader(Draws(), 4, device="cpu", batch_transform=lambda batch: {"x": batch[0], "n": len(batch[1])})
+    assert [b["n"] for b in loader] == [4] * 10 + [1]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda paths: (numbered(paths, lambda image: torch.zeros(1)), {}), "function"),
+        (lambda paths: (numbered(paths, Invert()), {}), "Invert"),
+        (lambda paths: (numbered(paths), dict(collate_fn=pairs)), "collate_fn=pairs"),
+        (lambda paths: (Draws(), {}), "Draws"),
+        (lambda paths: (Stream(), {}), "Stream"),
+    ],
+)
+def test_one_warning_at_the_users_line_and_an_error_where_the_device_must_do_it(paths, engine, make, words):
+    dataset, given = make(paths)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(DDLPLoader(dataset, 4, **given))  # no device is wanted: nothing to say
+    with pytest.warns(UserWarning, match="the host prepares all batches") as caught:
+        loader = DDLPLoader(dataset, 4, **given, strategy="wrr", spool=engine)
+        for _ in range(2):
+            list(loader)
+    (warning,) = caught
+    assert words in str(warning.message) and "Ways out:" in str(warning.message)
+    assert warning.filename == __file__
+    with pytest.raises(Untranslatable, match="Ways out:") as error:
+        DDLPLoader(dataset, 4, **given, strategy="csd")
+    assert words in str(error.value)
+    assert words in loader.explain()
+
+
+def test_output_needs_a_pipeline_of_ours(paths):
+    with pytest.raises(ValueError, match="output="):
+        DDLPLoader(numbered(paths, Invert()), output="uint8")
