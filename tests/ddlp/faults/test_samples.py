@@ -7,7 +7,7 @@ import shutil
 import time
 
 import pytest
-from scene import BATCH, Truth, dataset, make_loader, until
+from scene import BATCH, Truth, dataset, make_loader
 from torch.utils.data import DataLoader
 
 
@@ -110,4 +110,3 @@ def test_a_file_that_hangs(leaves_nothing, images, tmp_path, told):
     batches, errors = collect(make_loader(data, "csd"))
     truth.check(batches, 0, without=range(28, 32))
     assert len(errors) == 1 and "not a regular file" in str(errors[0][1])
-    until(lambda: True)
