@@ -187,7 +187,8 @@ def test_one_of_two_is_not_there(engines, data, truth, images, tmp_path):
 
 def test_no_address(leaves_nothing, data, tmp_path):
     keys = make_keys(tmp_path / "keys")
-    fails(make_loader(data, "csd", csd=Device("ipc:///no/such/socket", keys, connect_timeout_s=1)), EngineUnreachable, "no/such")
+    loader = make_loader(data, "csd", csd=Device("ipc:///no/such/socket", keys, connect_timeout_s=1))
+    fails(loader, EngineUnreachable, "no/such")
 
 
 def test_no_keys(leaves_nothing, data, tmp_path):
