@@ -56,6 +56,7 @@ def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, 
     loader = make_loader(data, strategy, csd=device(engine))
     for epoch in range(2):
         truth.check(train(loader, 0.01), epoch)
+        until(lambda: not list(engine.spool.glob("job-*")), 5, "the job's end with its epoch")
     assert loader.report().batches_csd and not len(told), list(told)
 
 
