@@ -44,8 +44,9 @@ def explain(loader: DDLPLoader) -> str:
             f"sampler    {type(loader._index_sampler).__name__} is yours: read no further ahead than DataLoader would "
             f"({(loader.prefetch_factor or 0) * loader.num_workers} batches); num_workers and prefetch_factor widen it"
         )
-    if loader.worker_init_fn is not None:
-        lines.append("workers    worker_init_fn is not called: the workers are threads and run none of your code")
+    unused = [name for name in ("worker_init_fn", "multiprocessing_context") if getattr(loader, name) is not None]
+    if unused:
+        lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
     if strategy == "cpu":
         lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
     return "\n".join(lines)

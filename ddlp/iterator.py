@@ -73,6 +73,7 @@ class EpochIterator(_BaseDataLoaderIter):
     """Gives the batches of one epoch. Ends its threads and the device's job when it is exhausted, closed or dropped."""
 
     _pin_memory_thread = None
+    keep: Any = None  # what must live as long as this iterator
 
     def __init__(
         self,
@@ -127,13 +128,15 @@ class EpochIterator(_BaseDataLoaderIter):
             portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan
         )
         on_host = self._device is None or self._device.type == "cpu"
+        # Only from pinned memory does a copy to the device overlap with the training step.
+        pin = self._pin_memory or (self._device is not None and self._device.type == "cuda")
         self.run = EpochRun(
             self.recipe,
             ledger,
             make_strategy(ledger, rates),
             rates,
             workers=workers,
-            finish=self._finish_in_worker(portable, on_host, self._pin_memory),
+            finish=self._finish_in_worker(portable, on_host, pin),
             full_batch=loader.batch_size or self._largest(),
             on_closed=on_closed,
         )

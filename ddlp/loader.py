@@ -28,7 +28,7 @@ from ddlp.rates import Rates
 from ddlp.report import EpochReport
 from ddlp.sources.csd import join
 from ddlp.sources.embedded import EmbeddedOptions
-from ddlp.sources.reach import Device, Reach
+from ddlp.sources.reach import Device, Keep, Reach
 from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.usercode import KeyedView, UserCodeIterator, iterate_user_code
 
@@ -142,6 +142,7 @@ class DDLPLoader(DataLoader):
         self._loaded: dict[str, Any] | None = None
         self._rates: Rates | None = None
         self._reach: Reach | None = None
+        self._keep: Keep | None = None
         self._last: EpochMemory | KeyedView | None = None
         self._told: set[str] = set()
         self._check_arguments()
@@ -269,6 +270,7 @@ class DDLPLoader(DataLoader):
             on_closed=(lambda: None) if reach is None else reach.epoch_ended,
         )
         if reach is not None:
+            iterator.keep = self._keep
             for device in devices:
                 join(
                     iterator.run,
@@ -293,7 +295,8 @@ class DDLPLoader(DataLoader):
         if self._reach is None or self._reach.pid != os.getpid():  # else inherited over a fork: the parent's
             options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
             self._reach = Reach(self._devices, options)
-            weakref.finalize(self, end_aside, os.getpid(), self._reach.close)
+            self._keep = Keep()
+            weakref.finalize(self._keep, end_aside, os.getpid(), self._reach.close)
         return self._reach
 
     # -- state, report -------------------------------------------------------------------------------------------
@@ -339,7 +342,7 @@ class DDLPLoader(DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
         state = dict(self.__dict__)
-        state.update(_iterator=None, _last=None, _reach=None, _rates=None)
+        state.update(_iterator=None, _last=None, _reach=None, _keep=None, _rates=None)
         return state
 
 

@@ -64,6 +64,13 @@ class Device:
         )
 
 
+class Keep:
+    """Held by a loader and by its iterators: an iterator may outlive its loader, and still needs the devices.
+
+    Where the last of them lets go, the devices are let go of.
+    """
+
+
 class Reach:
     """The devices of one loader; connections are made when first wanted and kept between epochs.
 

@@ -39,6 +39,12 @@ def _sweep(base: Path) -> None:
                 os.close(lock)
 
 
+def _absolute(path: str) -> str:
+    """As os.path.abspath, which takes seconds for a million paths; nearly all are plain already."""
+    plain = path.startswith("/") and "//" not in path and "/." not in path
+    return path if plain else os.path.abspath(path)
+
+
 class Luggage:
     """Portable descriptions of a loader's data sets, with their files.
 
@@ -99,10 +105,12 @@ class Luggage:
     def _files(self, part: Part) -> FileSet:
         assert part.paths is not None
         raw = list(map(itemgetter(0), part.paths.samples)) if isinstance(part.paths, SamplePaths) else part.paths
-        paths = [os.path.abspath(os.fspath(p)) for p in raw]
-        content = hash(tuple(paths))  # strings keep their hashes: cheap, and people edit these lists in place
+        # Strings keep their hashes, so that this is cheap; people edit these lists in place.
+        content = hash((os.getcwd(), *raw))
         if content not in self._known:
-            root = os.path.commonpath([os.path.dirname(p) for p in paths]) if paths else "/"
+            paths = [_absolute(os.fspath(p)) for p in raw]
+            # What the first and the last in order have in common, all have.
+            root = os.path.dirname(os.path.commonprefix([min(paths), max(paths)])) if paths else "/"
             skip = len(root.rstrip("/")) + 1
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as stream:
                 pass
