@@ -338,6 +338,8 @@ class EpochRun:
         """What a device says of itself (its spool is full, ...): for the report."""
         with self._lock:
             self._notes[device] = text
+            self.ledger.hold_back(device, bool(text))
+            self._act()
 
     def progressed(self, device: str, done: dict[int, int]) -> None:
         """Samples that a device has made of its leases."""

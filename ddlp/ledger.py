@@ -56,6 +56,7 @@ class Account:
     alive: bool = False
     joining: bool = True
     held: int = 0
+    held_back: bool = False  # it says that it has no room for now
     outstanding: dict[int, int] = field(default_factory=dict)  # lease -> position, in the order given
 
 
@@ -212,6 +213,15 @@ class Ledger:
         for lease in gone:
             self.failed(device, lease)
         return len(gone)
+
+    def hold_back(self, device: str, held_back: bool) -> None:
+        """A device says that its spool has no room for leases now, or that it has again."""
+        self.devices[device].held_back = held_back
+
+    def shut_out(self, device: str) -> bool:
+        """True where others fill a device's spool: nothing of this epoch lies there that its delivery could free."""
+        account = self.devices[device]
+        return account.held_back and account.held == len(account.outstanding)
 
     def can_lease(self, device: str) -> bool:
         """True where the device is there and has room in its window and its spool."""

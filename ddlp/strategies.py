@@ -100,8 +100,10 @@ class Strategy:
         return entry.csd is CsdCopy.LEASED and self._late(entry, now)
 
     def _stalled(self, entry: Entry, now: float) -> bool:
-        """True where a device that answers still does not get on with a lease: its worker hangs."""
+        """True where a device that answers does not get on with a lease: its worker hangs, or others fill its spool."""
         assert entry.device is not None
+        if self.ledger.shut_out(entry.device):
+            return True
         rate = self.rates.device(entry.device)
         limit = max(STALLED_AT_LEAST_S, STALLED_BATCHES * rate.seconds) if rate.count else STALLED_S
         return now - entry.progress_s > limit

@@ -1,0 +1,237 @@
+"""Engines that run by themselves: found by address, under other paths, several at once, or not to be reached."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_process import EngineProcess
+from scene import Truth, dataset, make_images, make_loader, train, transform, until
+
+from csd_engine import protocol
+from csd_engine.errors import EngineRefused, EngineUnreachable
+from csd_engine.keys import make_keys
+from ddlp import DDLPError, Device, ImageArrays
+
+TCP = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def engines(spool):
+    """Start engines on loopback; afterwards each has ended cleanly and its spool holds nothing but manifests."""
+    started = []
+
+    def start(*arguments, **options):
+        home = Path(tempfile.mkdtemp(dir=spool))
+        started.append(EngineProcess(home, *arguments, listen=TCP, **options))
+        return started[-1]
+
+    yield start
+    gc.collect()
+    for engine in started:
+        killed = engine.process.poll() is not None
+        if not killed:
+            until(lambda e=engine: not list(e.spool.glob("job-*")) and not os.listdir(e.spool / "files"), 5, "empty spools")
+        assert engine.end() == 0 or killed
+        assert "Traceback" not in engine.log, engine.log
+    shutil.rmtree(spool, ignore_errors=True)
+
+
+def device(engine, **options):
+    return Device(engine.address, engine.keys, **options)
+
+
+@pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
+def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, strategy):
+    elsewhere = tmp_path / "device"
+    shutil.copytree(images, elsewhere)
+    engine = engines("--root", f"{images}={elsewhere}", "--slowdown", "2")
+    loader = make_loader(data, strategy, csd=device(engine))
+    for epoch in range(2):
+        truth.check(train(loader, 0.01), epoch)
+        until(lambda: not list(engine.spool.glob("job-*")), 5, "the job's end with its epoch")
+    assert loader.report().batches_csd and not len(told), list(told)
+
+
+def test_the_spool_under_another_name(engines, data, truth, images, tmp_path):
+    engine = engines("--root", str(images))
+    seen = tmp_path / "mounted"
+    seen.symlink_to(engine.spool)
+    loader = make_loader(data, "csd", csd=device(engine, spool=seen))
+    truth.check(train(loader))
+    assert loader.report().batches_csd == 40
+
+
+@pytest.mark.parametrize("strategy", ("csd", "wrr"))
+def test_two_devices_of_which_one_is_killed(engines, data, truth, told, images, strategy):
+    one, two = (engines("--root", str(images), "--slowdown", "3") for _ in range(2))
+    loader = make_loader(data, strategy, csd=[device(one), device(two)])
+    truth.check(train(loader, 0.01))
+    batches = train(loader, 0.02, at={8: lambda: one.process.send_signal(signal.SIGKILL)})
+    truth.check(batches, 1)
+    assert len(told) == 1 and one.address in told[0] and "is gone" in told[0], list(told)
+    one.process.wait()
+    batches = train(loader, 0.02)
+    truth.check(batches, 2)
+    assert loader.report().batches_csd
+
+
+def test_a_device_comes_back(engines, data, truth, told, images):
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "csd", csd=device(engine))
+    truth.check(train(loader, 0.01, at={8: lambda: engine.process.send_signal(signal.SIGTERM)}))
+    assert len(told) == 1
+    engine.process.wait()
+    again = EngineProcess(engine.home, "--root", str(images), listen=engine.address, keys=engine.keys)
+    try:
+        truth.check(train(loader), 1)
+        assert loader.report().batches_csd == 40 and len(told) == 1
+    finally:
+        del loader
+        gc.collect()
+        again.end()
+
+
+def arrays(count=400):
+    random = np.random.default_rng(5)
+    images = random.integers(0, 256, (count, 40, 40, 3), dtype=np.uint8)
+    return ImageArrays(images, list(range(count)), transform())
+
+
+def test_arrays_travel_below_the_spool(engines, truth, told, images):
+    """1.9 MB of images, though the engine's roots hold nothing of them."""
+    engine = engines("--root", str(images))
+    data = arrays()
+    loader = make_loader(data, "csd", csd=device(engine))
+    truth = Truth(data)
+    for epoch in range(2):
+        truth.check(train(loader), epoch)
+        assert loader.report().batches_csd == 100 and not len(told), list(told)
+    assert len(list(engine.spool.glob("files/*/*.npy"))) == 1
+
+
+@pytest.mark.parametrize("way", ["a link in it", "the directory itself"])
+def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way):
+    """A host may put links there; what they lead to stays unread."""
+    engine = engines("--root", str(images))
+    data = arrays(40)
+    loader = make_loader(data, "wrr", csd=device(engine))
+    iterator = iter(loader)
+    (array,) = until(lambda: list(engine.spool.glob("files/*/*.npy")))
+    assert len(list(iterator)) == 10
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.copy(array, outside / array.name)
+    if way == "a link in it":
+        array.unlink()
+        array.symlink_to(outside / array.name)
+    else:
+        home = array.parent
+        shutil.move(home, tmp_path / "kept")
+        home.symlink_to(outside)
+    batches = train(loader, 0.05)
+    assert len(batches) == 10 and loader.report().batches_csd == 0
+    if way != "a link in it":
+        home.unlink()
+
+
+def test_left_files_of_killed_hosts_are_swept(engines, images):
+    engine = engines("--root", str(images))
+    left = engine.spool / "files" / "left"
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "x.npy").write_bytes(bytes(100))
+    os.utime(left, (0, 0))
+    data = arrays(40)
+    loader = make_loader(data, "csd", csd=device(engine))
+    assert len(train(loader)) == 10
+    assert not left.exists()
+
+
+# -- not to be reached ---------------------------------------------------------------------------------------------------
+
+
+def fails(loader, kind, match, within_s=6.0):
+    """The first iteration says what is wrong, and soon."""
+    began = time.monotonic()
+    with pytest.raises(kind, match=match):
+        for _ in loader:
+            time.sleep(0.1)
+    assert time.monotonic() - began < within_s
+
+
+def test_nobody_there(leaves_nothing, data, tmp_path):
+    keys = make_keys(tmp_path / "keys")
+    loader = make_loader(data, "csd", csd=Device("tcp://127.0.0.1:1", keys, connect_timeout_s=2))
+    fails(loader, EngineUnreachable, "(?s)tcp://127.0.0.1:1 within 2 s.*firewall")
+
+
+def test_one_of_two_is_not_there(engines, data, truth, images, tmp_path):
+    """The other one is not kept waiting."""
+    engine = engines("--root", str(images), "--slowdown", "2")
+    nobody = Device("tcp://127.0.0.1:1", engine.keys, connect_timeout_s=4)
+    loader = make_loader(data, "wrr", csd=[nobody, device(engine)])
+    iterator = iter(loader)
+    batches = []
+    while not loader.report().batches_csd:
+        batches.append(next(iterator))
+        time.sleep(0.03)
+    iterator._shutdown_workers()
+
+
+def test_no_address(leaves_nothing, data, tmp_path):
+    keys = make_keys(tmp_path / "keys")
+    loader = make_loader(data, "csd", csd=Device("ipc:///no/such/socket", keys, connect_timeout_s=1))
+    fails(loader, EngineUnreachable, "no/such")
+
+
+def test_no_keys(leaves_nothing, data, tmp_path):
+    loader = make_loader(data, "csd", csd=Device("tcp://127.0.0.1:1", tmp_path / "none"))
+    fails(loader, DDLPError, r"(?s)keys of the engine at tcp.*server.key and host.key_secret.*Device\(keys=")
+
+
+def test_wrong_server_key(engines, data, images, tmp_path):
+    engine = engines("--root", str(images))
+    fails(make_loader(data, "csd", csd=Device(engine.address, make_keys(tmp_path / "other"))), EngineRefused, "server.key")
+
+
+def test_not_on_the_allow_list(engines, data, images):
+    engine = engines("--root", str(images))
+    (engine.keys / "clients" / "host.key").unlink()
+    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "clients directory")
+
+
+def test_another_protocol(engines, data, images, monkeypatch):
+    engine = engines("--root", str(images))
+    monkeypatch.setattr(protocol, "PROTOCOL", 99)
+    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 1.*protocol 99.*same version")
+
+
+def test_roots_without_the_data_set(engines, data, tmp_path):
+    (tmp_path / "other").mkdir()
+    engine = engines("--root", str(tmp_path / "other"))
+    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)outside the roots.*--root")
+
+
+def test_a_spool_out_of_sight(engines, data, images, tmp_path):
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "csd", csd=device(engine, spool=tmp_path / "nothing"))
+    fails(loader, DDLPError, r"(?s)nothing.*Device\(spool=")
+
+
+def test_different_data_there(engines, told, tmp_path):
+    """The device's copy of the data set has other images under the same names."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    paths = make_images(here, 40)
+    make_images(there, 40)
+    for path in there.iterdir():
+        shutil.copy(paths[3], path)
+    engine = engines("--root", f"{here}={there}")
+    fails(make_loader(dataset(paths), "csd", csd=device(engine)), DDLPError, "other pixels")

@@ -1,0 +1,179 @@
+"""Files in the spool are damaged from outside, an engine computes wrong pixels: exactly once and bit-identical, and said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scene import make_loader, train, until
+
+from ddlp.sources.csd import DifferentBits
+
+
+def flip(path: Path, _: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    with open(path, "r+b") as stream:
+        stream.write(content)
+
+
+def truncate(path: Path, _: Path) -> None:
+    os.truncate(path, 6000)
+
+
+def replace(path: Path, old: Path) -> None:
+    shutil.copy(old, path.with_suffix(".tmp"))
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def delete(path: Path, _: Path) -> None:
+    path.unlink()
+
+
+def fifo(path: Path, _: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def garble_header(path: Path, _: Path) -> None:
+    with open(path, "r+b") as stream:
+        stream.write(os.urandom(4096))
+
+
+WAYS = {
+    flip: "checksum",
+    truncate: "6000 bytes",
+    replace: "holds batch",
+    delete: "No such file",
+    fifo: "not a regular file",
+    garble_header: "header",
+}
+
+
+class Vandal:
+    """Does one thing to files that lie in the spool. Called between two steps, when all fetch slots are full: no race."""
+
+    def __init__(self, spool: Path, way: Callable[[Path, Path], None], files: int) -> None:
+        self._spool, self._way, self._files = spool, way, files
+        self.batches = 0
+
+    def __call__(self) -> None:
+        published = until(self._published, 10, f"{self._files + 3} files in the spool")
+        time.sleep(0.1)  # what is being fetched is in memory
+        old = self._spool / "old"
+        shutil.copy(published[0], old)
+        for path in published[1:]:
+            if path.exists() and self.batches < self._files:
+                self._way(path, old)
+                self.batches += 1
+        old.unlink()
+
+    def _published(self) -> list[Path]:
+        found = sorted(self._spool.glob("**/job-*/*.safetensors"), key=lambda p: int(p.name.split(".")[1]), reverse=True)
+        return found if len(found) >= self._files + 3 else []
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_damaged_files(leaves_nothing, data, truth, told, way):
+    """mte leaves the device's batches in the spool until the host's are trained on."""
+    loader = make_loader(data, "mte", ratio=0.5)
+    vandal = Vandal(leaves_nothing, way, 4)
+    truth.check(train(loader, 0.02, at={17: vandal}))
+    assert vandal.batches == 4
+    assert len(told) == 4, list(told)
+    assert all("was not used" in text and WAYS[way] in text and "host prepares it again" in text for text in told)
+    report = loader.report()
+    assert report.batches_cpu + report.batches_csd == 40 and report.batches_csd >= 10
+
+
+def test_damaged_under_wrr(leaves_nothing, data, truth, told):
+    loader = make_loader(data, "wrr")
+    train(loader, 0.02)
+    vandal = Vandal(leaves_nothing, flip, 2)
+    truth.check(train(loader, 0.03, at={2: vandal}), 1)
+    assert len(told) == vandal.batches == 2, list(told)
+
+
+def test_files_that_nobody_expects(leaves_nothing, data, truth, told):
+    """A stranger's file, and a late copy of a lease: never taken, and gone with the job."""
+    loader = make_loader(data, "mte", ratio=0.5)
+    copies = []
+
+    def strew():
+        files = sorted(leaves_nothing.glob("**/job-*/*.safetensors"))
+        assert files
+        for path in files:
+            identity, lease, _ = path.name.split(".")
+            for name in (f"{identity}.{int(lease) + 1000}.safetensors", f"{'0' * 32}.{lease}.safetensors", "x.part"):
+                if not (path.parent / name).exists():
+                    shutil.copy(path, path.parent / name)
+                    copies.append(path.parent / name)
+
+    truth.check(train(loader, 0.04, at={15: strew}))
+    assert copies and not len(told)
+    deadline = time.monotonic() + 5
+    while any(path.exists() for path in copies) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(path.exists() for path in copies)
+
+
+WRONG = """
+import sys
+if any("csd_engine" in word for word in sys.orig_argv):
+    import csd_engine.datasets as datasets
+    right = datasets.prepare_sample
+    calls = [0]
+    def wrong(reader, pipeline, item, seed, epoch, out, boxes=None):
+        right(reader, pipeline, item, seed, epoch, out, boxes)
+        calls[0] += 1
+        if calls[0] > {after}:
+            out[3, 5, 1] ^= 1
+    datasets.prepare_sample = wrong
+"""
+
+
+@pytest.fixture
+def wrong_engine(tmp_path, monkeypatch):
+    """Engines whose operators go wrong by one bit in one pixel, after so many samples."""
+
+    def make(after: int) -> None:
+        home = tmp_path / "wrong"
+        home.mkdir()
+        (home / "sitecustomize.py").write_text(textwrap.dedent(WRONG.format(after=after)))
+        monkeypatch.setenv("PYTHONPATH", str(home))
+        monkeypatch.setenv("PYTHONSAFEPATH", "")
+
+    return make
+
+
+def test_the_probe_finds_an_engine_with_other_pixels(leaves_nothing, data, truth, wrong_engine):
+    wrong_engine(0)
+    loader = make_loader(data, "wrr")
+    batches = []
+    with pytest.raises(DifferentBits, match="(?s)image .*versions there .*'pillow'.*allow_different_bits=True"):
+        for batch in loader:
+            batches.append(batch)
+            time.sleep(0.05)
+    truth_of = truth.of(0)
+    for images, labels in batches:
+        assert all(bool((x == truth_of[int(y)]).all()) for x, y in zip(images, labels))
+
+
+def test_allowed_differences_pass(leaves_nothing, data, wrong_engine, told):
+    wrong_engine(0)
+    loader = make_loader(data, "csd", allow_different_bits=True)
+    batches = train(loader)
+    assert sorted(int(y) for _, labels in batches for y in labels) == list(range(len(data)))
+    assert loader.report().batches_csd == 40 and not len(told)
+
+
+def test_an_audit_finds_an_engine_that_goes_wrong_later(leaves_nothing, data, truth, wrong_engine, told):
+    wrong_engine(4)  # the probe is past
+    loader = make_loader(data, "csd", audit=1)
+    truth.check(train(loader))
+    assert len(told) == 40 and all("audit" in text and "other pixels" in text for text in told), list(told)[:2]
