@@ -63,12 +63,13 @@ def truth(data: Any) -> Truth:
 
 
 @pytest.fixture
-def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def spool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The temporary directory of everything in the test, the embedded engines' spools included."""
     path = Path(tempfile.mkdtemp(prefix="f-", dir="/tmp"))  # short: a socket's path has 107 bytes
     monkeypatch.setenv("TMPDIR", str(path))
     monkeypatch.setattr(tempfile, "tempdir", str(path))
-    return path
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
@@ -84,8 +85,6 @@ def leaves_nothing(spool: Path) -> Iterator[Path]:
         after = listing()
         assert after == before
         assert os.listdir(spool) == []
-    finally:
-        shutil.rmtree(spool, ignore_errors=True)
 
 
 @pytest.fixture

