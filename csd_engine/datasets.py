@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 import stat
-import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -18,9 +17,7 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.errors import DatasetError, RootNotAllowed, SampleError
-from csd_engine.keyed import Keyed
 from csd_engine.manifest import Manifest, write_manifest
-from csd_engine.transforms import Pipeline
 
 __all__ = [
     "ArraySet",
@@ -33,8 +30,6 @@ __all__ = [
     "fingerprints",
     "open_reader",
     "parse_dataset",
-    "prepare_sample",
-    "sample_digest",
     "write_manifest",
 ]
 
@@ -353,60 +348,3 @@ def open_reader(
             reader.close()
         raise
     return _ConcatReader(readers)
-
-
-_PILLOW_MODULES = r"PIL\."  # as a warning filter's module
-
-
-def _silence_pillow() -> None:
-    """Keep Pillow's warnings on odd files (EXIF, large images) off the user's terminal; errors stay errors.
-
-    A filter, set again when somebody removed it: `warnings.catch_warnings` is not safe between threads.
-    """
-    if not any(getattr(entry[3], "pattern", None) == _PILLOW_MODULES for entry in warnings.filters):
-        warnings.filterwarnings("ignore", module=_PILLOW_MODULES)
-
-
-def prepare_sample(
-    reader: Reader,
-    pipeline: Pipeline,
-    item: Tuple[int, int],
-    seed: int,
-    epoch: int,
-    out: np.ndarray,
-    boxes: Optional[np.ndarray] = None,
-) -> None:
-    """Read one sample and run the pipeline on it. Host and engine both call this, and nothing else.
-
-    Args:
-        reader: of the data set.
-        pipeline: what to run.
-        item: (source index, occurrence).
-        seed, epoch: with the item, the key of all random draws.
-        out: uint8 (height, width, channels), filled.
-        boxes: int32 (boxes, 4), filled, or None for a pipeline without masks.
-
-    Raises:
-        SampleError: the sample cannot be read, decoded or transformed.
-    """
-    index, occurrence = item
-    _silence_pillow()
-    try:
-        image = reader.image(index)
-        with image:
-            pipeline.run(image, Keyed(seed, epoch, index, occurrence), out, boxes)
-    except SampleError:
-        raise
-    except Exception as error:  # decoders raise nearly anything on a damaged file
-        raise SampleError(
-            reader.where(index) if 0 <= index < len(reader) else f"{index} of {len(reader)}",
-            f"{type(error).__name__}: {error}",
-        ) from error
-
-
-def sample_digest(image: np.ndarray, boxes: Optional[np.ndarray]) -> str:
-    """Return 32 hex digits over a prepared sample's pixels and boxes, for the parity probe."""
-    digest = hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=16)
-    if boxes is not None:
-        digest.update(boxes.astype("<i4").tobytes())
-    return digest.hexdigest()

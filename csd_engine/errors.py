@@ -15,6 +15,7 @@ __all__ = [
     "SampleError",
     "SpoolError",
     "SpoolFull",
+    "WrongPixels",
 ]
 
 
@@ -64,6 +65,10 @@ class SpoolFull(SpoolError):
 
 class DamagedBatch(EngineError):
     """A batch file is not the one expected, or not what its writer published; says which check failed."""
+
+
+class WrongPixels(DamagedBatch):
+    """A batch is whole, but its writer has computed other pixels than the host does."""
 
 
 class BadMessage(EngineError):

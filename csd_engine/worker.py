@@ -21,9 +21,10 @@ import numpy as np
 
 from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
-from csd_engine.datasets import Reader, open_reader, parse_dataset, prepare_sample, sample_digest
+from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, SampleError, SpoolError, SpoolFull
 from csd_engine.roots import Roots
+from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
 
 __all__ = ["Worker", "main"]

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from csd_engine.errors import WrongPixels
 from ddlp.ledger import Cancel, Ledger, Side
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
@@ -277,6 +278,8 @@ class EpochRun:
             trouble = ""
             try:
                 made = self._finish(job.read(lease, position, path))
+            except WrongPixels as error:
+                self._distrust(device, str(error))
             except BaseException as error:
                 trouble = str(error) or type(error).__name__
             with self._lock:
@@ -289,6 +292,14 @@ class EpochRun:
                         )
                 elif self.ledger.verified(lease):
                     self._ready[position] = made
+                self._act()
+
+    def _distrust(self, device: str, reason: str) -> None:
+        with self._lock:
+            if device not in self._gone:
+                self._gone.add(device)
+                self.ledger.distrust(device)
+                self._warnings.append(f"device {device} is not used any more in this epoch: {reason}.")
                 self._act()
 
     def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
+from ddlp.accounts import Account
 from ddlp.copies import CSD, HOST, CsdCopy, Entry, Event, HostCopy
 from ddlp.ranges import RangeSet
 
@@ -45,19 +46,6 @@ class Release:
 
 
 Effect = Cancel | Release
-
-
-@dataclass
-class Account:
-    """What one device may hold and holds."""
-
-    quota: int = 0  # batches in its spool, those being written included
-    window: int = 0  # leases not yet published
-    alive: bool = False
-    joining: bool = True
-    held: int = 0
-    held_back: bool = False  # it says that it has no room for now
-    outstanding: dict[int, int] = field(default_factory=dict)  # lease -> position, in the order given
 
 
 class Ledger:
@@ -222,6 +210,14 @@ class Ledger:
         """True where others fill a device's spool: nothing of this epoch lies there that its delivery could free."""
         account = self.devices[device]
         return account.held_back and account.held == len(account.outstanding)
+
+    def distrust(self, device: str) -> None:
+        """A device has computed wrong pixels: it gets no more leases, and what it published is not used."""
+        self.leave(device)
+        for position in list(self.in_spool):
+            entry = self._open[position]
+            if entry.device == device:
+                self._lose_csd(entry)
 
     def can_lease(self, device: str) -> bool:
         """True where the device is there and has room in its window and its spool."""

@@ -18,8 +18,9 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.batchfile import Layout, identity, read_batch
-from csd_engine.datasets import FileSet, fingerprint, open_reader, prepare_sample, write_manifest
+from csd_engine.datasets import FileSet, fingerprint, open_reader, write_manifest
 from csd_engine.keys import load_pair, load_public, make_keys
+from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
 from ddlp.sources.link import EngineLink, JobHandle
 

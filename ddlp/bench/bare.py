@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from csd_engine.batchfile import BatchWriter, Layout
-from csd_engine.datasets import prepare_sample
+from csd_engine.samples import prepare_sample
 from ddlp.bench.data import imagenet1
 from ddlp.portable import Portable, portable
 

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from csd_engine.batchfile import Layout, read_batch
-from csd_engine.datasets import Dataset, fingerprint, sample_digest
-from csd_engine.errors import DamagedBatch, EngineError
+from csd_engine.datasets import Dataset, fingerprint
+from csd_engine.errors import EngineError, WrongPixels
+from csd_engine.samples import sample_digest
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
@@ -99,9 +100,9 @@ class CsdJob:
         items = self._recipe.plan.items(position)
         k = random.Random(f"{self._recipe.seed} {self._recipe.epoch} {position}").randrange(len(items))
         if host_digest(self._recipe, items[k]) != sample_digest(images[k], None if boxes is None else boxes[k]):
-            raise DamagedBatch(
+            raise WrongPixels(
                 f"audit: sample {self._recipe.reader.where(items[k][0])} of batch {position} has other pixels than the host "
-                "computes. Take the device out of use and run the parity probe on it."
+                "computes; batches that were not audited may be wrong as well. Take the device out of use"
             )
 
 

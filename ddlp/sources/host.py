@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from csd_engine.datasets import Reader, prepare_sample
+from csd_engine.datasets import Reader
 from csd_engine.errors import SampleError
+from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
 from ddlp.plan import EpochPlan
 from ddlp.transfer.epilogue import Epilogue

@@ -21,11 +21,11 @@ from csd_engine.datasets import (
     fingerprints,
     open_reader,
     parse_dataset,
-    prepare_sample,
     write_manifest,
 )
 from csd_engine.errors import DatasetError, RootNotAllowed, SampleError
 from csd_engine.roots import Roots
+from csd_engine.samples import prepare_sample
 
 HEX = "0123456789abcdef" * 2
 PATHS = ["a/x.jpg", "a/y y.jpg", "top.png", "b/c/\u00e4.jpg", "b/c/\udcff.jpg", "a/z"]

@@ -15,9 +15,10 @@ from engine_process import EPOCH, SEED, Recipe, alive, batch_files, until, wait_
 
 from csd_engine import protocol
 from csd_engine.batchfile import Layout
-from csd_engine.datasets import FileSet, sample_digest
+from csd_engine.datasets import FileSet
 from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.keys import load_pair, load_public, make_keys
+from csd_engine.samples import sample_digest
 from ddlp.sources.link import (
     EngineLink,
     EngineLost,

@@ -89,6 +89,18 @@ def test_a_device_that_leaves_gives_back_what_it_has_not_published():
     assert ledger.verified(first) and ledger.deliver(3) is Side.CSD
 
 
+def test_a_device_that_computes_wrong_pixels_is_not_used_any_more():
+    ledger = ledger_with_device(window=4)
+    leases = {p: ledger.lease("d", p, 0.0) for p in (3, 2, 1)}
+    ledger.published("d", leases[3])
+    ledger.published("d", leases[2])
+    ledger.fetch(3)
+    ledger.distrust("d")
+    assert list(ledger.returned) == [1, 2] and not ledger.in_spool and not ledger.can_lease("d")
+    ledger.damaged(leases[3])
+    assert list(ledger.returned) == [1, 2, 3] and ledger.devices["d"].held == 0
+
+
 def test_a_doubled_message_changes_nothing():
     ledger = ledger_with_device()
     lease = ledger.lease("d", 3, 0.0)

@@ -1,0 +1,18 @@
+"""What each device may hold of an epoch, and holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Account:
+    """What one device may hold and holds."""
+
+    quota: int = 0  # batches in its spool, those being written included
+    window: int = 0  # leases not yet published
+    alive: bool = False
+    joining: bool = True
+    held: int = 0
+    held_back: bool = False  # it says that it has no room for now
+    outstanding: dict[int, int] = field(default_factory=dict)  # lease -> position, in the order given
