@@ -397,5 +397,5 @@ def read_batch(
         raise DamagedBatch(
             f"batch file {os.fspath(path)} cannot be used: {why}. The batch is prepared again elsewhere; "
             "if this repeats, check the spool's file system and disk."
-        ) from None
+        ) from error
     return Batch(images.reshape(layout.image_shape), None if boxes is None else boxes.astype(np.int32, copy=False))

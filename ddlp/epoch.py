@@ -27,6 +27,7 @@ from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
 from ddlp.strategies import Strategy
 
 LOOK_UP_S = 1.0
+VANISHED_S = 2.0  # a file that is gone is told after this long, unless its device turns out to be gone as well
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
 
 
@@ -113,6 +114,7 @@ class EpochRun:
         self._closing = False
         self._error: BaseException | None = None
         self._warnings: list[str] = []
+        self._vanished: list[tuple[float, str, str]] = []  # (when, device, warning): files gone, perhaps with their device
         self._notes: dict[str, str] = {}
         self._pid = os.getpid()
         rates.host.parallel = workers
@@ -179,9 +181,12 @@ class EpochRun:
 
     def take_warnings(self) -> list[str]:
         """What the training thread should tell the user, once."""
+        now = time.monotonic()
         with self._lock:
             warnings, self._warnings = self._warnings, []
-        return warnings
+            due = [one for one in self._vanished if self.ledger.done or now - one[0] > VANISHED_S]
+            self._vanished = [one for one in self._vanished if one not in due]
+        return warnings + [text for _, _, text in due]
 
     def report(self) -> EpochReport:
         """What the epoch did so far."""
@@ -275,21 +280,23 @@ class EpochRun:
             position, device, lease, (job, path) = fetch
             cpu = time.thread_time()
             made: Pixels | None = None
-            trouble = ""
+            trouble, vanished = "", False
             try:
                 made = self._finish(job.read(lease, position, path))
             except WrongPixels as error:
                 self._distrust(device, str(error))
             except BaseException as error:
-                trouble = str(error) or type(error).__name__
+                trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
             with self._lock:
                 self._counts.host_cpu_s += time.thread_time() - cpu
                 if made is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive:
-                        self._warnings.append(
-                            f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
-                        )
+                        text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
+                        if vanished:
+                            self._vanished.append((time.monotonic(), device, text))
+                        else:
+                            self._warnings.append(text)
                 elif self.ledger.verified(lease):
                     self._ready[position] = made
                 self._act()
@@ -367,6 +374,7 @@ class EpochRun:
             if self._closing or device in self._gone:
                 return
             self._gone.add(device)
+            self._vanished = [one for one in self._vanished if one[1] != device]  # an engine that ends removes its files
             self.ledger.leave(device)
             if error is not None:
                 self._error = error

@@ -23,12 +23,20 @@ from ddlp.ranges import RangeSet
 FORMAT = 1
 
 
-def sampler_of(loader: DataLoader) -> Any:
+@dataclass(frozen=True)
+class OrderSource:
+    """What an order is drawn from, as a loader has it, without the loader: that must be free to be dropped."""
+
+    _index_sampler: Any
+    generator: torch.Generator | None
+
+
+def sampler_of(loader: DataLoader | OrderSource) -> Any:
     """The sampler of single indices, or the batch sampler that has none."""
     return getattr(loader._index_sampler, "sampler", loader._index_sampler)
 
 
-def _generators(loader: DataLoader) -> dict[str, torch.Generator]:
+def _generators(loader: DataLoader | OrderSource) -> dict[str, torch.Generator]:
     """The torch generators that the loader's order may be drawn from: only that of a sampler of torch's own."""
     own = getattr(sampler_of(loader), "generator", None)
     own = own if isinstance(own, torch.Generator) else torch.default_generator
@@ -37,7 +45,7 @@ def _generators(loader: DataLoader) -> dict[str, torch.Generator]:
     return {"sampler": own, "loader": loader.generator or torch.default_generator, "torch": torch.default_generator}
 
 
-def _sampler_epoch(loader: DataLoader) -> int | None:
+def _sampler_epoch(loader: DataLoader | OrderSource) -> int | None:
     sampler = sampler_of(loader)
     epoch = getattr(sampler, "epoch", None)
     return epoch if isinstance(epoch, int) and callable(getattr(sampler, "set_epoch", None)) else None
@@ -60,14 +68,14 @@ class Resume:
     pending: tuple[tuple[list[int], list[int]], ...] = ()
     seen: dict[int, int] = field(default_factory=dict)
 
-    def order_state(self, loader: DataLoader) -> States:
+    def order_state(self, loader: DataLoader | OrderSource) -> States:
         """What `state_dict` must keep to make this epoch's order again."""
         states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
         states["sampler_epoch"] = _sampler_epoch(loader)
         return states
 
     @contextlib.contextmanager
-    def order_restored(self, loader: DataLoader) -> Iterator[None]:
+    def order_restored(self, loader: DataLoader | OrderSource) -> Iterator[None]:
         """While the order is drawn, the generators stand where they stood then; afterwards as before."""
         if self.order is None:
             yield
@@ -90,7 +98,7 @@ class SamplerStart:
     A sampler of the user's is run again here on a resume. torch's own draw nothing before the first batch.
     """
 
-    def __init__(self, loader: DataLoader, resume: Resume, seed_drawn: bool) -> None:
+    def __init__(self, loader: DataLoader | OrderSource, resume: Resume, seed_drawn: bool) -> None:
         self._loader = loader
         self._resume = resume
         self.seed_drawn = seed_drawn if resume.order is None else resume.seed_drawn
@@ -117,7 +125,7 @@ class SamplerStart:
 
 
 def save(
-    loader: DataLoader,
+    loader: DataLoader | OrderSource,
     delivered: RangeSet,
     order: States | None,
     *,

@@ -28,7 +28,7 @@ from csd_engine.keyed import Keyed
 from ddlp.generators import States
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
-from ddlp.resume import Resume, SamplerStart, save
+from ddlp.resume import OrderSource, Resume, SamplerStart, save
 
 KeyedIndex = tuple[Any, int]
 """An index with the 64-bit key of its sample."""
@@ -134,7 +134,8 @@ class KeyedView:
     """
 
     def __init__(self, loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> None:
-        self._loader = loader
+        self._loader = weakref.ref(loader)  # which keeps this view: a circle would keep workers until it is collected
+        self._source = OrderSource(loader._index_sampler, loader.generator)
         self._iterator: weakref.ref[Any] | None = None
         self._base_seed = 0
         many = loader._auto_collation and _fetches_batches(loader.dataset)
@@ -146,14 +147,14 @@ class KeyedView:
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not there yet: this object is being unpickled
             raise AttributeError(name)
-        return getattr(self._loader, name)
+        return getattr(self._loader(), name)
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """What the next reading of the sampler is for."""
         self._seed = seed
         self.epoch = epoch
         self.resume = resume
-        self._start = SamplerStart(self._loader, resume, seed_drawn)
+        self._start = SamplerStart(self._source, resume, seed_drawn)
         self._order: States | None = None
         self._done = RangeSet(resume.delivered.ranges())
         self.delivered = RangeSet(resume.delivered.ranges())
@@ -178,18 +179,18 @@ class KeyedView:
 
     def order_again(self, items: Iterator[Any]) -> Iterator[Any]:
         """The sampler's items; where it is one of torch's, on a resume those that it gave in the first place."""
-        built_in = is_built_in(self._loader._index_sampler)
+        built_in = is_built_in(self._source._index_sampler)
         self._order = self._order_now()
         if self.resume.order is None or not built_in:
             return items
-        with self.resume.order_restored(self._loader):
+        with self.resume.order_restored(self._source):
             return iter(list(items))
 
     def _order_now(self) -> States:
         """What makes the order again: a sampler of the user's has begun; torch's own draw with the first batch."""
         if self._start.order is not None:
             return self._start.order
-        return self.resume.order_state(self._loader) if self.resume.order is None else self.resume.order
+        return self.resume.order_state(self._source) if self.resume.order is None else self.resume.order
 
     def read(self, position: int) -> bool:
         """The sampler gave this position's batch. True where it is still to be delivered."""
@@ -205,9 +206,9 @@ class KeyedView:
 
     def state(self) -> dict[str, Any]:
         """The epoch's state as `ddlp.resume.save` makes it."""
-        drawn = 0 if is_built_in(self._loader._index_sampler) else self._drawn
+        drawn = 0 if is_built_in(self._source._index_sampler) else self._drawn
         return save(
-            self._loader,
+            self._source,
             self.delivered,
             self._order_now() if self._order is None else self._order,
             seed=self.seed(),

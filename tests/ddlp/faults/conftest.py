@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scene import Script, Truth, Zygote, dataset, listing, make_images, until  # noqa: E402
+from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, make_images, until  # noqa: E402
 
 LIMIT_S = 60
 
@@ -72,10 +73,18 @@ def spool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def settled() -> bool:
+    """True once no engine lingers, no worker of torch's is ending and no thread of ours is at work."""
+    ending = [p for p in descendants() if ENGINE in p.command or "multiprocessing" in p.command or " pytest" in p.command]
+    threads = [t for t in threading.enumerate() if t.name.startswith("ddlp-") or "QueueFeeder" in t.name]
+    return not threads and not [p for p in ending if "resource_tracker" not in p.command]
+
+
 @pytest.fixture
 def leaves_nothing(spool: Path) -> Iterator[Path]:
     """Once the test's loaders are dropped: no process, thread, descriptor, shared memory or file more than before."""
     gc.collect()
+    until(settled, 20, "the end of what earlier tests began")
     before = listing()
     yield spool
     gc.collect()
