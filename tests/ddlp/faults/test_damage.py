@@ -63,8 +63,7 @@ class Vandal:
         self.batches = 0
 
     def __call__(self) -> None:
-        published = until(self._published, 10, f"{self._files + 3} files in the spool")
-        time.sleep(0.1)  # what is being fetched is in memory
+        published = until(self._lying_there, 20, f"{self._files + 3} files that lie in the spool")
         old = self._spool / "old"
         shutil.copy(published[0], old)
         for path in published[1:]:
@@ -72,6 +71,12 @@ class Vandal:
                 self._way(path, old)
                 self.batches += 1
         old.unlink()
+
+    def _lying_there(self) -> list[Path]:
+        """Files that nobody fetches: nothing is delivered meanwhile, so once the slots are full none goes any more."""
+        found = self._published()
+        time.sleep(0.5)
+        return found if all(path.exists() for path in found) else []
 
     def _published(self) -> list[Path]:
         found = sorted(self._spool.glob("**/job-*/*.safetensors"), key=lambda p: int(p.name.split(".")[1]), reverse=True)
