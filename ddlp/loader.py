@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -272,17 +274,19 @@ class DDLPLoader(DataLoader):
         if reach is not None:
             iterator.keep = self._keep
             for device in devices:
-                join(
-                    iterator.run,
-                    device,
-                    now.dataset,
-                    lambda device=device: reach.place(device),  # type: ignore[misc]
-                    batch=iterator.largest,
-                    audit=self.audit,
-                    met_before=device in reach.met,
-                    on_met=lambda device=device: reach.met.add(device),  # type: ignore[misc]
-                    allow_different_bits=self.allow_different_bits,
-                )
+                threading.Thread(
+                    target=join,
+                    args=(iterator.run, device, now.dataset, partial(reach.place, device)),
+                    kwargs=dict(
+                        batch=iterator.largest,
+                        audit=self.audit,
+                        met_before=device in reach.met,
+                        on_met=partial(reach.met.add, device),
+                        allow_different_bits=self.allow_different_bits,
+                    ),
+                    name=f"ddlp-join-{device}",
+                    daemon=True,
+                ).start()
         return iterator
 
     def _strategy(self, name: str, ledger: Ledger, rates: Rates) -> Strategy:

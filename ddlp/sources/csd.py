@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,33 +123,12 @@ def join(
     met_before: bool,
     on_met: Callable[[], None],
     allow_different_bits: bool = False,
-) -> threading.Thread:
-    """Bring a device into an epoch, in a thread of its own.
-
-    ``reach`` connects, and may take its time. A device that was never met (``met_before``) and can't be reached, or
-    makes other bits, is an error of the training run; one that was there before is a warning and a slower epoch.
-    """
-    thread = threading.Thread(
-        target=_join,
-        args=(run, name, portable, reach, batch, audit, met_before, on_met, allow_different_bits),
-        name=f"ddlp-join-{name}",
-        daemon=True,
-    )
-    thread.start()
-    return thread
-
-
-def _join(
-    run: EpochRun,
-    name: str,
-    portable: PortableSet,
-    reach: Callable[[], Place],
-    batch: int,
-    audit: int | None,
-    met_before: bool,
-    on_met: Callable[[], None],
-    allow_different_bits: bool,
 ) -> None:
+    """Bring a device into an epoch. Runs in a thread of its own, since connecting may take its time (``reach``).
+
+    A device that was never met (``met_before``) and can't be reached, or makes other bits, is an error of the training
+    run; one that was there before is a warning and a slower epoch.
+    """
     job: CsdJob | None = None
     try:
         recipe = run.recipe
