@@ -26,7 +26,8 @@ An engine prepares batches of images for training jobs on other computers. Run i
                               --root /data/imagenet --spool /data/spool
   3. On the host:         DDLPLoader(..., csd="tcp://device:7711")
 
-The host must see the spool directory too: a shared file system, never one disk that two systems mount at once.
+Where the host sees the spool directory too (a shared file system; never one disk that two systems mount at once), it
+reads the batches there; elsewhere they are sent over the connection.
 The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool.
 SIGTERM or Ctrl-C ends it cleanly.
 """
@@ -90,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         help="free space to leave on the spool's disk; default 1G",
     )
     add(
+        "--upload-bytes",
+        type=_size,
+        default=4 << 30,
+        metavar="SIZE",
+        help="arrays that hosts send, kept in the spool for the next time; the least recently used go first; default 4G",
+    )
+    add(
         "--lease-timeout",
         type=_at_least(float, 0.1),
         default=30.0,
@@ -146,6 +154,7 @@ def _run(options: argparse.Namespace) -> None:
             quota_batches=options.quota_batches,
             quota_bytes=options.quota_bytes,
             reserve_bytes=options.reserve_bytes,
+            upload_bytes=options.upload_bytes,
             lease_timeout_s=options.lease_timeout,
             worker_timeout_s=options.worker_timeout,
             slowdown=options.slowdown,

@@ -192,8 +192,10 @@ class Reader:
         """Unmap what is mapped."""
 
 
-def _open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
-    """Open a regular file for reading; with `beneath`, only if it really lies below one of these real directories."""
+def open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
+    """Return a descriptor of a regular file, for reading; with `beneath` only if it really lies below one of these real
+    directories. Raises OSError or RootNotAllowed.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -219,7 +221,7 @@ def open_image(path: str, beneath: Optional[Sequence[str]] = None) -> Image.Imag
     """
     try:
         # Read whole: one system call instead of one each 64 KiB.
-        with open(_open_regular(path, beneath), "rb", buffering=0) as stream:
+        with open(open_regular(path, beneath), "rb", buffering=0) as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
         if content is None or len(content) > MAX_FILE_BYTES:
             raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
@@ -262,7 +264,7 @@ class _ArrayReader(Reader):
     def __init__(self, dataset: ArraySet, path: str, beneath: Optional[Sequence[str]]) -> None:
         self._path = path
         try:
-            with open(_open_regular(path, beneath), "rb") as stream:
+            with open(open_regular(path, beneath), "rb") as stream:
                 version = np.lib.format.read_magic(stream)
                 read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
                 shape, fortran, dtype = read[version](stream)

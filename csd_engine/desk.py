@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy
@@ -17,10 +18,10 @@ import csd_engine
 from csd_engine import protocol as say
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
 from csd_engine.crew import WorkerProcess
-from csd_engine.datasets import ArraySet, ConcatSet, Dataset, fingerprints, parse_dataset
+from csd_engine.datasets import ArraySet, ConcatSet, Dataset, parse_dataset
 from csd_engine.errors import DatasetError, EngineError, PipelineError
 from csd_engine.jobs import Board, Job, LeaseState, Work
-from csd_engine.manifests import ManifestCache
+from csd_engine.received import ARRAY, MANIFEST, FileCache, needed_files
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
 from csd_engine.transforms import Pipeline
@@ -54,12 +55,22 @@ def _image_size(dataset: Dataset) -> Optional[Tuple[int, int]]:
     return sizes.pop() if len(sizes) == 1 else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Opening:
+    """A job that waits for what its host still sends; files are (kind, fingerprint)."""
+
+    peer: bytes
+    message: say.OpenJob
+    files: Tuple[Tuple[str, str], ...]
+    missing: Tuple[str, str]
+
+
 class Desk:
     """The jobs of all hosts on one spool.
 
     Args:
         spool: where batch files go.
-        manifests: received before, and being received.
+        manifests, arrays: received before, and being received.
         roots: what may be read.
         crew: the workers; the service adds and removes them.
         send: sends a message to a host.
@@ -68,7 +79,8 @@ class Desk:
     def __init__(
         self,
         spool: Spool,
-        manifests: ManifestCache,
+        manifests: FileCache,
+        arrays: FileCache,
         roots: Roots,
         crew: List[WorkerProcess],
         send: Callable[[bytes, say.Message], None],
@@ -79,8 +91,9 @@ class Desk:
         self._crew = crew
         self._send = send
         self._manifests = manifests
+        self._received = {MANIFEST: manifests, ARRAY: arrays}
         self._board = Board()
-        self._opening: List[Tuple[bytes, say.OpenJob, str]] = []  # host, message, the manifest it waits for
+        self._opening: List[_Opening] = []
         self._full_until = 0.0
 
     def refuse(self, peer: bytes, job: str, reason: str) -> None:
@@ -101,8 +114,9 @@ class Desk:
 
     def drop_host(self, peer: bytes) -> None:
         """End all that a host has here, without answers."""
-        self._manifests.forget(peer)
-        self._opening = [entry for entry in self._opening if entry[0] != peer]
+        for cache in self._received.values():
+            cache.forget(peer)
+        self._opening = [one for one in self._opening if one.peer != peer]
         for job in self._board.of(peer):
             job.silent = True
             self._end_job(job)
@@ -120,13 +134,13 @@ class Desk:
             dataset = parse_dataset(message.dataset)
             layout = Layout.parse(message.layout)
             self._check_job(message.pipeline, dataset, layout)
-            needed = tuple(fingerprints(dataset))
-            missing = [one for one in needed if not self._manifests.has(one)]
-            if missing:
-                asked = any(entry[0] == peer and entry[2] == missing[0] for entry in self._opening)
-                self._opening.append((peer, message, missing[0]))
+            files = tuple(needed_files(dataset, self._spool.arrays))
+            missing = next((one for one in files if not self._received[one[0]].has(one[1])), None)
+            if missing is not None:
+                asked = any((one.peer, one.missing) == (peer, missing) for one in self._opening)
+                self._opening.append(_Opening(peer, message, files, missing))
                 if not asked:
-                    self._send(peer, say.NeedManifest(missing[0], self._manifests.wanted(peer, missing[0])))
+                    self._send(peer, say.NeedFile(*missing, self._received[missing[0]].wanted(peer, missing[1])))
                 return
             directory = self._spool.make_job_directory()
         except EngineError as error:
@@ -141,7 +155,7 @@ class Desk:
             "roots": self._roots.to_data(),
             "manifests": str(self._manifests.directory),
         }
-        self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), needed, command))
+        self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), files, command))
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
 
@@ -160,29 +174,34 @@ class Desk:
             raise EngineError(refusal)
         for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
             place = part.path if isinstance(part, ArraySet) else part.root
+            if os.path.dirname(place) == str(self._spool.arrays):
+                continue  # sent, or about to be
             real = self._roots.resolve(place)
             if not os.path.exists(real):
                 raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")
 
-    def manifest_part(self, peer: bytes, message: say.ManifestPart, part: bytes) -> None:
-        """Take a part of a manifest; open what waited for it when it is complete."""
-        waiting = [entry for entry in self._opening if (entry[0], entry[2]) == (peer, message.fingerprint)]
-        if not waiting or message.offset != self._manifests.wanted(peer, message.fingerprint):
+    def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
+        """Take a part of what a data set needs; open what waited for it when it is complete."""
+        kind, fingerprint = file = (message.kind, message.fingerprint)
+        cache = self._received[kind]
+        waiting = [one for one in self._opening if (one.peer, one.missing) == (peer, file)]
+        if not waiting or message.offset != cache.wanted(peer, fingerprint):
             return  # sent twice, or its job was closed meanwhile
-        in_use = {one for job in self._board.of() for one in job.manifests}
+        in_use = {one for job in self._board.of() for one in job.files}.union(*(one.files for one in self._opening))
+        used = {name for one, name in in_use if one == kind}
         try:
-            following = self._manifests.add(peer, message.fingerprint, message.offset, message.total, part, in_use)
+            following = cache.add(peer, fingerprint, message.offset, message.total, part, used)
         except EngineError as error:
-            self._opening = [entry for entry in self._opening if entry not in waiting]
-            for entry in waiting:
-                self.refuse(peer, entry[1].job, str(error))
+            self._opening = [one for one in self._opening if one not in waiting]
+            for one in waiting:
+                self.refuse(peer, one.message.job, str(error))
             return
         if following is not None:
-            self._send(peer, say.NeedManifest(message.fingerprint, following))
+            self._send(peer, say.NeedFile(kind, fingerprint, following))
             return
-        self._opening = [entry for entry in self._opening if entry not in waiting]
-        for entry in waiting:
-            self.open_job(entry[0], entry[1], b"")
+        self._opening = [one for one in self._opening if one not in waiting]
+        for one in waiting:
+            self.open_job(one.peer, one.message, b"")
 
     def _job_of(self, peer: bytes, name: str) -> Optional[Job]:
         job = self._board.find(peer, name)
@@ -193,7 +212,7 @@ class Desk:
 
     def close_job(self, peer: bytes, message: say.CloseJob, _: bytes) -> None:
         """End a job."""
-        self._opening = [entry for entry in self._opening if (entry[0], entry[1].job) != (peer, message.job)]
+        self._opening = [one for one in self._opening if (one.peer, one.message.job) != (peer, message.job)]
         job = self._board.find(peer, message.job)
         if job is None:
             self._send(peer, say.JobClosed(message.job))
@@ -284,6 +303,17 @@ class Desk:
         else:
             self._discard(job, work)
 
+    def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Path, int]]:
+        """Return a published batch's file and its size; None where the host has no such batch here."""
+        job = self._board.find(peer, name)
+        work = job.work.get(lease) if job is not None else None
+        if job is None or work is None or work.state is not LeaseState.PUBLISHED:
+            return None
+        return self._file(job, work), work.layout.file_bytes
+
+    def _file(self, job: Job, work: Work) -> Path:
+        return self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
+
     def _discard(self, job: Job, work: Work) -> None:
         """Forget a lease that no worker is at, its file with it."""
         number = work.lease.lease
@@ -295,7 +325,7 @@ class Desk:
         del job.work[number]
 
     def _unlink(self, job: Job, work: Work) -> None:
-        path = self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
+        path = self._file(job, work)
         for name in (str(path), str(path) + PART_SUFFIX):
             try:
                 os.unlink(name)

@@ -11,7 +11,7 @@ from zmq.utils import z85
 
 from csd_engine.errors import BadMessage, EngineError
 from csd_engine.keys import allowed_clients, load_pair
-from csd_engine.protocol import MAX_FRAME_BYTES, Message, Refused, decode, encode, shorten
+from csd_engine.protocol import MAX_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
 
 __all__ = ["Door"]
 
@@ -66,7 +66,7 @@ class Door:
         status = (b"200", b"OK", key) if allowed else (b"400", b"key not allowed", b"")
         self.gate.send_multipart([version, request, *status, b""])
 
-    def receive(self) -> Optional[Tuple[bytes, Optional[Message], bytes]]:
+    def receive(self) -> Optional[Tuple[bytes, Optional[Message], Payload]]:
         """Return the next (host, message, payload), message None for nonsense (answered here); None when none waits."""
         try:
             frames: List[bytes] = self.router.recv_multipart(zmq.NOBLOCK)
@@ -81,10 +81,10 @@ class Door:
             return peer, None, b""
         return peer, message, payload
 
-    def send(self, peer: bytes, message: Message) -> None:
+    def send(self, peer: bytes, message: Message, payload: Optional[bytes] = None) -> None:
         """Send to a host; one that is gone gets nothing and is no error."""
         try:
-            self.router.send_multipart([peer, *encode(message)], zmq.NOBLOCK)
+            self.router.send_multipart([peer, *encode(message, payload)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _LOG.warning("message to a host lost: %s", error)
 

@@ -16,9 +16,10 @@ from csd_engine import protocol as say
 from csd_engine.crew import WorkerProcess
 from csd_engine.desk import Desk, versions
 from csd_engine.door import Door
-from csd_engine.manifests import ManifestCache
+from csd_engine.parcels import Parcels
+from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
-from csd_engine.spool import Spool
+from csd_engine.spool import Spool, look_at
 
 __all__ = ["EngineOptions", "Service"]
 
@@ -41,6 +42,7 @@ class EngineOptions:
     quota_batches: int = 1024
     quota_bytes: int = 8 << 30
     reserve_bytes: int = 1 << 30
+    upload_bytes: int = 4 << 30
     lease_timeout_s: float = 30.0
     worker_timeout_s: float = 30.0
     slowdown: float = 1.0
@@ -56,13 +58,18 @@ class Service:
         self._spool = Spool(options.spool, options.quota_batches, options.quota_bytes, options.reserve_bytes)
         self._crew: List[WorkerProcess] = []
         try:
-            manifests = ManifestCache(self._spool.directory / "manifests")
+            room = self._spool.room_bytes
+            manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, room)
+            arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, room)
             self._door = Door(options.listen, options.keys)
         except BaseException:
             self._spool.close()
             raise
-        roots = options.roots.with_files(str(self._spool.files), str(self._spool.files))
-        self._desk = Desk(self._spool, manifests, roots, self._crew, self._door.send)
+        roots = options.roots
+        for directory in (self._spool.files, self._spool.arrays):
+            roots = roots.with_files(str(directory), str(directory))
+        self._desk = Desk(self._spool, manifests, arrays, roots, self._crew, self._door.send)
+        self._parcels = Parcels(self._desk.published, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
         self._start_after = 0.0
@@ -75,12 +82,14 @@ class Service:
         self._poller.register(self._wake, zmq.POLLIN)
         if options.exit_with_stdin:
             self._poller.register(0, zmq.POLLIN)
-        self._answers: Dict[Type[say.Message], Callable[[bytes, Any, bytes], None]] = {
+        self._answers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
             say.OpenJob: self._desk.open_job,
-            say.ManifestPart: self._desk.manifest_part,
+            say.FilePart: self._desk.file_part,
+            say.Look: self._look,
             say.Probe: self._desk.probe,
             say.Lease: self._desk.lease,
             say.Cancel: self._desk.cancel,
+            say.Fetch: self._parcels.ask,
             say.Release: self._desk.release,
             say.Ping: self._ping,
             say.CloseJob: self._desk.close_job,
@@ -104,7 +113,7 @@ class Service:
         self._start_workers()
         announce()
         while not self._stop:
-            events = dict(self._poller.poll(int(_TICK_S * 1000)))
+            events = dict(self._poller.poll(0 if self._parcels.waiting else int(_TICK_S * 1000)))
             if self._orphaned(events):
                 _LOG.info("the process that started this engine is gone: ending")
                 break
@@ -117,6 +126,7 @@ class Service:
                     self._hear_worker(worker)
                 elif worker.write_descriptor in events:
                     worker.flush()
+            self._parcels.serve()
             self._expire()
             self._end_hanging()
             self._start_workers()
@@ -192,11 +202,17 @@ class Service:
             pong = replace(pong, note=say.shorten(note))
         self._door.send(peer, pong)
 
+    def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
+        spool = self._spool
+        digest = look_at(spool.directory / message.file, spool.files)
+        self._door.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
+
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
         for peer in [peer for peer, heard in self._hosts.items() if heard < limit]:
             _LOG.warning("a host was silent for %g s: its jobs are dropped", self._options.lease_timeout_s)
             del self._hosts[peer]
+            self._parcels.forget(peer)
             self._desk.drop_host(peer)
 
     # -- workers

@@ -10,6 +10,7 @@ __all__ = [
     "EngineGone",
     "EngineRefused",
     "EngineUnreachable",
+    "MissingBatch",
     "PipelineError",
     "RootNotAllowed",
     "SampleError",
@@ -65,6 +66,10 @@ class SpoolFull(SpoolError):
 
 class DamagedBatch(EngineError):
     """A batch file is not the one expected, or not what its writer published; says which check failed."""
+
+
+class MissingBatch(DamagedBatch):
+    """A batch file is not there, or too short: lost, or not yet visible through a network file system."""
 
 
 class WrongPixels(DamagedBatch):

@@ -43,7 +43,7 @@ class Job:
     key: str
     layout: Layout
     samples: int
-    manifests: Tuple[str, ...]
+    files: Tuple[Tuple[str, str], ...]  # (kind, fingerprint) of what its host has sent
     command: Dict[str, Any]
     work: Dict[int, Work] = field(default_factory=dict)
     queue: Deque[int] = field(default_factory=deque)

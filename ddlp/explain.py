@@ -47,11 +47,18 @@ def explain(loader: DDLPLoader) -> str:
     unused = [name for name in ("worker_init_fn", "multiprocessing_context") if getattr(loader, name) is not None]
     if unused:
         lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
+    if strategy != "cpu":
+        lines.append(f"transfer   {TRANSFER[loader.transfer]}")
     if strategy == "cpu":
         lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
     return "\n".join(lines)
 
 
+TRANSFER = {
+    None: "through the device's spool where this host sees the same one (tried when it joins), else over its engine's socket",
+    "shared": "through the device's spool, which this host must see",
+    "stream": "over the engine's socket",
+}
 ORDER = {
     "cpu": "this host alone, in the sampler's order",
     "csd": "the device alone, in the sampler's order",

@@ -7,6 +7,7 @@ leases. So the host is at work from the first moment, and a device that is slow 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from csd_engine.batchfile import Layout, read_batch
+from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset, fingerprint
 from csd_engine.errors import EngineError, WrongPixels
 from csd_engine.samples import sample_digest
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
@@ -36,22 +38,28 @@ class DifferentBits(DDLPError):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a device is reached: its link, and the directory for what travels to it (shared with it, for arrays)."""
+    """Where a device is reached: its link, and what travels to it.
+
+    ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
+    """
 
     name: str
     link: EngineLink
     luggage: Luggage
+    shared: bool = True
+    remark: str = ""
 
 
 class CsdJob:
-    """One epoch on one device: what `ddlp.epoch.DeviceJob` asks."""
+    """One epoch on one device: what `ddlp.sources.device.DeviceJob` asks."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, layout: Layout, audit: int | None) -> None:
         self._recipe, self._layout, self._audit = recipe, layout, audit
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, str] = {}
-        self._read = 0
+        self._read = itertools.count(1)
         self.handle: JobHandle | None = None
+        self.fetching: Fetching | None = None
 
     @property
     def _open(self) -> JobHandle:
@@ -85,13 +93,13 @@ class CsdJob:
         self._open.close()
 
     def read(self, lease: int, position: int, path: Path) -> Pixels:
-        """The batch from its file, verified; one sample in every ``audit`` batches is made again and compared."""
+        """The published batch, verified; one sample in every ``audit`` batches is made again and compared."""
+        assert self.fetching is not None
         size = self._recipe.plan.size(position)
         images, _ = fresh_rows(self._recipe, size)
         layout = dataclasses.replace(self._layout, batch=size)
-        batch = read_batch(path, self._identities[lease], lease, layout, images)
-        self._read += 1
-        if self._audit is not None and self._read % self._audit == 0:
+        batch = self.fetching.read(path, self._identities[lease], lease, layout, images)
+        if self._audit is not None and next(self._read) % self._audit == 0:
             self._check_one(position, images, batch.boxes)
         return Pixels(torch.from_numpy(images), None if batch.boxes is None else torch.from_numpy(batch.boxes))
 
@@ -153,7 +161,12 @@ def join(
             elif isinstance(event, EngineLost):
                 run.lost(name, event.reason)
 
-        job.handle = place.link.open_job(recipe.pipeline, dataset, layout, place.luggage.manifest, on_event)
+        luggage = place.luggage
+        job.handle = place.link.open_job(
+            recipe.pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part
+        )
+        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text))
+        run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits)
         on_met()
         quota = min(welcome.quota_batches, welcome.quota_bytes // layout.file_bytes)
