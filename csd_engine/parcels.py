@@ -49,7 +49,7 @@ class Parcels:
             asked.append(message)
         else:
             reason = f"more than {_MAX_ASKED} parts were asked for at once"
-            self._send(peer, NoPart(message.job, message.lease, message.offset, reason), None)
+            self._send(peer, NoPart(message.number, message.offset, reason), None)
 
     def forget(self, peer: bytes) -> None:
         """Drop the questions of a host that is gone."""
@@ -62,7 +62,7 @@ class Parcels:
             message = asked.popleft()
             if not asked:
                 del self._asked[peer]
-            about = (message.job, message.lease, message.offset)
+            about = (message.number, message.offset)
             try:
                 part = self._read(peer, message)
             except OSError as error:

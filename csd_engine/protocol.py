@@ -203,10 +203,11 @@ class Published(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """Host: send these bytes of a published batch file. It asks for a few parts ahead, no more: nothing else bounds what
-    waits here to be sent.
+    """Host: send these bytes of a published batch file; `number` is repeated in the answer. It asks for a few parts ahead,
+    no more: nothing else bounds what waits here to be sent.
     """
 
+    number: int = _checked(_count)
     job: str = _checked(_name)
     lease: int = _checked(_count)
     offset: int = _checked(_count)
@@ -217,8 +218,7 @@ class Fetch(Message):
 class Part(Message):
     """Engine: bytes of a batch file from `offset`, in the second frame. Answers come in the order of the questions."""
 
-    job: str = _checked(_name)
-    lease: int = _checked(_count)
+    number: int = _checked(_count)
     offset: int = _checked(_count)
 
 
@@ -226,8 +226,7 @@ class Part(Message):
 class NoPart(Message):
     """Engine: the bytes from `offset` cannot be sent."""
 
-    job: str = _checked(_name)
-    lease: int = _checked(_count)
+    number: int = _checked(_count)
     offset: int = _checked(_count)
     reason: str = _checked(_anything)
 

@@ -14,13 +14,12 @@ __all__ = ["PartStream"]
 WINDOW = 8  # parts of 1 MiB asked for and not yet used, over all batches on the way: bounds both sides' memory
 SILENT_S = 30.0  # an engine that is lost is noticed by its heartbeat long before
 
-Key = tuple[str, int]  # job, lease
-
 
 class _OnTheWay:
     """A batch that is being fetched."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: str) -> None:
+        self.job = job
         self.arrived: deque[tuple[int, say.Payload | str]] = deque()  # (offset, bytes or why there are none)
 
 
@@ -34,7 +33,8 @@ class PartStream:
     def __init__(self, submit: Callable[[list[say.Payload]], None]) -> None:
         self._submit = submit
         self._changed = threading.Condition()
-        self._on_the_way: dict[Key, _OnTheWay] = {}
+        self._on_the_way: dict[int, _OnTheWay] = {}  # by the fetch's number
+        self._fetches = 0
         self._under_way = 0  # parts asked for and not yet used, nor thrown away
         self._over: str | None = None
 
@@ -47,20 +47,21 @@ class PartStream:
             DamagedBatch: the engine can't send it, or falls silent over it.
             EngineGone: the engine is lost, or the job was closed.
         """
-        key = (job, lease)
-        batch = _OnTheWay()
+        batch = _OnTheWay(job)
         asked = used = 0
         with self._changed:
-            self._on_the_way[key] = batch
+            self._fetches += 1
+            number = self._fetches
+            self._on_the_way[number] = batch
         try:
             while used < size:
                 with self._changed:
                     while True:
-                        self._check(key, batch)
+                        self._check(number)
                         while asked < size and self._under_way < WINDOW:
                             length = min(say.MAX_PART_BYTES, size - asked)
                             self._under_way += 1
-                            self._submit(say.encode(say.Fetch(job, lease, asked, length)))
+                            self._submit(say.encode(say.Fetch(number, job, lease, asked, length)))
                             asked += length
                         if batch.arrived:
                             break
@@ -77,15 +78,14 @@ class PartStream:
                 yield part
         finally:
             with self._changed:
-                if self._on_the_way.get(key) is batch:
-                    del self._on_the_way[key]
+                self._on_the_way.pop(number, None)
                 self._under_way -= len(batch.arrived)  # the rest is thrown away when it comes
                 self._changed.notify_all()
 
-    def _check(self, key: Key, batch: _OnTheWay) -> None:
+    def _check(self, number: int) -> None:
         if self._over is not None:
             raise EngineGone(self._over)
-        if self._on_the_way.get(key) is not batch:
+        if number not in self._on_the_way:
             raise EngineGone("the job was closed while a batch was fetched")
 
     # -- the link's thread
@@ -93,7 +93,7 @@ class PartStream:
     def arrived(self, message: say.Part | say.NoPart, payload: say.Payload) -> None:
         """Take an answer of the engine: exactly one comes to each question, in their order."""
         with self._changed:
-            batch = self._on_the_way.get((message.job, message.lease))
+            batch = self._on_the_way.get(message.number)
             if batch is None:
                 self._under_way -= 1  # nobody wants it any more
             else:
@@ -103,8 +103,8 @@ class PartStream:
     def drop(self, job: str) -> None:
         """A job was closed: who fetches a batch of it gets EngineGone."""
         with self._changed:
-            for key in [key for key in self._on_the_way if key[0] == job]:
-                batch = self._on_the_way.pop(key)
+            for number in [number for number, batch in self._on_the_way.items() if batch.job == job]:
+                batch = self._on_the_way.pop(number)
                 self._under_way -= len(batch.arrived)
                 batch.arrived.clear()
             self._changed.notify_all()
