@@ -20,7 +20,7 @@ from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, parse_dataset
 from csd_engine.errors import DatasetError, EngineError, PipelineError
-from csd_engine.jobs import Board, Job, LeaseState, Work
+from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
 from csd_engine.received import ARRAY, MANIFEST, FileCache, needed_files
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
@@ -74,6 +74,7 @@ class Desk:
         roots: what may be read.
         crew: the workers; the service adds and removes them.
         send: sends a message to a host.
+        host_of: names the computer that a connection comes from, for fairness.
     """
 
     def __init__(
@@ -84,12 +85,15 @@ class Desk:
         roots: Roots,
         crew: List[WorkerProcess],
         send: Callable[[bytes, say.Message], None],
+        host_of: Callable[[bytes], str],
     ) -> None:
         self.note = ""  # what holds leases back now
         self._spool = spool
         self._roots = roots
         self._crew = crew
         self._send = send
+        self._host_of = host_of
+        self._quota = Quota(spool.quota_batches, spool.quota_bytes)
         self._manifests = manifests
         self._received = {MANIFEST: manifests, ARRAY: arrays}
         self._board = Board()
@@ -155,7 +159,8 @@ class Desk:
             "roots": self._roots.to_data(),
             "manifests": str(self._manifests.directory),
         }
-        self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), files, command))
+        host = self._host_of(peer)
+        self._board.add(Job(peer, host, message.job, directory.name, layout, len(dataset), files, command))
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
 
@@ -233,7 +238,7 @@ class Desk:
             return
         for work in job.work.values():
             self._unlink(job, work)
-            self._spool.give_back(work.layout.file_bytes)
+            self._spool.give_back(work.file_bytes)
         for worker in self._crew:
             worker.forget(job)
         self._board.remove(job)
@@ -309,7 +314,7 @@ class Desk:
         work = job.work.get(lease) if job is not None else None
         if job is None or work is None or work.state is not LeaseState.PUBLISHED:
             return None
-        return self._file(job, work), work.layout.file_bytes
+        return self._file(job, work), work.file_bytes
 
     def _file(self, job: Job, work: Work) -> Path:
         return self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
@@ -321,7 +326,7 @@ class Desk:
             job.queue.remove(number)
         else:
             self._unlink(job, work)
-            self._spool.give_back(work.layout.file_bytes)
+            self._spool.give_back(work.file_bytes)
         del job.work[number]
 
     def _unlink(self, job: Job, work: Work) -> None:
@@ -345,19 +350,20 @@ class Desk:
             if time.monotonic() < self._full_until:
                 self.note = "the spool's disk is full: leases are held back"
                 return
-            taken, note = self._board.next_lease(self._spool.shortage, self._spool.quota_batches - self._spool.batches)
+            taken, note = self._board.next_lease(self._spool.shortage, self._quota)
             self.note = note and f"leases are held back: {note}"
             if taken is None:
                 return
-            self._spool.take(taken[1].layout.file_bytes)
+            self._spool.take(taken[1].file_bytes)
             worker.begin(*taken)
 
     def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
         """Take a worker's last word on a lease: published, failed or cancelled."""
         number = work.lease.lease
+        self._board.ended(job, work, report["busy_s"] if kind == "published" else None)
         work.state = LeaseState.PUBLISHED
         if kind == "failed" and report["full"] and not work.cancelled:
-            self._spool.give_back(work.layout.file_bytes)
+            self._spool.give_back(work.file_bytes)
             work.state, work.samples = LeaseState.QUEUED, 0
             job.queue.appendleft(number)
             self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
@@ -369,7 +375,7 @@ class Desk:
         elif work.cancelled:
             self._send(job.peer, say.Cancelled(job.name, number))
         elif kind == "published":
-            size, busy_s = work.layout.file_bytes, report["busy_s"]
+            size, busy_s = work.file_bytes, report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
         else:
             self._send(job.peer, say.Failed(job.name, number, say.shorten(report["reason"]), report["fatal"]))

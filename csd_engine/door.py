@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import List, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import zmq
 from zmq.utils import z85
 
 from csd_engine.errors import BadMessage, EngineError
 from csd_engine.keys import allowed_clients, load_pair
-from csd_engine.protocol import MAX_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
+from csd_engine.protocol import MAX_FRAME_BYTES, Hello, Message, Payload, Refused, decode, encode, shorten
 
 __all__ = ["Door"]
 
@@ -45,6 +45,7 @@ class Door:
         if listen.startswith("tcp://") and "[" in listen:
             self.router.ipv6 = True
         self.endpoint = ""
+        self._hosts: Dict[bytes, str] = {}
         try:
             self.router.bind(listen)
         except zmq.ZMQError as error:
@@ -69,17 +70,27 @@ class Door:
     def receive(self) -> Optional[Tuple[bytes, Optional[Message], Payload]]:
         """Return the next (host, message, payload), message None for nonsense (answered here); None when none waits."""
         try:
-            frames: List[bytes] = self.router.recv_multipart(zmq.NOBLOCK)
+            frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        peer = frames[0]
+        peer = bytes(frames[0].buffer)
         try:
-            message, payload = decode(frames[1:])
+            message, payload = decode([frame.buffer for frame in frames[1:]])
         except BadMessage as error:
             _LOG.warning("message not understood: %s", error)
             self.send(peer, Refused("", shorten(str(error))))
             return peer, None, b""
+        if isinstance(message, Hello):
+            self._hosts[peer] = _sender(frames[-1])
         return peer, message, payload
+
+    def host_of(self, peer: bytes) -> str:
+        """Name the computer that a connection comes from: by its key and its address."""
+        return self._hosts.get(peer, "")
+
+    def forget(self, peer: bytes) -> None:
+        """Drop what is known of a connection."""
+        self._hosts.pop(peer, None)
 
     def send(self, peer: bytes, message: Message, payload: Optional[bytes] = None) -> None:
         """Send to a host; one that is gone gets nothing and is no error."""
@@ -98,3 +109,13 @@ class Door:
                 os.unlink(self.endpoint[len("ipc://") :])
             except OSError:
                 pass
+
+
+def _sender(frame: zmq.Frame) -> str:
+    names = []
+    for name in ("User-Id", "Peer-Address"):  # the first is what the ZAP handler has answered
+        try:
+            names.append(str(frame.get(name)))
+        except zmq.ZMQError:  # an ipc socket has no addresses
+            pass
+    return " ".join(names)

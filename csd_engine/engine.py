@@ -68,7 +68,7 @@ class Service:
         roots = options.roots
         for directory in (self._spool.files, self._spool.arrays):
             roots = roots.with_files(str(directory), str(directory))
-        self._desk = Desk(self._spool, manifests, arrays, roots, self._crew, self._door.send)
+        self._desk = Desk(self._spool, manifests, arrays, roots, self._crew, self._door.send, self._door.host_of)
         self._parcels = Parcels(self._desk.published, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
@@ -213,6 +213,7 @@ class Service:
             _LOG.warning("a host was silent for %g s: its jobs are dropped", self._options.lease_timeout_s)
             del self._hosts[peer]
             self._parcels.forget(peer)
+            self._door.forget(peer)
             self._desk.drop_host(peer)
 
     # -- workers

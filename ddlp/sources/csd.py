@@ -18,6 +18,7 @@ import torch
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset, fingerprint
 from csd_engine.errors import EngineError, WrongPixels
+from csd_engine.jobs import Quota
 from csd_engine.samples import sample_digest
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
@@ -169,7 +170,7 @@ def join(
         run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits)
         on_met()
-        quota = min(welcome.quota_batches, welcome.quota_bytes // layout.file_bytes)
+        quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
