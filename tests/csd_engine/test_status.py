@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import threading
 from queue import SimpleQueue
@@ -16,7 +18,7 @@ from ddlp.sources.link import EngineLink, LeasePublished
 
 
 def test_jobs_memory_and_spool(start, recipe, tmp_path):
-    engine = start("--root", str(recipe.root), "--workers", "2", "--quota-batches", "3")
+    engine = start("--root", str(recipe.root), "--quota-batches", "3", workers=2)
     stranger = make_keys(tmp_path / "other")
     (engine.keys / "clients" / "other.key").write_bytes((stranger / "host.key").read_bytes())
     pair = load_pair(stranger / "host.key_secret")
@@ -85,3 +87,14 @@ def test_many_threads_ask_at_once(start, recipe):
         thread.join(10)
     assert len(answers) == 8 and not link._asking
     link.close()
+
+
+def test_a_worker_for_each_cpu_it_may_use(start, recipe):
+    for arguments, expected in ((["--cpus", "0"], 1), ([], len(os.sched_getaffinity(0)))):
+        engine = start("--root", str(recipe.root), *arguments, workers=None)
+        link = engine.link()
+        status = link.status()
+        assert (status.workers, status.cores, link.open().workers) == (expected,) * 3
+        link.close()
+        engine.end()
+        shutil.rmtree(engine.keys)
