@@ -17,6 +17,7 @@ import csd_engine
 from csd_engine import computer
 from csd_engine import protocol as say
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
+from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, fingerprints, parse_dataset
 from csd_engine.errors import DatasetError, EngineError, PipelineError
@@ -37,9 +38,10 @@ _MAX_PROBES = 16
 
 
 def versions() -> Dict[str, str]:
-    """Return the versions of what decides about pixels and messages."""
+    """Return the versions of what decides about pixels and messages; `build` tells states of one version apart."""
     return {
         "csd_engine": csd_engine.__version__,
+        "build": build(),
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "pillow": PIL.__version__,
@@ -85,6 +87,7 @@ class Desk:
         self._opening: List[Tuple[bytes, say.OpenJob, str]] = []  # host, message, the manifest it waits for
         self._full_until = 0.0
         self._began = time.monotonic()
+        build()  # of the files that were loaded, not of those that replace them later
         self._meter = Meter(self._began)
 
     def refuse(self, peer: bytes, job: str, reason: str) -> None:
