@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddlp.errors import DDLPError, Untranslatable
     from ddlp.loader import DDLPLoader
     from ddlp.report import EpochReport
-    from ddlp.sources.reach import Device
+    from ddlp.sources.device import Device
 
 __all__ = ["DDLPError", "DDLPLoader", "Device", "EpochReport", "ImageArrays", "ImageFiles", "Untranslatable"]
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "DDLPError": "ddlp.errors",
     "DDLPLoader": "ddlp.loader",
-    "Device": "ddlp.sources.reach",
+    "Device": "ddlp.sources.device",
     "EpochReport": "ddlp.report",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
