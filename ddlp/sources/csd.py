@@ -192,3 +192,4 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> N
                 f"(pipeline {recipe.pipeline.to_data()}; versions there {handle.versions}). Bring Pillow and numpy "
                 "on both sides to one version, or allow the difference with allow_different_bits=True."
             )
+

@@ -225,7 +225,9 @@ class EngineLink:
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineGone("this process is a fork of the one that is connected to the engine. Connect after forking.")
+            raise EngineGone(
+                "this process is a fork of the one that is connected to the engine. Connect after forking."
+            )
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
