@@ -85,7 +85,8 @@ emulate() {
     echo mounted >>"$STATE/.binfmt"
   fi
   if [ ! -e "$BINFMT/$handler" ]; then
-    cat "/usr/lib/binfmt.d/$handler.conf" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
+    # Debian's own line and the flag C: without it sudo and other setuid programs of the board get no rights.
+    printf '%sC' "$(grep -m1 "^:$handler:" "/usr/lib/binfmt.d/$handler.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
     echo "$handler" >>"$STATE/.binfmt"
   fi
   grep -q '^flags:.*F' "$BINFMT/$handler" ||
@@ -136,8 +137,8 @@ power_on() {
   disown
   for tries in $(seq 300); do
     alive "$dir/keeper" || { cat "$dir/log" >&2; die "$name stopped while it started: see above"; }
-    [[ $({ exec 5<>"/dev/tcp/$ip/$port" && head -c 4 <&5; } 2>/dev/null) != SSH- ]] || return 0
-    sleep 0.2
+    [[ $(timeout 1 bash -c "exec 5<>/dev/tcp/$ip/$port && head -c 4 <&5" 2>/dev/null) != SSH- ]] || return 0
+    sleep 0.1
   done
   cat "$dir/log" >&2
   die "$name does not answer at $ip port $port after $((tries / 5)) s: see above, and whether a firewall stands in between"

@@ -176,6 +176,13 @@ package_index() {
     echo "SHA256: $(sha256sum "$work/debs/$deb" | cut -d' ' -f1)"
     echo
   done >"$work/debs/Packages"
+  # Without this apt tries names of all compressed forms first and complains about each.
+  {
+    echo "Suite: board"
+    echo "Date: $(date -Ru)"
+    echo "SHA256:"
+    echo " $(sha256sum "$work/debs/Packages" | cut -d' ' -f1) $(stat -c %s "$work/debs/Packages") Packages"
+  } >"$work/debs/Release"
 }
 
 # settle ROOT: what makes a Debian system a board: users, sshd, an init.
