@@ -31,7 +31,7 @@ __all__ = [
     "put_settings", "remove_all", "settings_text", "switch",
 ]  # fmt: skip
 
-_SPOOL_NAMES = ("manifests", "files", "operators", ".lock")
+_SPOOL_NAMES = ("manifests", "arrays", "files", ".lock")
 _HOME_NAMES = ("engines", "current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours")
 
 
@@ -174,7 +174,8 @@ def remove_all(shell: Shell, home: str, spool: str | None) -> None:
     if spool is not None:
         lines += [
             f"spool={shlex.quote(spool)}",
-            'if [ -d "$spool" ]; then rm -rf "$spool"/job-*-* ' + " ".join(f'"$spool"/{name}' for name in _SPOOL_NAMES),
+            'if [ -d "$spool" ]; then rm -rf "$spool"/job-*-* "$spool"/here-* '
+            + " ".join(f'"$spool"/{name}' for name in _SPOOL_NAMES),
             '[ -e "$home/spool-is-ours" ] && rmdir "$spool" 2> /dev/null; fi',
         ]
     lines += [

@@ -42,6 +42,15 @@ def unit(name: str, python: str, home: str, *, user: bool) -> str:
     )
 
 
+_SYSTEMD = f"""\
+if [ "$(id -u)" = 0 ]; then ctl=systemctl; units={_SYSTEM_UNITS}
+else
+  ctl='systemctl --user'; units=${{XDG_CONFIG_HOME:-$HOME/.config}}/systemd/user
+  export XDG_RUNTIME_DIR="${{XDG_RUNTIME_DIR:-/run/user/$(id -u)}}"  # over SSH this may not be set
+fi
+"""
+
+
 @dataclass(frozen=True)
 class Service:
     """One device's service.
@@ -51,32 +60,18 @@ class Service:
         name: the device's, for the unit's name.
         home: our directory there.
         python: the interpreter there.
-        systemd: ``system`` or ``user``; None: there is none.
+        systemd: systemd runs it (the system's for root, else the user's own); else our supervisor alone.
     """
 
     shell: Shell
     name: str
     home: str
     python: str
-    systemd: str | None
+    systemd: bool
 
     @property
     def _unit(self) -> str:
         return f"ddlp-{self.name}.service"
-
-    @property
-    def _systemctl(self) -> str:
-        if self.systemd == "system":
-            return "systemctl"
-        # Over SSH this may not be set.
-        return "XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)} systemctl --user"
-
-    @property
-    def _unit_path(self) -> str:
-        """For a shell: may hold $HOME."""
-        if self.systemd == "system":
-            return shlex.quote(f"{_SYSTEM_UNITS}/{self._unit}")
-        return f'"${{XDG_CONFIG_HOME:-$HOME/.config}}"/systemd/user/{shlex.quote(self._unit)}'
 
     @property
     def _boot_line(self) -> str:
@@ -88,19 +83,17 @@ class Service:
         Args:
             cron: there is a cron to do it, where systemd is not.
         """
-        if self.systemd is None:
+        if not self.systemd:
             return cron and self._enable_cron()
-        text = shlex.quote(unit(self.name, self.python, self.home, user=self.systemd == "user"))
-        linger = "loginctl enable-linger 2> /dev/null || echo nolinger" if self.systemd == "user" else "true"
-        done = self.shell.must(
-            f"unit={self._unit_path}; {linger}; "
-            f'printf %s {text} | cmp -s - "$unit" && {self._systemctl} -q is-enabled {shlex.quote(self._unit)} && exit 0; '
-            f'mkdir -p "$(dirname "$unit")" && printf %s {text} > "$unit" && {self._systemctl} daemon-reload && '
-            f"{self._systemctl} -q enable {shlex.quote(self._unit)} && echo changed",
-            "installing the systemd unit",
-            timeout_s=60,
+        texts = {kind: shlex.quote(unit(self.name, self.python, self.home, user=kind == "user")) for kind in ("user", "system")}
+        script = (
+            f'{_SYSTEMD}unit="$units/{self._unit}"; text={texts["system"]}\n'
+            f'[ "$ctl" = systemctl ] || {{ text={texts["user"]}; loginctl enable-linger; }}\n'
+            f'printf %s "$text" | cmp -s - "$unit" && $ctl -q is-enabled {self._unit} && exit 0\n'
+            'mkdir -p "$units" && printf %s "$text" > "$unit" && $ctl daemon-reload && '
+            f"$ctl -q enable {self._unit} && echo changed"
         )
-        return "changed" in done
+        return "changed" in self.shell.must(script, "installing the systemd unit", timeout_s=60)
 
     def _enable_cron(self) -> bool:
         line = shlex.quote(self._boot_line)
@@ -127,13 +120,10 @@ class Service:
             ShellError: as `Shell.run`.
         """
         run = shlex.quote(f"{self.home}/run")
-        if self.systemd is None:
-            command = f"{supervisor_command(self.python, self.home)} --detach"
-        else:
-            command = f"{self._systemctl} start {shlex.quote(self._unit)}"
+        command = f"$ctl start {self._unit}" if self.systemd else f"{supervisor_command(self.python, self.home)} --detach"
         # Whole seconds: not every sleep takes others. The first steps are short where they can be.
         script = (
-            f"run={run}; {self._running}"
+            f"{_SYSTEMD}run={run}; {self._running}"
             f'[ -n "$pid" ] || {{ rm -f "$run/state"; {command} < /dev/null > /dev/null 2>&1 || exit 9; }}; '
             f"i=0; while [ $i -lt {START_TIMEOUT_S:.0f} ]; do "
             'state=$(cat "$run/state" 2> /dev/null); case $state in ready*|failed*) break ;; esac; '
@@ -154,39 +144,34 @@ class Service:
 
     @property
     def _running(self) -> str:
-        """Shell words that set $pid to the supervisor's process id, or to nothing."""
-        home = shlex.quote(f"csd_engine.supervisor {self.home}")
+        """Shell words that set $pid to the supervisor's process id, or to nothing. Its file may be gone, or name another."""
+        home = shlex.quote(self.home)
+        # Whole arguments are compared: a shell that has these words in its script is none of ours.
         return (
-            f"pid=$(cat {shlex.quote(self.home + '/run/supervisor.pid')} 2> /dev/null); "
-            # Process ids are used again: it must be ours.
-            f"[ -n \"$pid\" ] && {{ tr '\\0' ' ' < \"/proc/$pid/cmdline\" | grep -qF -e {home}; }} 2> /dev/null || pid=; "
+            "pid=; for one in $(grep -lzxF -e csd_engine.supervisor /proc/[0-9]*/cmdline 2> /dev/null); do "
+            f'if grep -qzxF -e {home} "$one" 2> /dev/null; then one=${{one%/cmdline}}; pid="$pid ${{one#/proc/}}"; fi; done; '
         )
 
     def stop(self) -> bool:
         """Stop it, cleanly where that goes; True if it ran. Nothing there any more is no error."""
-        systemd = ""
-        if self.systemd is not None:
-            systemd = f"{self._systemctl} stop {shlex.quote(self._unit)} > /dev/null 2>&1; "
+        systemd = f"$ctl stop {self._unit} > /dev/null 2>&1; " if self.systemd else ""
         script = (
-            f'{self._running}[ -n "$pid" ] && echo ran; {systemd}{self._running}'
-            '[ -n "$pid" ] || exit 0; kill "$pid"; i=0; '
-            f'while kill -0 "$pid" 2> /dev/null && [ $i -lt {_STOP_TIMEOUT_S * 3:.0f} ]; do '
+            f'{_SYSTEMD}{self._running}[ -n "$pid" ] && echo ran; {systemd}{self._running}'
+            f'for one in $pid; do kill "$one"; i=0; '
+            f'while kill -0 "$one" 2> /dev/null && [ $i -lt {_STOP_TIMEOUT_S * 3:.0f} ]; do '
             "sleep 0.3 2> /dev/null || sleep 1; i=$((i+1)); done; "
-            'kill -9 "$pid" 2> /dev/null; exit 0'
+            'kill -9 "$one" 2> /dev/null; done; exit 0'
         )
         return "ran" in self.shell.must(script, "stopping the engine", timeout_s=_STOP_TIMEOUT_S * 3 + 60)
 
     def disable(self) -> None:
         """Stop it, and have nothing start it any more."""
         self.stop()
-        unit_name = shlex.quote(self._unit)
-        for systemd in ("system", "user"):
-            there = Service(self.shell, self.name, self.home, self.python, systemd)
-            self.shell.run(
-                f'unit={there._unit_path}; [ -e "$unit" ] || exit 0; {there._systemctl} disable {unit_name}; '
-                f'rm -f "$unit"; {there._systemctl} daemon-reload',
-                timeout_s=60,
-            )
+        self.shell.run(
+            f'{_SYSTEMD}unit="$units/{self._unit}"; [ -e "$unit" ] || exit 0; $ctl disable {self._unit}; '
+            'rm -f "$unit"; $ctl daemon-reload',
+            timeout_s=60,
+        )
         self.shell.run(
             f"command -v crontab > /dev/null || exit 0; crontab -l 2> /dev/null | grep -qF -e {self._mark} || exit 0; "
             f"rest=$(crontab -l | grep -vF -e {self._mark}); "

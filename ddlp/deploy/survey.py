@@ -95,9 +95,8 @@ for one in "$home/keys/clients"/*.key; do
 done
 for one in "$home/operators"/*.py; do [ -e "$one" ] && say operator "$(basename "$one" .py)"; done
 pid=$(cat "$home/run/supervisor.pid" 2>/dev/null)
-if [ -n "$pid" ] && tr '\0' ' ' < "/proc/$pid/cmdline" 2>/dev/null | grep -qF "csd_engine.supervisor $home"; then
-  say supervisor "$pid"
-fi
+[ -n "$pid" ] && grep -qzxF -e csd_engine.supervisor "/proc/$pid/cmdline" 2>/dev/null &&
+  grep -qzxF -e "$home" "/proc/$pid/cmdline" && say supervisor "$pid"
 say state "$(cat "$home/run/state" 2>/dev/null)"
 say done yes
 """
