@@ -10,9 +10,10 @@ import re
 import sys
 from typing import Any, Callable, List, Optional
 
+from csd_engine.computer import cpus
 from csd_engine.engine import EngineOptions, Service
 from csd_engine.errors import EngineError
-from csd_engine.keys import make_keys
+from csd_engine.keys import make_keys, make_pair
 from csd_engine.roots import Roots
 from csd_engine.spool import remove_tree
 
@@ -58,12 +59,14 @@ def _at_least(kind: Callable[[str], Any], low: float) -> Callable[[str], Any]:
     return check
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the engine's command line."""
     parser = argparse.ArgumentParser(
         prog="python -m csd_engine", description=_EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--make-keys", metavar="DIR", help="make fresh keys in DIR and exit")
+    add("--make-keys", metavar="DIR", help="make fresh keys for an engine and one host in DIR and exit")
+    add("--make-pair", nargs=2, metavar=("DIR", "NAME"), help="make DIR/NAME.key and .key_secret (server, host) and exit")
     add("--listen", metavar="ADDRESS", help="ipc:///path/to/socket or tcp://HOST:PORT (tcp://*:0 picks a port)")
     add(
         "--root",
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--spool", metavar="DIR", help="where batch files are written; one engine a spool")
     add("--keys", metavar="DIR", help="key directory, see above")
-    add("--workers", type=_at_least(int, 1), default=1, metavar="N", help="worker processes; default 1")
+    add("--workers", type=_at_least(int, 1), metavar="N", help="worker processes; default: one for each CPU it may use")
     add(
         "--quota-batches",
         type=_at_least(int, 1),
@@ -150,7 +153,7 @@ def _run(options: argparse.Namespace) -> None:
             keys=os.path.abspath(options.keys),
             spool=options.spool,
             roots=Roots.parse(options.root, options.trust_roots),
-            workers=options.workers,
+            workers=options.workers or cpus(),
             quota_batches=options.quota_batches,
             quota_bytes=options.quota_bytes,
             reserve_bytes=options.reserve_bytes,
@@ -177,13 +180,15 @@ def _run(options: argparse.Namespace) -> None:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command line; return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s csd_engine %(levelname)s %(message)s", stream=sys.stderr
     )
     try:
         if options.make_keys:
             print(f"keys are in {make_keys(options.make_keys)}; see python -m csd_engine --help for what goes where")
+        elif options.make_pair:
+            print(make_pair(*options.make_pair))
         else:
             _run(options)
     except EngineError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import platform
@@ -15,12 +16,15 @@ import PIL
 import zmq
 
 import csd_engine
+from csd_engine import computer
 from csd_engine import protocol as say
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
+from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, parse_dataset
 from csd_engine.errors import DatasetError, EngineError, PipelineError
 from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
+from csd_engine.meter import Meter
 from csd_engine.received import ARRAY, MANIFEST, FileCache, needed_files
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
@@ -36,9 +40,10 @@ _MAX_PROBES = 16
 
 
 def versions() -> Dict[str, str]:
-    """Return the versions of what decides about pixels and messages."""
+    """Return the versions of what decides about pixels and messages; `build` tells states of one version apart."""
     return {
         "csd_engine": csd_engine.__version__,
+        "build": build(),
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "pillow": PIL.__version__,
@@ -63,6 +68,11 @@ class _Opening:
     message: say.OpenJob
     files: Tuple[Tuple[str, str], ...]
     missing: Tuple[str, str]
+
+
+def _short_name(host: str) -> str:
+    """Return 8 hex digits by which people tell hosts apart."""
+    return hashlib.blake2b(host.encode("utf-8"), digest_size=4).hexdigest()
 
 
 class Desk:
@@ -99,6 +109,9 @@ class Desk:
         self._board = Board()
         self._opening: List[_Opening] = []
         self._full_until = 0.0
+        self._began = time.monotonic()
+        build()  # of the files that were loaded, not of those that replace them later
+        self._meter = Meter(self._began)
 
     def refuse(self, peer: bytes, job: str, reason: str) -> None:
         """Say no to a job, or to the whole connection where `job` is empty."""
@@ -115,6 +128,25 @@ class Desk:
                     progress.append((job.name, number, work.samples))
         spool = self._spool
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
+
+    def status(self) -> say.Status:
+        """Return how the engine and its computer are."""
+        now, spool = time.monotonic(), self._spool
+        jobs = [
+            say.JobStatus(
+                _short_name(job.host), job.key, job.samples, job.layout.batch, job.made, job.meter.per_s(now), job.unfetched,
+                len(job.queue), say.shorten(job.held_back) if job.queue else "",
+            )  # fmt: skip
+            for job in self._board.of()
+        ]
+        memory = computer.memory()
+        return say.Status(
+            versions(), now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
+            self._meter.total, self._meter.per_s(now),
+            *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
+            spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
+            computer.temperature_c(), computer.load(), say.shorten(self.note),
+        )  # fmt: skip
 
     def drop_host(self, peer: bytes) -> None:
         """End all that a host has here, without answers."""
@@ -159,8 +191,8 @@ class Desk:
             "roots": self._roots.to_data(),
             "manifests": str(self._manifests.directory),
         }
-        host = self._host_of(peer)
-        self._board.add(Job(peer, host, message.job, directory.name, layout, len(dataset), files, command))
+        host, meter = self._host_of(peer), Meter(time.monotonic())
+        self._board.add(Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter))
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
 
@@ -349,6 +381,8 @@ class Desk:
                 continue
             if time.monotonic() < self._full_until:
                 self.note = "the spool's disk is full: leases are held back"
+                for job in self._board.of():
+                    job.held_back = "the spool's disk is full"
                 return
             taken, note = self._board.next_lease(self._spool.shortage, self._quota)
             self.note = note and f"leases are held back: {note}"
@@ -356,6 +390,13 @@ class Desk:
                 return
             self._spool.take(taken[1].file_bytes)
             worker.begin(*taken)
+
+    def progressed(self, job: Job, work: Work, samples: int) -> None:
+        """Note how far a worker is with a lease."""
+        now = time.monotonic()
+        for meter in (job.meter, self._meter):
+            meter.add(samples - work.samples, now)
+        work.samples = samples
 
     def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
         """Take a worker's last word on a lease: published, failed or cancelled."""
@@ -375,6 +416,8 @@ class Desk:
         elif work.cancelled:
             self._send(job.peer, say.Cancelled(job.name, number))
         elif kind == "published":
+            job.made += 1
+            self.progressed(job, work, work.layout.batch)
             size, busy_s = work.file_bytes, report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
         else:

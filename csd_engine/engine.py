@@ -92,6 +92,7 @@ class Service:
             say.Fetch: self._parcels.ask,
             say.Release: self._desk.release,
             say.Ping: self._ping,
+            say.AskStatus: self._status,
             say.CloseJob: self._desk.close_job,
         }
 
@@ -197,10 +198,14 @@ class Service:
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
         pong = self._desk.heard(peer, message)
-        if self._trouble:
-            note = "; ".join(filter(None, (pong.note, self._trouble)))
-            pong = replace(pong, note=say.shorten(note))
-        self._door.send(peer, pong)
+        self._door.send(peer, replace(pong, note=self._with_trouble(pong.note)))
+
+    def _with_trouble(self, note: str) -> str:
+        return say.shorten("; ".join(filter(None, (note, self._trouble))))
+
+    def _status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
+        status = self._desk.status()
+        self._door.send(peer, replace(status, note=self._with_trouble(status.note)))
 
     def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
         spool = self._spool
@@ -246,7 +251,7 @@ class Service:
             if kind == "ready":
                 worker.ready, self._trouble = True, ""
             elif kind == "progress" and worker.lease is not None:
-                worker.lease[1].samples = report["samples"]
+                self._desk.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:
                 (job, _), worker.probe = worker.probe, None
                 self._desk.probed(job, tuple(report["digests"]))

@@ -79,6 +79,22 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
+def number(low: float, high: float) -> Check:
+    """Check for a number in a range, both ends included."""
+
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise ValueError(f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def optional(one: Check) -> Check:
+    """Check for null, or for what passes another check."""
+    return lambda value: None if value is None else one(value)
+
+
 def truth(value: Any) -> bool:
     """Check for true or false."""
     if not isinstance(value, bool):
@@ -86,6 +102,7 @@ def truth(value: Any) -> bool:
     return value
 
 
+rate = number(0, 1e9)
 anything = text(r".*", f"a text of at most {MAX_TEXT} characters")
 count = integer(0, MAX_INT)
 signed = integer(-(1 << 63), (1 << 64) - 1)

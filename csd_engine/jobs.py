@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
 from csd_engine.batchfile import Layout
+from csd_engine.meter import Meter
 from csd_engine.protocol import Lease, Probe
 
 __all__ = ["Board", "Job", "LeaseState", "Quota", "Work"]
@@ -86,6 +87,7 @@ class Job:
     samples: int
     files: Tuple[Tuple[str, str], ...]  # (kind, fingerprint) of what its host has sent
     command: Dict[str, Any]
+    meter: Meter  # of its images
     work: Dict[int, Work] = field(default_factory=dict)
     queue: Deque[int] = field(default_factory=deque)
     probes: Deque[Probe] = field(default_factory=deque)
@@ -93,11 +95,18 @@ class Job:
     closing: bool = False
     silent: bool = False  # its host is gone: no answers
     sample_s: Optional[float] = None  # workers' time for one of its samples, last measured
+    made: int = 0  # batches published
+    held_back: str = ""  # why its next lease was not begun when a worker was free
 
     @property
     def held(self) -> int:
         """Batches of this job that count against the quota."""
         return sum(one.state is not LeaseState.QUEUED for one in self.work.values())
+
+    @property
+    def unfetched(self) -> int:
+        """Batches of this job that are published and not yet released."""
+        return sum(one.state is LeaseState.PUBLISHED for one in self.work.values())
 
     @property
     def working(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from csd_engine.errors import BadMessage
 from csd_engine.fields import MAX_TEXT
@@ -24,6 +24,9 @@ from csd_engine.fields import items as _items
 from csd_engine.fields import kind as _kind
 from csd_engine.fields import list_of as _list
 from csd_engine.fields import name as _name
+from csd_engine.fields import number as _number
+from csd_engine.fields import optional as _optional
+from csd_engine.fields import rate as _rate
 from csd_engine.fields import seconds as _seconds
 from csd_engine.fields import shared_file as _shared_file
 from csd_engine.fields import signed as _signed
@@ -36,6 +39,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_PART_BYTES",
     "PROTOCOL",
+    "AskStatus",
     "Cancel",
     "Cancelled",
     "CloseJob",
@@ -45,6 +49,7 @@ __all__ = [
     "Hello",
     "JobClosed",
     "JobOpen",
+    "JobStatus",
     "Lease",
     "Look",
     "Message",
@@ -60,6 +65,7 @@ __all__ = [
     "Refused",
     "Release",
     "Seen",
+    "Status",
     "Welcome",
     "decode",
     "encode",
@@ -71,6 +77,25 @@ MAX_PART_BYTES = 1 << 20  # of a file or a batch, in one message
 
 Item = Tuple[int, int]
 Payload = Union[bytes, memoryview]
+
+
+class JobStatus(NamedTuple):
+    """One open job in Status; `host` tells hosts apart without naming them (8 hex digits of a hash of its key)."""
+
+    host: str
+    job: str  # its directory below the spool
+    samples: int  # of the data set
+    batch: int
+    batches_made: int
+    images_per_s: float  # of the last seconds
+    batches_waiting: int  # made, in the spool, not yet fetched
+    batches_queued: int  # leased, not begun
+    held_back: str  # what keeps its next batch from being begun; empty: nothing, or no worker is free
+
+
+_job_status = _tuple(
+    _text(r"[0-9a-f]{0,8}", "at most 8 hex digits"), _name, _count, _count, _count, _rate, _count, _count, _anything
+)
 
 
 @dataclass(frozen=True)
@@ -286,6 +311,39 @@ class Pong(Message):
 
 
 @dataclass(frozen=True)
+class AskStatus(Message):
+    """Host: how is the device? For people; nothing is decided by the answer."""
+
+
+@dataclass(frozen=True)
+class Status(Message):
+    """Engine: its jobs, those of other hosts too, and the computer it runs on. Memory is that of the service and its
+    workers together; temperature_c is None where it cannot be read.
+    """
+
+    versions: Dict[str, str] = _checked(_versions)
+    uptime_s: float = _checked(_seconds)
+    workers: int = _checked(_count)
+    cores: int = _checked(_count)  # that it may use
+    jobs: Tuple[JobStatus, ...] = _checked(_list(lambda value: JobStatus(*_job_status(value)), 1024))
+    images: int = _checked(_count)  # since it started
+    images_per_s: float = _checked(_rate)
+    resident_bytes: int = _checked(_count)  # pages shared between them count once a process
+    private_bytes: int = _checked(_count)
+    memory_total_bytes: int = _checked(_count)
+    memory_available_bytes: int = _checked(_count)
+    spool_batches: int = _checked(_count)
+    spool_bytes: int = _checked(_count)
+    free_bytes: int = _checked(_count)
+    quota_batches: int = _checked(_count)
+    quota_bytes: int = _checked(_count)
+    reserve_bytes: int = _checked(_count)
+    temperature_c: Optional[float] = _checked(_optional(_number(-273.15, 1000)))
+    load: Tuple[float, float, float] = _checked(_tuple(_rate, _rate, _rate))  # of 1, 5 and 15 minutes
+    note: str = _checked(_anything)  # what is wrong; empty: nothing
+
+
+@dataclass(frozen=True)
 class CloseJob(Message):
     """Host: the job is over; everything of it is removed."""
 
@@ -301,7 +359,7 @@ class JobClosed(Message):
 
 _MESSAGES: Tuple[Type[Message], ...] = (
     Hello, Welcome, Refused, OpenJob, JobOpen, NeedFile, FilePart, Look, Seen, Probe, ProbeDone, Lease, Published, Fetch,
-    Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, CloseJob, JobClosed,
+    Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, CloseJob, JobClosed,
 )  # fmt: skip
 _WITH_PAYLOAD = (FilePart, Part)
 _BY_NAME = {message.__name__: message for message in _MESSAGES}

@@ -22,7 +22,7 @@ from csd_engine.errors import WrongPixels
 from ddlp.ledger import Cancel, Ledger, Side
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
-from ddlp.sources.device import DeviceJob
+from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
 from ddlp.strategies import Strategy
 

@@ -1,33 +1,77 @@
-"""What an epoch asks of a device."""
+"""A device as the user names it: deployed under a name, or an engine's address and the keys to it. Imports no torch."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from ddlp.sources.host import Pixels
+from csd_engine.errors import EngineError
+from csd_engine.keys import load_pair, load_public
+from ddlp.deploy import book
+from ddlp.errors import DDLPError
+from ddlp.sources.link import EngineLink
+
+__all__ = ["Device"]
 
 
-class DeviceJob(Protocol):
-    """What an epoch asks of a device that has joined it. None of these but `read` blocks."""
+@dataclass(frozen=True)
+class Device:
+    """An engine, and the keys to it.
 
-    def lease(self, lease: int, position: int) -> None:
-        """Prepare the batch at this position."""
+    Args:
+        address: tcp://HOST:PORT or ipc:///path, as the engine's ``--listen``.
+        keys: directory with ``server.key`` (public) and ``host.key_secret``, both from the engine's ``--keys`` directory.
+        spool: where this host sees the engine's spool; None: under the same path.
+        connect_timeout_s: how long to try.
+        name: for messages and the report; empty: the address.
+    """
 
-    def cancel(self, lease: int) -> None:
-        """Stop working on this lease."""
+    address: str
+    keys: str | os.PathLike[str]
+    spool: str | os.PathLike[str] | None = None
+    connect_timeout_s: float = 10.0
+    name: str = ""
 
-    def release(self, lease: int) -> None:
-        """The file of this lease is not needed any more."""
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.name or self.address
 
-    def waiting(self, waiting: bool) -> None:
-        """Training waits for a batch (or does not any more)."""
+    @staticmethod
+    def at(which: str) -> Device:
+        """The device that `ddlp deploy` has stored under a name; or an engine's address, with the keys from $DDLP_KEYS.
 
-    def read(self, lease: int, position: int, path: Path) -> Pixels:
-        """A published batch, verified. Called by several threads at once.
+        The keys' default is ~/.config/ddlp/keys.
 
-        Blocks, but not after `close`; raises `csd_engine.errors.DamagedBatch`, `EngineGone` or OSError.
+        Raises:
+            ValueError: neither a name nor an address; or (`book.UnknownDevice`) no device of this name.
+            DDLPError: its record can't be used, or its deployment was not finished.
         """
+        if which.startswith(("tcp://", "ipc://")):
+            return Device(which, os.environ.get("DDLP_KEYS") or book.ddlp_home() / "keys")
+        if not book.is_name(which):
+            raise ValueError(
+                f"csd={which!r}: expected the name of a device (see ddlp deploy), tcp://HOST:PORT, ipc:///path or a ddlp.Device"
+            )
+        try:
+            record = book.load(which)
+        except book.UnknownDevice as error:
+            raise book.UnknownDevice(f"csd={which!r}: {error}") from None
+        if not record.address:
+            raise DDLPError(f"the deployment of {which} was not finished. Run it again: ddlp deploy --name {which}.")
+        return Device(record.address, book.directory(which), record.host_spool, name=which)
 
-    def close(self) -> None:
-        """Nothing more is wanted."""
+    def link(self) -> EngineLink:
+        """A connection, not yet opened."""
+        try:
+            pair = load_pair(Path(self.keys) / "host.key_secret")
+            server = load_public(Path(self.keys) / "server.key")
+        except (OSError, EngineError) as error:
+            raise DDLPError(
+                f"the keys of the engine at {self.address} can't be read: {error}. Copy server.key and host.key_secret from "
+                "the engine's --keys directory and name their directory in Device(keys=...)."
+            ) from None
+        return EngineLink(
+            self.address, server, pair.public, pair.secret, spool=self.spool, connect_timeout_s=self.connect_timeout_s
+        )
