@@ -18,9 +18,10 @@ from csd_engine import protocol as say
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, fingerprints, parse_dataset
-from csd_engine.errors import DatasetError, EngineError, PipelineError
+from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError
 from csd_engine.jobs import Board, Job, LeaseState, Work
 from csd_engine.manifests import ManifestCache
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
 from csd_engine.transforms import Pipeline
@@ -63,6 +64,7 @@ class Desk:
         roots: what may be read.
         crew: the workers; the service adds and removes them.
         send: sends a message to a host.
+        operators: where files of users' operators lie; None: there are none.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Desk:
         roots: Roots,
         crew: List[WorkerProcess],
         send: Callable[[bytes, say.Message], None],
+        operators: Optional[OperatorDirectory] = None,
     ) -> None:
         self.note = ""  # what holds leases back now
         self._spool = spool
@@ -79,6 +82,7 @@ class Desk:
         self._crew = crew
         self._send = send
         self._manifests = manifests
+        self._operators = operators
         self._board = Board()
         self._opening: List[Tuple[bytes, say.OpenJob, str]] = []  # host, message, the manifest it waits for
         self._full_until = 0.0
@@ -139,6 +143,7 @@ class Desk:
             "layout": message.layout,
             "directory": str(directory),
             "roots": self._roots.to_data(),
+            "operators": None if self._operators is None else self._operators.path,
             "manifests": str(self._manifests.directory),
         }
         self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), needed, command))
@@ -155,6 +160,13 @@ class Desk:
                 f"with "
                 f"{layout.boxes}. Make the layout from Pipeline.output_shape."
             )
+        for file in sorted({one.file for one in pipeline.user_operators}):
+            if self._operators is None:
+                raise OperatorFileError(
+                    f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "
+                    "deploy ... --operators FILE` sets it up; by hand, start it with a directory that holds the file."
+                )
+            self._operators.read(file)  # only looked at: workers run it
         refusal = self._spool.refusal(layout.file_bytes)
         if refusal:
             raise EngineError(refusal)

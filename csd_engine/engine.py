@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Type
+from typing import Any, Callable, Dict, List, Optional, Type
 
 import zmq
 
@@ -17,6 +17,7 @@ from csd_engine.crew import WorkerProcess
 from csd_engine.desk import Desk, versions
 from csd_engine.door import Door
 from csd_engine.manifests import ManifestCache
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
 
@@ -46,6 +47,7 @@ class EngineOptions:
     slowdown: float = 1.0
     parent: int = 0
     exit_with_stdin: bool = False
+    operators: Optional[OperatorDirectory] = None
 
 
 class Service:
@@ -62,7 +64,7 @@ class Service:
             self._spool.close()
             raise
         roots = options.roots.with_files(str(self._spool.files), str(self._spool.files))
-        self._desk = Desk(self._spool, manifests, roots, self._crew, self._door.send)
+        self._desk = Desk(self._spool, manifests, roots, self._crew, self._door.send, options.operators)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
         self._start_after = 0.0

@@ -160,7 +160,7 @@ class Reach:
             with self._lock:
                 self._check_open()
                 self._engine = engine
-                place = self._links[EMBEDDED] = Place(EMBEDDED, engine.link, Luggage(files, files))
+                place = self._links[EMBEDDED] = Place(EMBEDDED, engine.link, Luggage(files, files), engine.operators)
                 self._end_soon()  # where the epoch is over already
                 return place
         except BaseException:
