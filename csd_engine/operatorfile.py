@@ -247,10 +247,15 @@ class OperatorDirectory:
             ) from None
         except OSError as error:
             raise OperatorFileError(f"{path} on the device can't be read: {error.strerror}. Deploy it again.") from None
-        with os.fdopen(descriptor, "rb") as stream:
+        try:
             status = os.fstat(descriptor)
             trouble = "it is not a regular file" if not stat.S_ISREG(status.st_mode) else _writable_by_others(status)
-            source = b"" if trouble else stream.read(MAX_BYTES + 1)
+            source = b""
+            if not trouble:
+                with open(descriptor, "rb", closefd=False) as stream:
+                    source = stream.read(MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
         if not trouble and content_hash(source) != file:
             trouble = "its bytes are not those that its name says: it was changed"
         if trouble:

@@ -109,8 +109,9 @@ class User(Operator):
         """One call, with a key of its own: how many numbers the function draws changes nothing behind it."""
         key = keyed.u64()
         if self.call is None:
-            raise PipelineError(f"User: {self.function} of file {self.file} is not loaded in this process; give "
-                                "Pipeline.parse what finds it")
+            raise PipelineError(
+                f"User: {self.function} of file {self.file} is not loaded in this process; give Pipeline.parse what finds it"
+            )
         if self.size is not None:
             canvas.resized(*self.size)
         canvas.steps.append(steps.UserCall(self.call, key, (canvas.height, canvas.width)))

@@ -174,8 +174,8 @@ def join(
         run.joined(name, job, quota=quota, workers=welcome.workers)
         job = None  # the run's from here on
     except EngineRefused as error:
-        said = EngineRefused(by_name(str(error), files))
-        run.lost(name, str(said), None if met_before else said)
+        reason = by_name(str(error), files)
+        run.lost(name, reason, None if met_before else EngineRefused(reason))
     except (EngineError, DDLPError, OSError) as error:
         run.lost(name, str(error), None if met_before else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen

@@ -6,46 +6,17 @@ import gc
 import os
 import shutil
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from engine_process import EngineProcess
-from scene import Truth, dataset, make_images, make_loader, train, transform, until
+from scene import Truth, dataset, device, make_images, make_loader, train, transform, until
 
 from csd_engine import protocol
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.keys import make_keys
 from ddlp import DDLPError, Device, ImageArrays
-
-TCP = "tcp://127.0.0.1:0"
-
-
-@pytest.fixture
-def engines(spool):
-    """Start engines on loopback; afterwards each has ended cleanly and its spool holds nothing but manifests."""
-    started = []
-
-    def start(*arguments, **options):
-        home = Path(tempfile.mkdtemp(dir=spool))
-        started.append(EngineProcess(home, *arguments, listen=TCP, **options))
-        return started[-1]
-
-    yield start
-    gc.collect()
-    for engine in started:
-        killed = engine.process.poll() is not None
-        if not killed:
-            until(lambda e=engine: not list(e.spool.glob("job-*")) and not os.listdir(e.spool / "files"), 5, "empty spools")
-        assert engine.end() == 0 or killed
-        assert "Traceback" not in engine.log, engine.log
-    shutil.rmtree(spool, ignore_errors=True)
-
-
-def device(engine, **options):
-    return Device(engine.address, engine.keys, **options)
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
