@@ -22,9 +22,10 @@ from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
 from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, parse_dataset
-from csd_engine.errors import DatasetError, EngineError, PipelineError
+from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError
 from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
 from csd_engine.meter import Meter
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.received import ARRAY, MANIFEST, FileCache, needed_files
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
@@ -85,6 +86,7 @@ class Desk:
         crew: the workers; the service adds and removes them.
         send: sends a message to a host.
         host_of: names the computer that a connection comes from, for fairness.
+        operators: where files of users' operators lie; None: there are none.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Desk:
         crew: List[WorkerProcess],
         send: Callable[[bytes, say.Message], None],
         host_of: Callable[[bytes], str],
+        operators: Optional[OperatorDirectory] = None,
     ) -> None:
         self.note = ""  # what holds leases back now
         self._spool = spool
@@ -106,6 +109,7 @@ class Desk:
         self._quota = Quota(spool.quota_batches, spool.quota_bytes)
         self._manifests = manifests
         self._received = {MANIFEST: manifests, ARRAY: arrays}
+        self._operators = operators
         self._board = Board()
         self._opening: List[_Opening] = []
         self._full_until = 0.0
@@ -189,6 +193,7 @@ class Desk:
             "layout": message.layout,
             "directory": str(directory),
             "roots": self._roots.to_data(),
+            "operators": None if self._operators is None else self._operators.path,
             "manifests": str(self._manifests.directory),
         }
         host, meter = self._host_of(peer), Meter(time.monotonic())
@@ -206,6 +211,13 @@ class Desk:
                 f"with "
                 f"{layout.boxes}. Make the layout from Pipeline.output_shape."
             )
+        for file in sorted({one.file for one in pipeline.user_operators}):
+            if self._operators is None:
+                raise OperatorFileError(
+                    f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "
+                    "deploy ... --operators FILE` sets it up; by hand, start it with a directory that holds the file."
+                )
+            self._operators.read(file)  # only looked at: workers run it
         refusal = self._spool.refusal(layout.file_bytes)
         if refusal:
             raise EngineError(refusal)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Type
+from typing import Any, Callable, Dict, List, Optional, Type
 
 import zmq
 
@@ -16,6 +16,7 @@ from csd_engine import protocol as say
 from csd_engine.crew import WorkerProcess
 from csd_engine.desk import Desk, versions
 from csd_engine.door import Door
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.parcels import Parcels
 from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
@@ -48,6 +49,7 @@ class EngineOptions:
     slowdown: float = 1.0
     parent: int = 0
     exit_with_stdin: bool = False
+    operators: Optional[OperatorDirectory] = None
 
 
 class Service:
@@ -68,7 +70,8 @@ class Service:
         roots = options.roots
         for directory in (self._spool.files, self._spool.arrays):
             roots = roots.with_files(str(directory), str(directory))
-        self._desk = Desk(self._spool, manifests, arrays, roots, self._crew, self._door.send, self._door.host_of)
+        send, host_of = self._door.send, self._door.host_of
+        self._desk = Desk(self._spool, manifests, arrays, roots, self._crew, send, host_of, options.operators)
         self._parcels = Parcels(self._desk.published, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last

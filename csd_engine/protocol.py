@@ -196,7 +196,9 @@ class Probe(Message):
 
 @dataclass(frozen=True)
 class ProbeDone(Message):
-    """Engine: `datasets.sample_digest` of each item, in order; for one that failed, 'error: ' and the reason."""
+    """Engine: `samples.sample_digest` of each item, in order; for one that failed, 'error: ' and the reason, or
+    'refused: ' where it is not the sample that is at fault: the job can't be done there.
+    """
 
     job: str = _checked(_name)
     digests: Tuple[str, ...] = _checked(_list(_anything, 256))

@@ -120,7 +120,10 @@ class EpochRun:
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # it holds this frame by its traceback: a circle would keep the loader
                 position = self.strategy.next_delivery()
                 if position is not None:
                     break
@@ -147,7 +150,10 @@ class EpochRun:
             counts.samples += self.recipe.plan.size(position)
             self._act()
         if isinstance(made, _Failure):
-            raise made.error
+            try:
+                raise made.error
+            finally:
+                del made  # as above
         return Delivered(position, side, made.images, made.boxes)
 
     def extend(self, batches: int, ended: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddlp.errors import Untranslatable
+from ddlp.operators import operator_files
 from ddlp.plan import is_built_in
 from ddlp.portable import portable
 
@@ -28,7 +29,8 @@ def explain(loader: DDLPLoader) -> str:
         return "\n".join(lines)
     height, width, channels = found.shape
     parts = ", ".join(f"{part.name} ({len(part):,} samples)" for part in found.dataset.parts)
-    ops = " -> ".join(op["op"] for op in found.pipeline.to_data()["ops"]) or "nothing but decoding"
+    named = [op["function"] if op["op"] == "User" else op["op"] for op in found.pipeline.to_data()["ops"]]
+    ops = " -> ".join(named) or "nothing but decoding"
     epilogue = found.epilogue
     lines += [
         f"data set   {parts}: images and indices travel, targets stay here and are joined by index",
@@ -39,6 +41,12 @@ def explain(loader: DDLPLoader) -> str:
         + ("nothing" if epilogue.table is None else "ToTensor, Normalize and type changes, as one table where the batch lands")
         + f"; delivered as {epilogue.dtype}".replace("torch.", ""),
     ]
+    for file in operator_files(found.pipeline):
+        functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
+        lines.append(
+            f"yours      {', '.join(functions)} of {file.name} ({file.hash}): runs on a device that has the file, which "
+            f"`ddlp deploy ... --operators {file.name}` copies there by SSH; an engine on this machine is given it"
+        )
     if not is_built_in(loader._index_sampler):
         lines.append(
             f"sampler    {type(loader._index_sampler).__name__} is yours: read no further ahead than DataLoader would "

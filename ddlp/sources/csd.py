@@ -17,11 +17,12 @@ import torch
 
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset, fingerprint
-from csd_engine.errors import EngineError, WrongPixels
+from csd_engine.errors import EngineError, EngineRefused, WrongPixels
 from csd_engine.jobs import Quota
 from csd_engine.samples import sample_digest
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
+from ddlp.operators import by_name, operator_files, put_operators
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
 from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
@@ -42,6 +43,8 @@ class Place:
     """Where a device is reached: its link, and what travels to it.
 
     ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
+    ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
+    already, having come by SSH, or they are missing.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Place:
     luggage: Luggage
     shared: bool = True
     remark: str = ""
+    operators: Path | None = None
 
 
 class CsdJob:
@@ -139,10 +143,13 @@ def join(
     run; one that was there before is a warning and a slower epoch.
     """
     job: CsdJob | None = None
+    recipe = run.recipe
+    files = operator_files(recipe.pipeline)
     try:
-        recipe = run.recipe
         place = reach()
         welcome = place.link.open()
+        if place.operators is not None:
+            put_operators(files, place.operators)
         dataset = place.luggage.describe(portable)
         layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
         job = CsdJob(recipe, dataset, layout, audit)
@@ -153,7 +160,7 @@ def join(
                 run.published(name, event.lease, event.path, event.busy_s)
             elif isinstance(event, LeaseFailed):
                 kind = event.reason.partition(":")[0]
-                run.failed(name, event.lease, None if kind in reasons else event.reason)
+                run.failed(name, event.lease, None if kind in reasons else by_name(event.reason, files))
                 reasons.add(kind)
             elif isinstance(event, LeaseProgress):
                 run.progressed(name, event.samples)
@@ -178,6 +185,9 @@ def join(
             )
         run.joined(name, job, quota=quota, workers=welcome.workers)
         job = None  # the run's from here on
+    except EngineRefused as error:
+        reason = by_name(str(error), files)
+        run.lost(name, reason, None if met_before else EngineRefused(reason))
     except (EngineError, DDLPError, OSError) as error:
         run.lost(name, str(error), None if met_before else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
@@ -198,12 +208,17 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> N
             ours = host_digest(recipe, item)
         except Exception:
             continue  # an unreadable sample tells nothing of the device; it raises in its own batch
+        if theirs.startswith("refused:"):
+            raise EngineRefused(f"{name} can't do the job, which this host can: {theirs[8:].strip()}")
         if theirs.startswith("error:"):
             run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs[6:].strip()}")
         elif ours != theirs and not allow:
+            yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
             raise DifferentBits(
                 f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host "
-                f"(pipeline {recipe.pipeline.to_data()}; versions there {handle.versions}). Bring Pillow and numpy "
-                "on both sides to one version, or allow the difference with allow_different_bits=True."
+                f"(pipeline {recipe.pipeline.to_data()}; versions there {handle.versions}). "
+                + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
+                + "Bring Pillow and numpy on both sides to one version, or allow the difference with "
+                "allow_different_bits=True."
             )
 

@@ -121,7 +121,8 @@ class Reach:
             with self._lock:
                 self._check_open()
                 self._engine = engine
-                place = self._links[EMBEDDED] = Place(EMBEDDED, engine.link, luggage, shared)
+                place = Place(EMBEDDED, engine.link, luggage, shared, operators=engine.operators)
+                self._links[EMBEDDED] = place
                 self._end_soon()  # where the epoch is over already
                 return place
         except BaseException:

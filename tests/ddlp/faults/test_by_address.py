@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from engine_process import EngineProcess
-from scene import Truth, dataset, make_images, make_loader, train, transform, until
+from scene import Truth, dataset, device, make_images, make_loader, train, transform, until
 
 from csd_engine import protocol
 from csd_engine.errors import EngineRefused, EngineUnreachable
@@ -19,10 +19,6 @@ from csd_engine.keys import make_keys
 from ddlp import DDLPError, Device, ImageArrays
 
 TCP = "tcp://127.0.0.1:0"
-
-
-def device(engine, **options):
-    return Device(engine.address, engine.keys, **options)
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
