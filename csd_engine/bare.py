@@ -49,7 +49,7 @@ def _task(path: str, index: int, pipeline: Pipeline, seed: int, epoch: int) -> T
     box, resize = (0, 0, width, height), Resize(height, width, "bilinear")
     for step in pipeline.draw((width, height), Keyed(seed, epoch, index, 0)).primitives:
         if isinstance(step, Crop):
-            box = (step.left, step.top, step.left + step.width, step.top + step.height)
+            box = step.box
         elif isinstance(step, Resize):
             resize = step
         else:
