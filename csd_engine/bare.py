@@ -124,7 +124,8 @@ def _run(work: Dict[str, Any]) -> Dict[str, Any]:
         work["paths"], Pipeline.parse(work["pipeline"]), work["seed"], work["epoch"], items, work["batch"],
         work["processes"], work["cpus"],
     )  # fmt: skip
-    return {"images": len(items), "seconds": seconds, "processes": work["processes"], "pillow": PIL.__version__}
+    spent = os.times()
+    return {"images": len(items), "seconds": seconds, "cpu_seconds": spent.children_user + spent.children_system, "processes": work["processes"], "pillow": PIL.__version__}
 
 
 def main() -> None:
