@@ -91,7 +91,7 @@ class CensusResult:
             return f"{text}, and all contents ({_size(self.bytes)})"
         share, found = self.compared / self.files, 1 - 0.99**self.compared
         return (
-            f"{text}; contents of {self.compared:,} ({share:.2%}; drawn at random, the largest and those changed last): were 1 % "
+            f"{text}; contents of {self.compared:,} ({share:.2%}; drawn at random, the largest and the last changed): were 1 % "
             f"of the files damaged, that finds it with probability {found:.2f}, but one changed file it can miss. "
             "--verify compares all"
         )
