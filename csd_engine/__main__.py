@@ -10,6 +10,7 @@ import re
 import sys
 from typing import Any, Callable, List, Optional
 
+from csd_engine.computer import cpus
 from csd_engine.engine import EngineOptions, Service
 from csd_engine.errors import EngineError
 from csd_engine.keys import make_keys
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--spool", metavar="DIR", help="where batch files are written; one engine a spool")
     add("--keys", metavar="DIR", help="key directory, see above")
-    add("--workers", type=_at_least(int, 1), default=1, metavar="N", help="worker processes; default 1")
+    add("--workers", type=_at_least(int, 1), metavar="N", help="worker processes; default: one for each CPU it may use")
     add(
         "--quota-batches",
         type=_at_least(int, 1),
@@ -142,7 +143,7 @@ def _run(options: argparse.Namespace) -> None:
             keys=os.path.abspath(options.keys),
             spool=options.spool,
             roots=Roots.parse(options.root, options.trust_roots),
-            workers=options.workers,
+            workers=options.workers or cpus(),
             quota_batches=options.quota_batches,
             quota_bytes=options.quota_bytes,
             reserve_bytes=options.reserve_bytes,

@@ -14,13 +14,16 @@ import PIL
 import zmq
 
 import csd_engine
+from csd_engine import computer
 from csd_engine import protocol as say
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
+from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, fingerprints, parse_dataset
 from csd_engine.errors import DatasetError, EngineError, PipelineError
 from csd_engine.jobs import Board, Job, LeaseState, Work
 from csd_engine.manifests import ManifestCache
+from csd_engine.meter import Meter
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
 from csd_engine.transforms import Pipeline
@@ -35,9 +38,10 @@ _MAX_PROBES = 16
 
 
 def versions() -> Dict[str, str]:
-    """Return the versions of what decides about pixels and messages."""
+    """Return the versions of what decides about pixels and messages; `build` tells states of one version apart."""
     return {
         "csd_engine": csd_engine.__version__,
+        "build": build(),
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "pillow": PIL.__version__,
@@ -82,6 +86,9 @@ class Desk:
         self._board = Board()
         self._opening: List[Tuple[bytes, say.OpenJob, str]] = []  # host, message, the manifest it waits for
         self._full_until = 0.0
+        self._began = time.monotonic()
+        build()  # of the files that were loaded, not of those that replace them later
+        self._meter = Meter(self._began)
 
     def refuse(self, peer: bytes, job: str, reason: str) -> None:
         """Say no to a job, or to the whole connection where `job` is empty."""
@@ -98,6 +105,25 @@ class Desk:
                     progress.append((job.name, number, work.samples))
         spool = self._spool
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
+
+    def status(self, host_of: Callable[[bytes], str]) -> say.Status:
+        """Return how the engine and its computer are; `host_of` names a host by its connection."""
+        now, spool = time.monotonic(), self._spool
+        jobs = [
+            say.JobStatus(
+                host_of(job.peer), job.key, job.samples, job.layout.batch, job.made, job.meter.per_s(now), job.unfetched,
+                len(job.queue), say.shorten(job.held_back) if job.queue else "",
+            )  # fmt: skip
+            for job in self._board.of()
+        ]
+        memory = computer.memory()
+        return say.Status(
+            versions(), now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
+            self._meter.total, self._meter.per_s(now),
+            *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
+            spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
+            computer.temperature_c(), computer.load(), say.shorten(self.note),
+        )  # fmt: skip
 
     def drop_host(self, peer: bytes) -> None:
         """End all that a host has here, without answers."""
@@ -141,7 +167,8 @@ class Desk:
             "roots": self._roots.to_data(),
             "manifests": str(self._manifests.directory),
         }
-        self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), needed, command))
+        meter = Meter(time.monotonic())
+        self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), needed, command, meter))
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
 
@@ -314,6 +341,8 @@ class Desk:
                 continue
             if time.monotonic() < self._full_until:
                 self.note = "the spool's disk is full: leases are held back"
+                for job in self._board.of():
+                    job.held_back = "the spool's disk is full"
                 return
             taken, note = self._board.next_lease(self._spool.shortage, self._spool.quota_batches - self._spool.batches)
             self.note = note and f"leases are held back: {note}"
@@ -321,6 +350,13 @@ class Desk:
                 return
             self._spool.take(taken[1].layout.file_bytes)
             worker.begin(*taken)
+
+    def progressed(self, job: Job, work: Work, samples: int) -> None:
+        """Note how far a worker is with a lease."""
+        now = time.monotonic()
+        for meter in (job.meter, self._meter):
+            meter.add(samples - work.samples, now)
+        work.samples = samples
 
     def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
         """Take a worker's last word on a lease: published, failed or cancelled."""
@@ -339,6 +375,8 @@ class Desk:
         elif work.cancelled:
             self._send(job.peer, say.Cancelled(job.name, number))
         elif kind == "published":
+            job.made += 1
+            self.progressed(job, work, work.layout.batch)
             size, busy_s = work.layout.file_bytes, report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from typing import List, Optional, Tuple
+from typing import NamedTuple, Optional
 
 import zmq
 from zmq.utils import z85
@@ -18,6 +19,24 @@ __all__ = ["Door"]
 _LOG = logging.getLogger("csd_engine")
 _DOMAIN = b"ddlp"
 _LINGER_MS = 200
+
+
+class Heard(NamedTuple):
+    """What came: `message` is None for nonsense, which was answered; `host` is the short name of the host's key."""
+
+    peer: bytes
+    message: Optional[Message]
+    payload: bytes
+    host: str
+
+
+def _host_name(frame: zmq.Frame) -> str:
+    """Return 8 hex digits of a hash of the key that the connection came in with (the ZAP reply's user id)."""
+    try:
+        key = str(frame.get("User-Id"))
+    except zmq.ZMQError:  # a libzmq that keeps no metadata
+        return ""
+    return hashlib.blake2b(key.encode("ascii"), digest_size=4).hexdigest()
 
 
 class Door:
@@ -66,20 +85,20 @@ class Door:
         status = (b"200", b"OK", key) if allowed else (b"400", b"key not allowed", b"")
         self.gate.send_multipart([version, request, *status, b""])
 
-    def receive(self) -> Optional[Tuple[bytes, Optional[Message], bytes]]:
-        """Return the next (host, message, payload), message None for nonsense (answered here); None when none waits."""
+    def receive(self) -> Optional[Heard]:
+        """Return the next message; None when none waits."""
         try:
-            frames: List[bytes] = self.router.recv_multipart(zmq.NOBLOCK)
+            frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        peer = frames[0]
+        peer = frames[0].bytes
         try:
-            message, payload = decode(frames[1:])
+            message, payload = decode([frame.bytes for frame in frames[1:]])
         except BadMessage as error:
             _LOG.warning("message not understood: %s", error)
             self.send(peer, Refused("", shorten(str(error))))
-            return peer, None, b""
-        return peer, message, payload
+            return Heard(peer, None, b"", "")
+        return Heard(peer, message, payload, _host_name(frames[0]))
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send to a host; one that is gone gets nothing and is no error."""

@@ -65,6 +65,7 @@ class Service:
         self._desk = Desk(self._spool, manifests, roots, self._crew, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
+        self._names: Dict[bytes, str] = {}  # short hashes of their keys, for people to tell them apart
         self._start_after = 0.0
         self._trouble = ""
         self._stop = False
@@ -83,6 +84,7 @@ class Service:
             say.Cancel: self._desk.cancel,
             say.Release: self._desk.release,
             say.Ping: self._ping,
+            say.AskStatus: self._status,
             say.CloseJob: self._desk.close_job,
         }
 
@@ -155,9 +157,9 @@ class Service:
             heard = self._door.receive()
             if heard is None:
                 return
-            peer, message, payload = heard
+            peer, message, payload, host = heard
             if isinstance(message, say.Hello):
-                self._hello(peer, message)
+                self._hello(peer, message, host)
             elif peer not in self._hosts:
                 if message is not None:
                     self._door.send(peer, say.Refused("", "say Hello first; was the engine restarted? Connect again."))
@@ -171,7 +173,7 @@ class Service:
                 else:
                     answer(peer, message, payload)
 
-    def _hello(self, peer: bytes, message: say.Hello) -> None:
+    def _hello(self, peer: bytes, message: say.Hello, host: str) -> None:
         if message.protocol != say.PROTOCOL:
             self._desk.refuse(
                 peer,
@@ -180,23 +182,27 @@ class Service:
                 f"{message.protocol} (version {message.version}). Install the same version on both.",
             )
             return
-        self._hosts[peer] = time.monotonic()
+        self._hosts[peer], self._names[peer] = time.monotonic(), host
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
         self._door.send(peer, say.Welcome(versions(), *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
         pong = self._desk.heard(peer, message)
-        if self._trouble:
-            note = "; ".join(filter(None, (pong.note, self._trouble)))
-            pong = replace(pong, note=say.shorten(note))
-        self._door.send(peer, pong)
+        self._door.send(peer, replace(pong, note=self._with_trouble(pong.note)))
+
+    def _with_trouble(self, note: str) -> str:
+        return say.shorten("; ".join(filter(None, (note, self._trouble))))
+
+    def _status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
+        status = self._desk.status(lambda peer: self._names.get(peer, ""))
+        self._door.send(peer, replace(status, note=self._with_trouble(status.note)))
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
         for peer in [peer for peer, heard in self._hosts.items() if heard < limit]:
             _LOG.warning("a host was silent for %g s: its jobs are dropped", self._options.lease_timeout_s)
-            del self._hosts[peer]
+            del self._hosts[peer], self._names[peer]
             self._desk.drop_host(peer)
 
     # -- workers
@@ -229,7 +235,7 @@ class Service:
             if kind == "ready":
                 worker.ready, self._trouble = True, ""
             elif kind == "progress" and worker.lease is not None:
-                worker.lease[1].samples = report["samples"]
+                self._desk.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:
                 (job, _), worker.probe = worker.probe, None
                 self._desk.probed(job, tuple(report["digests"]))

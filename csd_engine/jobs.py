@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from csd_engine.batchfile import Layout
+from csd_engine.meter import Meter
 from csd_engine.protocol import Lease, Probe
 
 __all__ = ["Board", "Job", "LeaseState", "Work"]
@@ -45,17 +46,25 @@ class Job:
     samples: int
     manifests: Tuple[str, ...]
     command: Dict[str, Any]
+    meter: Meter  # of its images
     work: Dict[int, Work] = field(default_factory=dict)
     queue: Deque[int] = field(default_factory=deque)
     probes: Deque[Probe] = field(default_factory=deque)
     waiting: bool = False
     closing: bool = False
     silent: bool = False  # its host is gone: no answers
+    made: int = 0  # batches published
+    held_back: str = ""  # why its next lease was not begun when a worker was free
 
     @property
     def held(self) -> int:
         """Batches of this job that count against the quota."""
         return sum(one.state is not LeaseState.QUEUED for one in self.work.values())
+
+    @property
+    def unfetched(self) -> int:
+        """Batches of this job that are published and not yet released."""
+        return sum(one.state is LeaseState.PUBLISHED for one in self.work.values())
 
     @property
     def working(self) -> bool:
@@ -123,6 +132,7 @@ class Board:
             short = shortage(job.work[job.queue[0]].layout.file_bytes)
             if not short and free_batches <= kept:
                 short = f"the last {free_batches} batches of the spool quota are kept for {kept} jobs that hold none"
+            job.held_back = short
             if short:
                 note = note or short
                 continue

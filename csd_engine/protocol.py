@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from csd_engine.errors import BadMessage
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "PROTOCOL",
+    "AskStatus",
     "Cancel",
     "Cancelled",
     "CloseJob",
@@ -24,6 +25,7 @@ __all__ = [
     "Hello",
     "JobClosed",
     "JobOpen",
+    "JobStatus",
     "Lease",
     "ManifestPart",
     "Message",
@@ -36,6 +38,7 @@ __all__ = [
     "Published",
     "Refused",
     "Release",
+    "Status",
     "Welcome",
     "decode",
     "encode",
@@ -107,12 +110,26 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
+def _number(low: float, high: float) -> _Check:
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise ValueError(f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def _optional(one: _Check) -> _Check:
+    return lambda value: None if value is None else one(value)
+
+
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
     return value
 
 
+_rate = _number(0, 1e9)
 _anything = _text(r".*", f"a text of at most {MAX_TEXT} characters")
 _count = _integer(0, MAX_INT)
 _signed = _integer(-(1 << 63), (1 << 64) - 1)
@@ -124,6 +141,25 @@ _items = _list(_tuple(_count, _count), MAX_ITEMS)
 
 def _checked(check: _Check) -> Any:
     return field(metadata={"check": check})
+
+
+class JobStatus(NamedTuple):
+    """One open job in Status; `host` tells hosts apart without naming them (8 hex digits of a hash of its key)."""
+
+    host: str
+    job: str  # its directory below the spool
+    samples: int  # of the data set
+    batch: int
+    batches_made: int
+    images_per_s: float  # of the last seconds
+    batches_waiting: int  # made, in the spool, not yet fetched
+    batches_queued: int  # leased, not begun
+    held_back: str  # what keeps its next batch from being begun; empty: nothing, or no worker is free
+
+
+_job_status = _tuple(
+    _text(r"[0-9a-f]{0,8}", "at most 8 hex digits"), _name, _count, _count, _count, _rate, _count, _count, _anything
+)
 
 
 @dataclass(frozen=True)
@@ -290,6 +326,39 @@ class Pong(Message):
 
 
 @dataclass(frozen=True)
+class AskStatus(Message):
+    """Host: how is the device? For people; nothing is decided by the answer."""
+
+
+@dataclass(frozen=True)
+class Status(Message):
+    """Engine: its jobs, those of other hosts too, and the computer it runs on. Memory is that of the service and its
+    workers together; temperature_c is None where it cannot be read.
+    """
+
+    versions: Dict[str, str] = _checked(_versions)
+    uptime_s: float = _checked(_seconds)
+    workers: int = _checked(_count)
+    cores: int = _checked(_count)  # that it may use
+    jobs: Tuple[JobStatus, ...] = _checked(_list(lambda value: JobStatus(*_job_status(value)), 1024))
+    images: int = _checked(_count)  # since it started
+    images_per_s: float = _checked(_rate)
+    resident_bytes: int = _checked(_count)  # pages shared between them count once a process
+    private_bytes: int = _checked(_count)
+    memory_total_bytes: int = _checked(_count)
+    memory_available_bytes: int = _checked(_count)
+    spool_batches: int = _checked(_count)
+    spool_bytes: int = _checked(_count)
+    free_bytes: int = _checked(_count)
+    quota_batches: int = _checked(_count)
+    quota_bytes: int = _checked(_count)
+    reserve_bytes: int = _checked(_count)
+    temperature_c: Optional[float] = _checked(_optional(_number(-273.15, 1000)))
+    load: Tuple[float, float, float] = _checked(_tuple(_rate, _rate, _rate))  # of 1, 5 and 15 minutes
+    note: str = _checked(_anything)  # what is wrong; empty: nothing
+
+
+@dataclass(frozen=True)
 class CloseJob(Message):
     """Host: the job is over; everything of it is removed."""
 
@@ -305,7 +374,7 @@ class JobClosed(Message):
 
 _MESSAGES: Tuple[Type[Message], ...] = (
     Hello, Welcome, Refused, OpenJob, JobOpen, NeedManifest, ManifestPart, Probe, ProbeDone, Lease, Published, Failed,
-    Cancel, Cancelled, Release, Ping, Pong, CloseJob, JobClosed,
+    Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, CloseJob, JobClosed,
 )  # fmt: skip
 _BY_NAME = {message.__name__: message for message in _MESSAGES}
 

@@ -3,11 +3,39 @@
 The host's CPU works from the head of the epoch, an engine on a computer next to the data from its tail.
 """
 
-from ddlp.datasets import ImageArrays, ImageFiles
-from ddlp.errors import DDLPError, Untranslatable
-from ddlp.loader import DDLPLoader
-from ddlp.report import EpochReport
-from ddlp.sources.reach import Device
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddlp.datasets import ImageArrays, ImageFiles
+    from ddlp.errors import DDLPError, Untranslatable
+    from ddlp.loader import DDLPLoader
+    from ddlp.report import EpochReport
+    from ddlp.sources.device import Device
 
 __all__ = ["DDLPError", "DDLPLoader", "Device", "EpochReport", "ImageArrays", "ImageFiles", "Untranslatable"]
 __version__ = "0.1.0"
+
+_WHERE = {
+    "DDLPError": "ddlp.errors",
+    "DDLPLoader": "ddlp.loader",
+    "Device": "ddlp.sources.device",
+    "EpochReport": "ddlp.report",
+    "ImageArrays": "ddlp.datasets",
+    "ImageFiles": "ddlp.datasets",
+    "Untranslatable": "ddlp.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first wanted: torch takes seconds, and `ddlp status` has no use for it."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'ddlp' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from csd_engine.errors import EngineError
 from ddlp.errors import DDLPError
 
+# Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
+# command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.
+_COMMANDS = {
+    "status": ("ddlp.deploy.status", "how each device is: reachable, version, jobs, images/s, memory, spool, temperature"),
+}
+_BENCHES = {
+    "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
+    "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
+}
 
-def main(arguments: list[str] | None = None) -> int:
+
+def _add(commands: Any, table: Mapping[str, tuple[str, str]], given: Sequence[str]) -> None:
+    for name, (module_name, text) in table.items():
+        parser = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name in given[:1]:
+            module = importlib.import_module(module_name)
+            parser.description = module.__doc__
+            module.add_arguments(parser)
+            parser.set_defaults(run=module.run)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
         prog="ddlp", description="A DataLoader that prepares each epoch from both ends: tools around it."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    bench = commands.add_parser("bench", help="measure on this machine, each figure beside its bound and its peers")
-    benches = bench.add_subparsers(dest="bench", required=True, metavar="BENCH")
-    from ddlp.bench import overlap  # late: it brings torch
-
-    overlap_parser = benches.add_parser(
-        "overlap",
-        help="host on one core, engine on another: how close both come to r_cpu + r_csd",
-        description=overlap.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    overlap.add_arguments(overlap_parser)
-    options = parser.parse_args(arguments)
+    _add(commands, _COMMANDS, given)
+    bench = commands.add_parser("bench", help="measure, each figure beside its bound and its peers")
+    _add(bench.add_subparsers(dest="bench", required=True, metavar="BENCH"), _BENCHES, given[1:])
+    options = parser.parse_args(given)
     try:
-        return overlap.run(options)
+        return int(options.run(options))
     except (DDLPError, EngineError) as error:
         print(f"ddlp: {error}", file=sys.stderr)
         return 1

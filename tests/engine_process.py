@@ -102,7 +102,9 @@ class Recipe:
 class EngineProcess:
     """`python -m csd_engine` with fresh keys and a spool below `home`."""
 
-    def __init__(self, home: Path, *arguments: str, listen: str | None = None, keys: Path | None = None) -> None:
+    def __init__(
+        self, home: Path, *arguments: str, listen: str | None = None, keys: Path | None = None, workers: int | None = 1
+    ) -> None:
         self.home = home
         self.spool = home / "spool"
         self.keys = keys or make_keys(home / "keys")
@@ -119,7 +121,7 @@ class EngineProcess:
                 "--keys",
                 str(self.keys),
             ]
-            + ["--reserve-bytes", "0", *arguments],
+            + ["--reserve-bytes", "0", *([] if workers is None else ["--workers", str(workers)]), *arguments],
             stdout=subprocess.PIPE,
             stderr=open(home / "log", "wb"),
             start_new_session=True,

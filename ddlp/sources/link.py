@@ -98,6 +98,7 @@ class EngineLink:
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
+        self._asking: deque[queue.SimpleQueue[say.Status | None]] = deque()  # who waits for a status
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
         self._wake_lock = threading.Lock()
@@ -187,6 +188,27 @@ class EngineLink:
             raise
         return handle
 
+    def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Status:
+        """Ask the engine how it and its computer are.
+
+        Raises:
+            EngineRefused, EngineUnreachable: as `open`.
+            EngineGone: the engine is lost, or did not answer in time.
+        """
+        self.open()
+        answers: queue.SimpleQueue[say.Status | None] = queue.SimpleQueue()
+        with self._lock:
+            self._check()
+            self._asking.append(answers)  # under the lock: in the order of the questions
+            self._submit(say.encode(say.AskStatus()))
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise EngineGone(f"the engine at {self.address} did not tell its status within {timeout_s:g} s.") from None
+        if answer is None:
+            raise EngineGone(f"the engine at {self.address} is gone: {self._lost}")
+        return answer
+
     def close(self) -> None:
         """Close all jobs and the connection. May be called again, and from a forked child, where it does nothing."""
         if os.getpid() != self._pid or self._thread is None:
@@ -248,6 +270,9 @@ class EngineLink:
             with self._lock if self.welcome is not None else threading.Lock():
                 self._lost = self._lost or reason
                 jobs = list(self._jobs.values())
+                asking, self._asking = self._asking, deque()
+            for answers in asking:
+                answers.put(None)
             for job in jobs:
                 job._event(EngineLost(reason))
                 job._answers.put(EngineGone(reason))
@@ -298,6 +323,9 @@ class EngineLink:
             self._pong(message)
         elif isinstance(message, say.NeedManifest):
             self._send_part(wire, message)
+        elif isinstance(message, say.Status):
+            if self._asking:
+                self._asking.popleft().put(message)
         elif isinstance(message, say.Refused) and not message.job:
             return f"the engine at {self.address} broke off: {message.reason}"
         else:

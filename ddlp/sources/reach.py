@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from dataclasses import dataclass
-from pathlib import Path
 
-from csd_engine.errors import EngineError, EngineGone
-from csd_engine.keys import load_pair, load_public
-from ddlp.errors import DDLPError
+from csd_engine.errors import EngineGone
 from ddlp.sources.csd import Place
+from ddlp.sources.device import Device
 from ddlp.sources.embedded import EmbeddedEngine, EmbeddedOptions, acquire
 from ddlp.sources.link import EngineLink
 from ddlp.sources.travel import FILES, Luggage
@@ -20,48 +17,6 @@ EMBEDDED = "embedded engine"
 LINGER_S = 5.0  # the embedded engine outlives an epoch by this long, since the next one mostly follows at once
 
 _DROPPED = "the loader was dropped while its device was on the way"
-
-
-@dataclass(frozen=True)
-class Device:
-    """An engine that was started by hand, and the keys to it.
-
-    Args:
-        address: tcp://HOST:PORT or ipc:///path, as the engine's ``--listen``.
-        keys: directory with ``server.key`` (public) and ``host.key_secret``, both from the engine's ``--keys`` directory.
-        spool: where this host sees the engine's spool; None: under the same path.
-        connect_timeout_s: how long to try.
-    """
-
-    address: str
-    keys: str | os.PathLike[str]
-    spool: str | os.PathLike[str] | None = None
-    connect_timeout_s: float = 10.0
-
-    @staticmethod
-    def at(address: str) -> Device:
-        """The engine at an address, with the keys from $DDLP_KEYS, else ~/.config/ddlp/keys.
-
-        Raises ValueError for anything that is no address.
-        """
-        if not address.startswith(("tcp://", "ipc://")):
-            raise ValueError(f"csd={address!r}: expected tcp://HOST:PORT, ipc:///path or a ddlp.Device")
-        config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-        return Device(address, os.environ.get("DDLP_KEYS") or config / "ddlp" / "keys")
-
-    def link(self) -> EngineLink:
-        """A connection, not yet opened."""
-        try:
-            pair = load_pair(Path(self.keys) / "host.key_secret")
-            server = load_public(Path(self.keys) / "server.key")
-        except (OSError, EngineError) as error:
-            raise DDLPError(
-                f"the keys of the engine at {self.address} can't be read: {error}. Copy server.key and host.key_secret from "
-                "the engine's --keys directory and name their directory in Device(keys=...)."
-            ) from None
-        return EngineLink(
-            self.address, server, pair.public, pair.secret, spool=self.spool, connect_timeout_s=self.connect_timeout_s
-        )
 
 
 class Keep:

@@ -29,6 +29,11 @@ MESSAGES = [
     say.Release("j", 3),
     say.Ping(("j",)),
     say.Pong((("j", 3, 4),), 0, 0, 0, ""),
+    say.AskStatus(),
+    say.Status(
+        {"numpy": "2"}, 1.5, 2, 4, (say.JobStatus("0123abcd", "job-1-ab", 24, 8, 3, 12.5, 1, 2, "full"),), 24, 12.5,
+        9, 8, 7, 6, 5, 4, 3, 2, 1, 0, None, (0.5, 0.25, 0.0), "",
+    ),
     say.CloseJob("j"),
     say.JobClosed("j"),
 ]
@@ -75,6 +80,24 @@ def test_each_message_goes_round(message):
 def test_nonsense_is_refused(frames):
     with pytest.raises(BadMessage):
         say.decode(frames)
+
+
+def test_a_status_is_told_in_checked_numbers():
+    status = next(message for message in MESSAGES if isinstance(message, say.Status))
+    assert say.decode(say.encode(status))[0].jobs[0].images_per_s == 12.5
+    for change in (
+        {"temperature_c": float("nan")},
+        {"temperature_c": 1e6},
+        {"temperature_c": "hot"},
+        {"load": (1.0, 2.0)},
+        {"images_per_s": -1.0},
+        {"jobs": (status.jobs[0]._replace(host="the host's name"),)},
+        {"jobs": (status.jobs[0]._replace(batch=True),)},
+        {"jobs": (status.jobs[0][:-1],)},
+    ):
+        with pytest.raises(BadMessage, match=next(iter(change))):
+            say.encode(dataclasses.replace(status, **change))
+    assert say.decode(say.encode(dataclasses.replace(status, temperature_c=45)))[0].temperature_c == 45.0
 
 
 def test_a_file_name_cannot_leave_the_spool():

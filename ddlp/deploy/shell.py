@@ -1,0 +1,390 @@
+"""A shell on the device, through the system's OpenSSH: ~/.ssh/config, the agent and jump hosts work as the user knows them.
+
+One ssh process holds the connection (a ControlMaster) and every command goes through it. Its remote end is a `cat` whose
+standard input is a pipe of this process: however this process ends, the pipe closes, `cat` ends, and ssh with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ddlp.errors import DDLPError
+
+__all__ = [
+    "BadOptions", "CommandFailed", "ConnectionLost", "Done", "HostKeyChanged", "HostKeyUnknown", "NoShell", "NotAllowed",
+    "Shell", "ShellError", "Slow", "SshMissing", "Unreachable",
+]  # fmt: skip
+
+CONNECT_TIMEOUT_S = 15
+_READY = "ddlp-shell-ready"
+_OWN_FAILURE = 255  # ssh's own exit status where it, and not the command, has failed
+_TICK_S = 1.0
+_END_S = 2.0
+_LONGEST_BASE = 60  # of a control socket's directory: a socket's path has at most 107 bytes, and ssh adds some
+
+
+class ShellError(DDLPError):
+    """Something went wrong between this host and the device's shell; the message ends with the way out."""
+
+
+class SshMissing(ShellError):
+    """There is no ssh on this host."""
+
+
+class BadOptions(ShellError):
+    """ssh does not take its options or configuration."""
+
+
+class Unreachable(ShellError):
+    """No SSH server answers: unknown name, closed port, no route, nothing at all."""
+
+
+class HostKeyChanged(ShellError):
+    """The device shows another host key than the one that this host knows."""
+
+
+class HostKeyUnknown(ShellError):
+    """This host has never met the device, and nobody is there to ask."""
+
+
+class NotAllowed(ShellError):
+    """The device does not let this user in."""
+
+
+class NoShell(ShellError):
+    """The user was let in, but commands can't be run."""
+
+
+class ConnectionLost(Unreachable):
+    """The connection broke off in between."""
+
+
+class Slow(ShellError):
+    """A command did not end in time."""
+
+
+class CommandFailed(ShellError):
+    """A command on the device ended with an error.
+
+    Attributes:
+        done: its status and output.
+    """
+
+    def __init__(self, message: str, done: Done) -> None:
+        super().__init__(message)
+        self.done = done
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command's end: exit status (minus the signal where this ssh was killed), what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+_Kind = type[ShellError]
+_LOAD_KEY = "Load it into an agent (eval $(ssh-agent); ssh-add ~/.ssh/KEY), or name it with -i KEY or in ~/.ssh/config"
+# What ssh says, in the order in which it counts; {d} is the destination, {0} what the pattern has caught.
+_FAULTS: tuple[tuple[str, _Kind, str], ...] = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        HostKeyChanged,
+        "its host key is not the one that this host knows. Was the device set up anew, or has another machine taken its "
+        "address? Ask whoever runs it for the new fingerprint; if it is this one ({fingerprint}), forget the old key with "
+        "{forget} and connect once by hand: ssh {d}",
+    ),
+    (
+        r"Host key verification failed|No \S+ host key is known",
+        HostKeyUnknown,
+        "this host has never met it. Connect once by hand and compare the fingerprint: ssh {d}",
+    ),
+    (
+        r"(Permission denied \([^)]*\)|Too many authentication failures|UNPROTECTED PRIVATE KEY FILE"
+        r"|Password change required[^\n]*|agent refused operation)",
+        NotAllowed,
+        f"it does not let this user in ({{0}}). {_LOAD_KEY}; put its .pub file there with ssh-copy-id {{d}}. To be asked for "
+        "a password: -o BatchMode=no",
+    ),
+    (
+        r"(Bad configuration option[^\n]*|[Bb]ad owner or permissions[^\n]*|Can't open user config file[^\n]*"
+        r"|unknown option[^\n]*|keyword \S+ extra arguments[^\n]*|(?:command-line|\S+): line \d+:[^\n]*|usage: ssh)",
+        BadOptions,
+        "ssh does not take its options ({0}). Correct them; what works with ssh works here",
+    ),
+    (
+        r"Could not resolve hostname ([^\n]*)",
+        Unreachable,
+        "its name can't be resolved ({0}). Correct it, or add it to ~/.ssh/config",
+    ),
+    (
+        r"(Connection refused)",
+        Unreachable,
+        "the machine answers, but no SSH server does ({0}). Start sshd there, or give its port: -p PORT",
+    ),
+    (
+        r"(Connection timed out|Operation timed out|No route to host|Network is unreachable|Connection reset"
+        r"|kex_exchange_identification[^\n]*|banner exchange[^\n]*|Connection closed by [^\n]*)",
+        Unreachable,
+        "no SSH connection comes about ({0}). Is it switched on, is the address right, does a firewall lie between? Try: "
+        "ssh -v {d}",
+    ),
+)
+
+
+class Shell:
+    """Commands on one device. Connects with the first one; `close` ends it, or this process's end, however that comes.
+
+    Args:
+        destination: as for ssh: ``user@host``, or a name from ~/.ssh/config.
+        ssh_options: given to ssh before the destination, and stronger than what is set here (BatchMode=yes, so that nothing
+            waits for a person; ConnectTimeout).
+    """
+
+    def __init__(self, destination: str, ssh_options: Sequence[str] = ()) -> None:
+        if not destination or destination.startswith("-") or any(c.isspace() for c in destination):
+            raise BadOptions(f"{destination!r} is no destination for ssh. Write user@host, or a name from ~/.ssh/config.")
+        self.destination = destination
+        self.ssh_options = tuple(ssh_options)
+        self._directory: Path | None = None
+        self._master: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None  # what the master says on its standard error
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the connection
+
+    def _ssh(self, *arguments: str) -> list[str]:
+        """An ssh command line through the control socket."""
+        own = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "-o", "ConnectionAttempts=1"]
+        own += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "LogLevel=INFO", "-T"]
+        own += ["-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "RemoteCommand=none", "-o", "ControlPersist=no"]
+        return ["ssh", "-S", str(self._directory and self._directory / "s"), *arguments, *self.ssh_options, *own]
+
+    def connect(self) -> None:
+        """Connect, unless that is done; raises ShellError with the reason and the way out."""
+        if self._master is not None:
+            return
+        if shutil.which("ssh") is None:
+            raise SshMissing("there is no ssh on this host. Install OpenSSH's client: apt install openssh-client.")
+        base = tempfile.gettempdir()
+        self._directory = Path(tempfile.mkdtemp(prefix="ddlp-ssh-", dir=base if len(base) <= _LONGEST_BASE else "/tmp"))
+        self._words = tempfile.TemporaryFile()
+        try:
+            self._master = subprocess.Popen(
+                [*self._ssh("-o", "ControlMaster=yes"), self.destination, f"echo {_READY}; exec cat"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+            )
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _await_ready(self) -> None:
+        """Wait for the remote shell's first word: a login shell's own greetings may come before it."""
+        assert self._master is not None and self._master.stdout is not None
+        patience_s = None if "batchmode=no" in " ".join(self.ssh_options).lower() else 4.0 * CONNECT_TIMEOUT_S
+        until = None if patience_s is None else time.monotonic() + patience_s
+        said = b""
+        while _READY.encode() + b"\n" not in said:
+            if not select.select([self._master.stdout], [], [], _TICK_S)[0]:
+                if until is not None and time.monotonic() > until:
+                    raise self._fault(f"Connection timed out after {patience_s:g} s")
+                continue
+            piece = os.read(self._master.stdout.fileno(), 4096)
+            if not piece:
+                self._master.wait()
+                raise self._fault(self._said(), said.decode(errors="replace"))
+            said = (said + piece)[-65536:]
+
+    def _said(self) -> str:
+        assert self._words is not None
+        size = os.fstat(self._words.fileno()).st_size
+        return os.pread(self._words.fileno(), 65536, max(0, size - 65536)).decode(errors="replace")
+
+    def _fault(self, err: str, out: str = "") -> ShellError:
+        """What ssh's own words mean."""
+        options = " ".join(map(shlex.quote, self.ssh_options))
+        destination = f"{options} {self.destination}".strip()
+        for pattern, kind, text in _FAULTS:
+            found = re.search(pattern, err)
+            if found is None:
+                continue
+            forget = re.search(r"ssh-keygen -f \S+ -R \S+", err)
+            if forget is None:
+                offending = re.search(r"Offending \S+ key in (\S+):(\d+)", err)
+                remove = f"sed -i {offending[2]}d {offending[1]}" if offending else "ssh-keygen -R HOST"
+            else:
+                remove = forget[0]
+            fingerprint = re.search(r"\b(SHA256:[\w+/=]+)", err)
+            caught = found[1].strip() if found.groups() else ""
+            words = text.format(caught, d=destination, forget=remove, fingerprint=fingerprint[1] if fingerprint else "see ssh")
+            return kind(f"can't connect to {self.destination}: {words}.")
+        said = " ".join((err.strip() or out.strip() or "it said nothing").split())[-500:]
+        return NoShell(
+            f"{self.destination} lets this user in, but runs no commands for it ({said}). Give the user a login shell there, "
+            f"and see: ssh {destination} true."
+        )
+
+    # -- commands
+
+    def run(
+        self,
+        command: str,
+        *,
+        input: bytes | IO[bytes] = b"",
+        timeout_s: float,
+        waiting: Callable[[float, int], None] | None = None,
+    ) -> Done:
+        """Run a POSIX shell command on the device.
+
+        Args:
+            command: for /bin/sh; quote what comes from elsewhere with `shlex.quote`.
+            input: its standard input: bytes, or a file that is open for reading, sent from where it stands.
+            timeout_s: then `Slow` is raised; the command may go on over there.
+            waiting: called about once a second with the seconds since the start and the bytes of a file sent so far.
+
+        Raises:
+            ShellError: not connected, the connection was lost, or the time is over. A command's failure is none: see `Done`.
+        """
+        self.connect()
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(command)}"],
+            stdin=subprocess.PIPE if isinstance(input, bytes) else input,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        pending: bytes | None = input if isinstance(input, bytes) else None
+        try:
+            while True:
+                left_s = timeout_s - (time.monotonic() - began)
+                try:
+                    out, err = process.communicate(pending, timeout=max(0.0, min(_TICK_S, left_s)))
+                    break
+                except subprocess.TimeoutExpired:
+                    pending = None  # communicate goes on with what it has of it
+                if time.monotonic() - began >= timeout_s:
+                    raise Slow(
+                        f"{self.destination} has not finished within {timeout_s:g} s: {command.strip():.80}. Is it "
+                        "overloaded, or its disk or network file system stuck? Try again."
+                    )
+                if waiting is not None:
+                    sent = 0 if isinstance(input, bytes) else os.lseek(input.fileno(), 0, os.SEEK_CUR)  # shared with ssh
+                    waiting(time.monotonic() - began, sent)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+                # Not read to their end: the master has them as well, for as long as the command runs over there.
+                for stream in (process.stdin, process.stdout, process.stderr):
+                    if stream is not None:
+                        with contextlib.suppress(OSError):
+                            stream.close()
+        done = Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+        if done.status == _OWN_FAILURE and (self._master is None or self._master.poll() is not None):
+            raise ConnectionLost(
+                f"the connection to {self.destination} broke off ({' '.join(done.err.split())[-200:] or 'without a word'}). "
+                "See whether the device still runs, then do the same again: what was done stays done."
+            )
+        return done
+
+    def must(self, command: str, doing: str, *, input: bytes | IO[bytes] = b"", timeout_s: float) -> str:
+        """Run a command that has to succeed; return what it printed.
+
+        Args:
+            command, input, timeout_s: as for `run`.
+            doing: for the message: "unpacking the engine".
+
+        Raises:
+            CommandFailed: it did not; says what it said.
+            ShellError: as `run`.
+        """
+        done = self.run(command, input=input, timeout_s=timeout_s)
+        if done.status == 0:
+            return done.out
+        said = " ".join((done.err.strip() or done.out.strip() or f"exit status {done.status}").split())[-600:]
+        way_out = "Free some space there" if "No space left" in said else "Mend that and do the same again"
+        raise CommandFailed(f"{doing} failed on {self.destination}: {said}. {way_out}.", done)
+
+    def put(self, data: bytes, path: str, mode: int = 0o644, *, timeout_s: float = 300.0) -> None:
+        """Write a file on the device, whole or not at all; directories above it are made, for this user alone.
+
+        Raises:
+            CommandFailed: it can't be written.
+            ShellError: as `run`.
+        """
+        there, part = shlex.quote(path), shlex.quote(f"{path}.part")
+        command = (
+            f"umask 077; mkdir -p {shlex.quote(os.path.dirname(path) or '.')} && cat > {part} "
+            # a connection that breaks off ends the input just as well
+            f"&& [ $(wc -c < {part}) -eq {len(data)} ] && chmod {mode:o} {part} && mv -f {part} {there} "
+            f"|| {{ rm -f {part}; exit 1; }}"
+        )
+        self.must(command, f"writing {path}", input=data, timeout_s=timeout_s)
+
+    def attach(self, command: str) -> int:
+        """Run one program, as a shell would call it, with its output on this process's own; its exit status.
+
+        It is ended over there when this process is interrupted, or is gone.
+        """
+        self.connect()
+        # Without a terminal sshd leaves a command alone when its client goes: the end of the input is what tells it.
+        script = (
+            f"exec 3<&0; {{ exec {command}\n}} 3<&- & c=$!; (cat; kill $c) <&3 3<&- >/dev/null 2>&1 & w=$!; exec 3<&-; "
+            "wait $c; s=$?; kill $w 2>/dev/null; exit $s"
+        )
+        process = subprocess.Popen(
+            [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(script)}"],
+            stdin=subprocess.PIPE,
+        )
+        try:
+            return process.wait()
+        finally:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def close(self) -> None:
+        """Disconnect. May be called again."""
+        master, self._master = self._master, None
+        if master is not None:
+            assert master.stdin is not None and master.stdout is not None
+            with contextlib.suppress(OSError):
+                master.stdin.close()
+            try:
+                master.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                master.kill()
+                master.wait()
+            master.stdout.close()
+        if self._words is not None:
+            self._words.close()
+            self._words = None
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None

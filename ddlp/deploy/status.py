@@ -1,0 +1,170 @@
+"""`ddlp status`: how each device is. All are asked at once, so one that is down costs its timeout once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+
+import csd_engine
+from csd_engine import protocol as say
+from csd_engine.build import build
+from csd_engine.errors import EngineError
+from ddlp.deploy import book
+from ddlp.errors import DDLPError
+from ddlp.sources.device import Device
+
+TIMEOUT_S = 5.0
+_WATCH_S = 2.0
+_CLEAR = "\x1b[H\x1b[J"
+_COLUMNS = ("device", "state", "version", "jobs", "images/s", "memory", "free", "spool", "disk free", "temperature", "load")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one device said; `error` where it said nothing, `warnings` what a person should look at."""
+
+    name: str
+    address: str
+    status: say.Status | None
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def to_data(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        status = None
+        if self.status is not None:
+            status = {**asdict(self.status), "jobs": [job._asdict() for job in self.status.jobs]}
+        return {
+            "name": self.name, "address": self.address, "reachable": status is not None, "error": self.error,
+            "warnings": list(self.warnings), "status": status,
+        }  # fmt: skip
+
+
+def ask(name: str, timeout_s: float = TIMEOUT_S) -> Answer:
+    """Ask the device of that name, or the engine at that address. Raises nothing that has to do with the device."""
+    address = name
+    try:
+        device = replace(Device.at(name), connect_timeout_s=timeout_s)
+        address = device.address
+        link = device.link()
+        try:
+            status = link.status(timeout_s)
+        finally:
+            link.close()
+    except (DDLPError, EngineError, ValueError, OSError) as error:
+        return Answer(name, address, None, str(error))
+    return Answer(name, address, status, "", tuple(_warnings(status)))
+
+
+def ask_all(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> list[Answer]:
+    """Ask all at once; answers in the order of the names."""
+    if not names:
+        return []
+    with ThreadPoolExecutor(len(names), thread_name_prefix="ddlp-status") as pool:
+        return list(pool.map(lambda name: ask(name, timeout_s), names))
+
+
+def _own_build(status: say.Status) -> bool:
+    return status.versions.get("build") == build()
+
+
+def _warnings(status: say.Status) -> Iterator[str]:
+    """What a person should look at, each with what to do."""
+    if not _own_build(status):
+        yield (
+            f"it runs another build of csd_engine ({status.versions.get('csd_engine', '?')}) than this host "
+            f"({csd_engine.__version__}); ddlp deploy --upgrade brings this one"
+        )
+    if status.note:
+        yield status.note
+    if status.free_bytes < status.reserve_bytes:
+        yield f"its spool's disk has {_size(status.free_bytes)} left, {_size(status.reserve_bytes)} stay reserved"
+
+
+def _size(count: int) -> str:
+    """A number of bytes in three digits or so."""
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TB"
+
+
+def _rate(images_per_s: float) -> str:
+    return f"{images_per_s:.0f}" if images_per_s >= 100 else f"{images_per_s:.1f}"
+
+
+def _row(answer: Answer) -> tuple[str, ...]:
+    status = answer.status
+    if status is None:
+        return (answer.name, "not reachable", *("-" for _ in _COLUMNS[2:]))
+    version = status.versions.get("csd_engine", "?") + ("" if _own_build(status) else " (other build)")
+    return (
+        answer.name, "up " + _duration(status.uptime_s), version, str(len(status.jobs)), _rate(status.images_per_s),
+        f"{_size(status.resident_bytes)} of {_size(status.memory_total_bytes)}", _size(status.memory_available_bytes),
+        f"{status.spool_batches} batches, {_size(status.spool_bytes)} of {_size(status.quota_bytes)}",
+        _size(status.free_bytes), "-" if status.temperature_c is None else f"{status.temperature_c:.0f} C",
+        f"{status.load[0]:.1f} on {status.cores}",
+    )  # fmt: skip
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def table(answers: Sequence[Answer]) -> str:
+    """The answers for a person: a line a device, then jobs, then what to look at."""
+    lines = _aligned([_COLUMNS, *map(_row, answers)])
+    jobs = [(answer.name, job) for answer in answers if answer.status is not None for job in answer.status.jobs]
+    if jobs:
+        rows = [("device", "host", "job", "samples", "batch", "made", "images/s", "in spool", "queued", "held back by")]
+        for name, job in jobs:
+            rows.append((
+                name, job.host, job.job, str(job.samples), str(job.batch), str(job.batches_made), _rate(job.images_per_s),
+                str(job.batches_waiting), str(job.batches_queued), job.held_back or "-",
+            ))  # fmt: skip
+        lines += ["", *_aligned(rows)]
+    notes = [f"{answer.name}: {text}" for answer in answers for text in filter(None, (answer.error, *answer.warnings))]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="devices, or engines' addresses; default: all devices known")
+    parser.add_argument("--json", action="store_true", help="print the answers as JSON, one line each time")
+    parser.add_argument("--watch", action="store_true", help=f"ask again every {_WATCH_S:g} s until Ctrl-C")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, metavar="S", help="how long each device may take (%(default)s)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask and print; the exit status is 1 where a device did not answer."""
+    names = options.names or book.names()
+    if not names:
+        print(f"ddlp status: no device is known in {book.ddlp_home() / 'devices'}. Deploy one: ddlp deploy --help, or "
+              "name an engine's address, tcp://HOST:PORT.", file=sys.stderr)  # fmt: skip
+        return 2
+    while True:
+        answers = ask_all(names, options.timeout)
+        if options.json:
+            print(json.dumps([answer.to_data() for answer in answers]), flush=True)
+        else:
+            print((_CLEAR if options.watch and sys.stdout.isatty() else "") + table(answers), flush=True)
+        if not options.watch:
+            return 0 if all(answer.status is not None for answer in answers) else 1
+        time.sleep(_WATCH_S)

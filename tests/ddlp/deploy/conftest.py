@@ -1,0 +1,36 @@
+"""Fixtures: an sshd of our own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from sshd import SSHD, Sshd  # noqa: E402
+
+
+@pytest.fixture
+def make_sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
+    if SSHD is None:
+        assert "CI" not in os.environ, "sshd is missing: apt install openssh-server"
+        pytest.skip("no sshd on this machine: apt install openssh-server")
+    servers: list[Sshd] = []
+
+    def make(*lines: str) -> Sshd:
+        servers.append(Sshd(tmp_path / f"sshd{len(servers)}", *lines))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def sshd(make_sshd: Callable[..., Sshd]) -> Sshd:
+    return make_sshd()

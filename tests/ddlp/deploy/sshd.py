@@ -1,0 +1,106 @@
+"""A real sshd of the test's own on 127.0.0.1, with its own keys and home directory."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+class Sshd:
+    """`sshd` for this user; `config` makes ``ssh -F config board`` work. What its sessions write goes to `home`."""
+
+    def __init__(self, directory: Path, *lines: str) -> None:
+        assert SSHD is not None
+        self.directory = directory
+        self.home = directory / "home"
+        self.config = directory / "ssh_config"
+        self.known_hosts = directory / "known_hosts"
+        self.user = pwd.getpwuid(os.getuid()).pw_name
+        self._lines = lines
+        self.home.mkdir(parents=True)
+        directory.chmod(0o700)
+        for name in ("host", "user"):
+            self.keygen(name)
+        shutil.copy(directory / "user.pub", directory / "authorized_keys")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.knows()
+        self.config.write_text(
+            f"Host board\n HostName 127.0.0.1\n Port {self.port}\n User {self.user}\n IdentityFile {directory}/user\n"
+            f" IdentitiesOnly yes\n IdentityAgent none\n UserKnownHostsFile {self.known_hosts}\n"
+            " GlobalKnownHostsFile /dev/null\n StrictHostKeyChecking ask\n"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("-F", str(self.config))
+
+    def keygen(self, name: str) -> None:
+        for old in (self.directory / name, self.directory / f"{name}.pub"):
+            old.unlink(missing_ok=True)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.directory / name)], check=True)
+
+    def knows(self) -> None:
+        """Let the client know the host key that there is now."""
+        key = " ".join((self.directory / "host.pub").read_text().split()[:2])
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {key}\n")
+
+    def start(self) -> None:
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        here = self.directory
+        (here / "sshd_config").write_text(
+            f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {here}/host\nAuthorizedKeysFile {here}/authorized_keys\n"
+            f"PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
+            + "\n".join(self._lines)
+            + ("" if any("SetEnv" in line for line in self._lines) else f"\nSetEnv HOME={self.home} {python_path()}\n")
+        )
+        assert SSHD is not None
+        self.process = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", str(here / "sshd_config")], stderr=open(here / "sshd.log", "ab"), start_new_session=True
+        )
+        end = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                assert time.monotonic() < end and self.process.poll() is None, (here / "sshd.log").read_text()
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End the server and its sessions (not what they have left running in sessions of their own)."""
+        if self.process is not None:
+            kill_tree(self.process.pid)
+            self.process.wait()
+            self.process = None
+
+
+def python_path() -> str:
+    """PATH=..., so that a session's python3 is the one that runs the tests."""
+    return f"PATH={Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def kill_tree(pid: int) -> None:
+    try:
+        below = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        below = []
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    for child in below:
+        kill_tree(child)

@@ -1,0 +1,181 @@
+"""Commands through a real sshd, and what is said when none can be reached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_process import children, until
+from sshd import Sshd, kill_tree
+
+from ddlp.deploy import shell
+from ddlp.deploy.shell import Shell
+
+
+def test_commands_their_input_and_their_end(sshd: Sshd) -> None:
+    with Shell("board", sshd.options) as there:
+        done = there.run("cat; echo oops >&2; exit 3", input=b"abc\0\n" * 100_000, timeout_s=30)
+        assert (done.status, done.out, done.err) == (3, "abc\0\n" * 100_000, "oops\n")
+        assert there.run("echo \"$HOME\" '*' \\$x", timeout_s=30).out == f"{sshd.home} * $x\n"
+        assert there.run("read x || echo empty", timeout_s=30).out == "empty\n"
+        assert there.run("exit 255", timeout_s=30).status == 255
+        with pytest.raises(shell.CommandFailed, match=r"making tea failed on board: no water\."):
+            there.must("echo no water >&2; exit 1", "making tea", timeout_s=30)
+
+
+def test_one_connection_serves_all_commands(sshd: Sshd) -> None:
+    with Shell("board", sshd.options) as there:
+        connections = {there.run("echo $SSH_CONNECTION", timeout_s=30).out for _ in range(3)}
+    assert len(connections) == 1
+
+
+def test_a_file_arrives_whole_or_not_at_all(sshd: Sshd) -> None:
+    target = sshd.home / "a dir" / "it's a file"
+    with Shell("board", sshd.options) as there:
+        there.put(b"\0\xff" * 300_000, str(target), 0o640)
+        assert target.read_bytes() == b"\0\xff" * 300_000 and target.stat().st_mode & 0o777 == 0o640
+        there.put(b"", str(target))
+        assert target.read_bytes() == b"" and os.listdir(target.parent) == [target.name]
+        with pytest.raises(shell.CommandFailed, match="No space left on device.*Free some space"):
+            there.must("cat > /dev/full", "writing", input=b"x", timeout_s=30)
+        (sshd.home / "file").touch()
+        with pytest.raises(shell.CommandFailed, match=f"writing {sshd.home}/file/x failed on board"):
+            there.put(b"x", str(sshd.home / "file" / "x"))
+
+
+def test_a_file_s_progress_can_be_watched(sshd: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(3_000_000))
+    told: list[int] = []
+    with Shell("board", sshd.options) as there, open(tmp_path / "big", "rb") as stream:
+        done = there.run("cat | wc -c; sleep 2", input=stream, timeout_s=30, waiting=lambda _, sent: told.append(sent))
+    assert done.out.strip() == "3000000" and told and told[-1] == 3_000_000
+
+
+def test_a_command_that_takes_too_long(sshd: Sshd) -> None:
+    with Shell("board", sshd.options) as there:
+        with pytest.raises(shell.Slow, match="has not finished within 0.5 s: sleep 60"):
+            there.run("sleep 60", timeout_s=0.5)
+        assert there.run("echo on", timeout_s=30).out == "on\n"
+
+
+def test_the_host_key_has_changed(sshd: Sshd) -> None:
+    sshd.keygen("host")
+    sshd.stop()
+    sshd.start()
+    fingerprint = subprocess.run(
+        ["ssh-keygen", "-lf", str(sshd.directory / "host.pub")], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    with pytest.raises(shell.HostKeyChanged) as caught, Shell("board", sshd.options) as there:
+        there.connect()
+    assert fingerprint in str(caught.value) and str(sshd.known_hosts) in str(caught.value)
+
+
+def test_the_way_out_of_a_changed_host_key_leads_out(sshd: Sshd) -> None:
+    sshd.keygen("host")
+    sshd.stop()
+    sshd.start()
+    with pytest.raises(shell.HostKeyChanged) as caught, Shell("board", sshd.options) as there:
+        there.connect()
+    forget = str(caught.value).partition("forget the old key with ")[2].partition(" and connect")[0]
+    subprocess.run(forget, shell=True, check=True)
+    with pytest.raises(shell.HostKeyUnknown, match="Connect once by hand"), Shell("board", sshd.options) as there:
+        there.connect()
+
+
+def test_a_key_that_is_not_allowed(sshd: Sshd) -> None:
+    (sshd.directory / "authorized_keys").write_text("")
+    with pytest.raises(shell.NotAllowed, match=r"Permission denied \(publickey.*ssh-add.*ssh-copy-id"):
+        Shell("board", sshd.options).connect()
+
+
+def test_nothing_listens(sshd: Sshd) -> None:
+    sshd.stop()
+    with pytest.raises(shell.Unreachable, match="Connection refused.*-p PORT"):
+        Shell("board", sshd.options).connect()
+
+
+def test_a_name_that_nobody_knows(sshd: Sshd) -> None:
+    with pytest.raises(shell.Unreachable, match="can't be resolved"):
+        Shell("no-such-board.invalid", sshd.options).connect()
+
+
+@pytest.mark.parametrize("options", [("-o", "Colour=green"), ("-F", "/no/such/config"), ("-Y9",)])
+def test_options_that_ssh_does_not_take(sshd: Sshd, options: tuple[str, ...]) -> None:
+    with pytest.raises(shell.BadOptions, match="does not take its options"):
+        Shell("board", (*sshd.options, *options)).connect()
+
+
+@pytest.mark.parametrize("destination", ["", "-oProxyCommand=touch /tmp/x", "a b"])
+def test_what_is_no_destination(destination: str) -> None:
+    with pytest.raises(shell.BadOptions, match="is no destination"):
+        Shell(destination)
+
+
+def test_a_user_without_a_shell(make_sshd: Callable[..., Sshd]) -> None:
+    server = make_sshd("ForceCommand echo go away; exit 1")
+    with pytest.raises(shell.NoShell, match="go away"):
+        Shell("board", server.options).connect()
+
+
+def test_a_login_shell_that_talks_disturbs_nothing(make_sshd: Callable[..., Sshd]) -> None:
+    server = make_sshd('ForceCommand echo "welcome, stranger"; eval "$SSH_ORIGINAL_COMMAND"')
+    with Shell("board", server.options) as there:
+        assert there.run("echo hello", timeout_s=30).out == "welcome, stranger\nhello\n"
+
+
+def test_a_connection_that_breaks_off(sshd: Sshd) -> None:
+    with Shell("board", sshd.options) as there:
+        there.run("true", timeout_s=30)
+        sshd.stop()
+        with pytest.raises(shell.ShellError):
+            there.run("true", timeout_s=30)
+
+
+def _runs(marker: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker in path.read_bytes().replace(b"\0", b" ").decode(errors="replace") and "pytest" not in path.read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
+    code = textwrap.dedent(
+        f"""
+        from ddlp.deploy.shell import Shell
+        with Shell("board", {sshd.options!r}) as there:
+            there.connect()
+            print("there", flush=True)
+            there.attach("tail -F {sshd.home}/log")
+        """
+    )
+    (sshd.home / "log").write_text("one\n")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["there\n", "one\n"]
+        clients = children(process.pid)
+        assert len(clients) == 2
+        process.send_signal(number)
+        process.wait(10)
+        until(lambda: not _runs(f"tail -F {sshd.home}/log") and not _runs(str(sshd.config)), what="the end of ssh and tail")
+    finally:
+        kill_tree(process.pid)
+
+
+def test_a_command_that_is_attached_gives_its_status(sshd: Sshd, capfd: pytest.CaptureFixture[str]) -> None:
+    with Shell("board", sshd.options) as there:
+        began = time.monotonic()
+        assert there.attach("sh -c 'echo hello; exit 7'") == 7
+        assert time.monotonic() - began < 60
+    assert capfd.readouterr().out == "hello\n"
