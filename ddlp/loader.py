@@ -49,8 +49,8 @@ class DDLPLoader(DataLoader):
             batches first, then the device's; ``"wrr"`` whichever is ready, the device's first; ``"ordered"`` both, in the
             sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` where the order is random anyway, else
             ``"ordered"``.
-        csd: the device: its engine's address, a `Device` (address and keys), or several. None with a strategy that needs one:
-            an engine is started on this machine.
+        csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
+            keys), or several. None with a strategy that needs one: an engine is started on this machine.
         device: where batches are delivered, e.g. ``"cuda"``; None: CPU tensors, as DataLoader.
         seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
             does. The order of samples comes from torch's generators in any case.
@@ -167,7 +167,7 @@ class DDLPLoader(DataLoader):
             raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
         for one in self._devices:
             if not isinstance(one, Device):
-                raise ValueError(f"csd={one!r}: expected an address, a ddlp.Device, several of them, or None")
+                raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
         if self.csd is not None and self.strategy == "cpu":
             raise ValueError("csd= with strategy='cpu': the device would have nothing to do; leave one of them out")
         if self.strategy == "mte" and not is_built_in(self._index_sampler):

@@ -19,13 +19,24 @@ from typing import Any
 
 from ddlp.errors import DDLPError
 
-__all__ = ["DeviceRecord", "UnknownDevice", "check_name", "ddlp_home", "directory", "load", "names", "remove", "save"]
+__all__ = [
+    "DeviceRecord",
+    "UnknownDevice",
+    "check_name",
+    "ddlp_home",
+    "directory",
+    "is_name",
+    "load",
+    "names",
+    "remove",
+    "save",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD = "device.json"
 
 
-class UnknownDevice(DDLPError):
+class UnknownDevice(DDLPError, ValueError):
     """There is no device of this name in the address book."""
 
 
@@ -37,7 +48,7 @@ class DeviceRecord:
         name: what ``csd=`` calls it.
         destination: for ssh: ``user@host``, or a name from ~/.ssh/config.
         ssh_options: given to ssh before the destination, e.g. ``("-p", "2222")``.
-        address: the engine's, ``tcp://10.0.0.2:7711``.
+        address: the engine's, ``tcp://10.0.0.2:7711``; empty until it has answered there for the first time.
         roots: pairs (path on this host, path on the device) that the engine may read.
         host_spool: where this host sees the engine's spool; None: it does not.
         device_spool: the spool's path on the device.
@@ -49,6 +60,7 @@ class DeviceRecord:
         images_per_s: of the user's data through RandomResizedCrop(224), all workers together; None: not measured.
         operators: content hash -> the file's name here.
         service: ``systemd`` or ``supervised``.
+        engine_options: of the engine, as given: ``("--workers", "2")``.
     """
 
     name: str
@@ -66,6 +78,7 @@ class DeviceRecord:
     images_per_s: float | None = None
     operators: dict[str, str] = field(default_factory=dict)
     service: str = "supervised"
+    engine_options: tuple[str, ...] = ()
 
 
 def ddlp_home() -> Path:
@@ -74,9 +87,14 @@ def ddlp_home() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ddlp"
 
 
+def is_name(name: str) -> bool:
+    """Whether a device may be called so: 1 to 64 letters, digits, '.', '_' or '-'."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> str:
     """Return the name, or raise DDLPError where it can't be a device's."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise DDLPError(f"{name!r} can't be a device's name. Take 1 to 64 letters, digits, '.', '_' or '-', e.g. csd0.")
     return name
 
@@ -117,6 +135,7 @@ def _parse(data: Any, path: Path) -> DeviceRecord:
         known = {one.name for one in dataclasses.fields(DeviceRecord)}
         values = {key: value for key, value in data.items() if key in known}  # a newer ddlp may have written more
         values["ssh_options"] = tuple(values["ssh_options"])
+        values["engine_options"] = tuple(values.get("engine_options", ()))
         values["roots"] = tuple((host, device) for host, device in values["roots"])
         return DeviceRecord(**values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

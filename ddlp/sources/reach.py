@@ -36,7 +36,7 @@ class Reach:
     def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions) -> None:
         self.pid = os.getpid()
         self.met: set[str] = set()
-        self._devices = {device.address: device for device in devices}
+        self._devices = {device.label: device for device in devices}
         self._options = options
         self._lock = threading.RLock()  # a finalizer may come in while this very thread holds it
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)

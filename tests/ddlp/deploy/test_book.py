@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddlp import DDLPLoader, Device
 from ddlp.deploy import book
 from ddlp.errors import DDLPError
 
@@ -87,3 +88,19 @@ def test_a_record_of_a_newer_version_can_be_read() -> None:
     path = book.directory("csd0") / "device.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "green"}))
     assert book.load("csd0") == record()
+
+
+def test_a_device_is_reached_by_its_name(home: Path) -> None:
+    book.save(dataclasses.replace(record(), host_spool="/mnt/board/spool"))
+    device = Device.at("csd0")
+    assert (device.address, device.keys, device.spool) == ("tcp://10.0.0.2:7711", home / "devices" / "csd0", "/mnt/board/spool")
+    assert device.label == "csd0" and Device.at("tcp://x:1").label == "tcp://x:1"
+    book.save(dataclasses.replace(record(), address=""))
+    with pytest.raises(DDLPError, match="was not finished"):
+        Device.at("csd0")
+
+
+@pytest.mark.parametrize("which", ["nobody", "host:7711", "http://x", ""])
+def test_what_is_no_device_is_said_when_a_loader_is_made(which: str) -> None:
+    with pytest.raises(ValueError, match=r"no device is called 'nobody'|expected the name of a device"):
+        DDLPLoader([1], csd=which, strategy="csd")
