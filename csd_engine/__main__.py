@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional
 from csd_engine.computer import cpus
 from csd_engine.engine import EngineOptions, Service
 from csd_engine.errors import EngineError
-from csd_engine.keys import make_keys
+from csd_engine.keys import make_keys, make_pair
 from csd_engine.roots import Roots
 from csd_engine.spool import remove_tree
 
@@ -63,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m csd_engine", description=_EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--make-keys", metavar="DIR", help="make fresh keys in DIR and exit")
+    add("--make-keys", metavar="DIR", help="make fresh keys for an engine and one host in DIR and exit")
+    add("--make-pair", nargs=2, metavar=("DIR", "NAME"), help="make DIR/NAME.key and .key_secret (server, host) and exit")
     add("--listen", metavar="ADDRESS", help="ipc:///path/to/socket or tcp://HOST:PORT (tcp://*:0 picks a port)")
     add(
         "--root",
@@ -176,6 +177,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     try:
         if options.make_keys:
             print(f"keys are in {make_keys(options.make_keys)}; see python -m csd_engine --help for what goes where")
+        elif options.make_pair:
+            print(make_pair(*options.make_pair))
         else:
             _run(options)
     except EngineError as error:

@@ -16,7 +16,7 @@ import zmq.auth
 
 from csd_engine.errors import EngineError
 
-__all__ = ["KeyPair", "allowed_clients", "load_pair", "load_public", "make_keys"]
+__all__ = ["KeyPair", "allowed_clients", "load_pair", "load_public", "make_keys", "make_pair"]
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -28,24 +28,38 @@ class KeyPair(NamedTuple):
     secret: bytes
 
 
+def make_pair(directory: PathLike, name: str) -> Path:
+    """Make a fresh pair `name`.key and `name`.key_secret in `directory` (made if missing, for its owner alone).
+
+    Returns the path of the public one.
+
+    Raises:
+        EngineError: there is such a pair already, or libzmq has no CURVE.
+        OSError: the directory cannot be written.
+    """
+    home = Path(directory)
+    if not zmq.has("curve"):
+        raise EngineError("this libzmq was built without CURVE: install pyzmq's wheel for encrypted links.")
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
+    if (home / f"{name}.key_secret").exists():
+        raise EngineError(f"{home / name}.key_secret exists: keys are never overwritten. Choose another directory.")
+    public, secret = zmq.auth.create_certificates(str(home), name)
+    os.chmod(secret, 0o600)
+    return Path(public)
+
+
 def make_keys(directory: PathLike) -> Path:
-    """Make fresh keys for an engine and one host in `directory` (made if missing, readable by its owner alone).
+    """Make fresh keys for an engine and one host in `directory`, the host's on the engine's allow-list.
 
     Raises:
         EngineError: there are keys already, or libzmq has no CURVE.
         OSError: the directory cannot be written.
     """
     home = Path(directory)
-    if not zmq.has("curve"):
-        raise EngineError("this libzmq was built without CURVE: install pyzmq's wheel for encrypted links.")
-    (home / "clients").mkdir(parents=True, exist_ok=True)
-    home.chmod(0o700)
     for name in ("server", "host"):
-        if (home / f"{name}.key_secret").exists():
-            raise EngineError(f"{home / name}.key_secret exists: keys are never overwritten. Choose another directory.")
-    for name in ("server", "host"):
-        _, secret = zmq.auth.create_certificates(str(home), name)
-        os.chmod(secret, 0o600)
+        make_pair(home, name)
+    (home / "clients").mkdir(exist_ok=True)
     (home / "clients" / "host.key").write_bytes((home / "host.key").read_bytes())
     return home
 
