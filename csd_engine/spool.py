@@ -17,8 +17,8 @@ import shutil
 from pathlib import Path
 from typing import Optional, Union
 
-from csd_engine.datasets import open_regular
 from csd_engine.errors import EngineError, SpoolError
+from csd_engine.regular import open_regular
 
 __all__ = ["Spool", "free_bytes", "look_at", "remove_tree"]
 

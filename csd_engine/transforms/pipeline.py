@@ -17,8 +17,8 @@ from csd_engine.transforms import checks
 from csd_engine.transforms.containers import Group, group_out, leaves
 from csd_engine.transforms.operators import Box, Canvas, Shape
 from csd_engine.transforms.parse import parse_ops, quote, require_keys
-from csd_engine.transforms.primitives import Primitive, apply_primitive
-from csd_engine.transforms.resample import ORDERS
+from csd_engine.transforms.primitives import Crop, Primitive, Resize, apply_primitive
+from csd_engine.transforms.resample import ORDERS, crop_resize
 from csd_engine.transforms.user import Calls, User
 
 __all__ = ["Pipeline", "SamplePlan"]
@@ -130,9 +130,14 @@ class Pipeline:
         if out.shape != plan.shape or out.dtype != np.uint8:
             raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
                              "allocate it with Pipeline.output_shape")
-        if image.mode != self.mode:
+        steps = plan.primitives
+        if len(steps) > 1 and isinstance(steps[0], Crop) and isinstance(steps[1], Resize):
+            box, to = steps[0].box, steps[1]
+            image = crop_resize(image, box, self.mode, to.width, to.height, to.interpolation, self.order)
+            steps = steps[2:]
+        elif image.mode != self.mode:
             image = image.convert(self.mode)
-        for step in plan.primitives:
+        for step in steps:
             image = apply_primitive(image, step, self.order)
         out[...] = np.asarray(image).reshape(plan.shape)
 

@@ -28,6 +28,11 @@ class Crop:
     height: int
     width: int
 
+    @property
+    def box(self) -> Tuple[int, int, int, int]:
+        """(left, top, right, bottom), as Pillow wants it."""
+        return (self.left, self.top, self.left + self.width, self.top + self.height)
+
 
 @dataclasses.dataclass(frozen=True)
 class Resize:
@@ -79,7 +84,7 @@ Primitive = Union[Crop, Resize, Flip, Pad, Gray, UserCall]
 def apply_primitive(image: Image.Image, step: Primitive, order: str) -> Image.Image:
     """Image (mode "RGB" or "L") after one step; ``order`` is the pipeline's order of resampling passes."""
     if isinstance(step, Crop):
-        return image.crop((step.left, step.top, step.left + step.width, step.top + step.height))
+        return image.crop(step.box)
     if isinstance(step, Resize):
         return resample.resize(image, step.width, step.height, step.interpolation, order)
     if isinstance(step, Flip):
