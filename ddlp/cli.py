@@ -14,6 +14,7 @@ from ddlp.errors import DDLPError
 # Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
 # command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.
 _COMMANDS = {
+    "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
     "status": ("ddlp.deploy.status", "how each device is: reachable, version, jobs, images/s, memory, spool, temperature"),
 }
 _BENCHES = {
