@@ -1,0 +1,381 @@
+#!/usr/bin/env bash
+# An emulated computational storage device (a "board"): a Debian ARM system under qemu with its own address, reached over SSH.
+#
+#   sudo ./scripts/csd_emulator.sh up                                # a 32-bit ARM board csd0: 2 cores, 512 MB, Python, numpy, Pillow, pyzmq
+#   sudo ./scripts/csd_emulator.sh ssh csd0 uname -m                 # armv7l
+#   sudo ./scripts/csd_emulator.sh up --name csd1 --arch arm64 --cores 1 --cpu-share 50 --data ~/photos
+#   sudo ./scripts/csd_emulator.sh status
+#   sudo ./scripts/csd_emulator.sh down --all                        # nothing is left but the cached system
+#
+# Commands
+#   up            make a board and start it; the first time, make the Debian system too (minutes; cached from then on)
+#     --name NAME           default csd0; up to 11 letters, digits, hyphens
+#     --arch armhf|arm64    default armhf, 32-bit ARMv7 as on a Zynq-7000; arm64 as on a DPU or a Raspberry Pi
+#     --bare                without Python and its packages; their .debs lie in /opt/debs on the board, as an apt source
+#     --no-debs             with --bare: without those either
+#     --cores N             default 2, at most what this machine has
+#     --cpu-share PERCENT   of each core, default 100
+#     --memory SIZE         default 512M; what needs more is killed. qemu's own memory counts: about 10M a process
+#     --disk SIZE           default 1G: what may be written on the board beyond its system
+#     --port PORT           of the board's sshd, default 22
+#     --data DIR            host directory that the board sees as /data; default: a new empty one. --data-writable: it may write there
+#     --spool DIR           host directory that the board sees as /spool; default: a new one. --no-shared-spool: /spool is the board's own
+#   down          --name NAME or --all: end it and remove everything of it. Directories given with --data and --spool stay as they are
+#   status        [NAME]: address, processes, memory, limits, paths
+#   ssh           NAME [COMMAND...]: as root; "ssh -F <what status prints> ddlp@csd0" logs in as an ordinary user (with sudo)
+#   kill          --name NAME: pull the plug. Disk, data and spool stay
+#   start         --name NAME: power for a board that was killed; it boots from its disk, at its old address with its old keys
+#   freeze, thaw  --name NAME: all its processes stand still, the network stays
+#   net           --name NAME down|up: pull the network cable, plug it in
+#
+# On the board the clock, /proc and the kernel are the host's. It reaches the host at 10.77.N.1 and nothing else.
+#
+# DDLP_CSD_CACHE    where the Debian system is kept (default /var/cache/ddlp-csd-emulator; about 700 MB an architecture)
+# DDLP_CSD_STATE    where boards are kept while they exist (default /var/lib/ddlp-csd-emulator)
+# DDLP_CSD_MIRROR   Debian mirror (default http://deb.debian.org/debian)
+set -euo pipefail
+SELF=$(readlink -f "$0")
+CACHE=${DDLP_CSD_CACHE:-/var/cache/ddlp-csd-emulator}
+STATE=${DDLP_CSD_STATE:-/var/lib/ddlp-csd-emulator}
+MIRROR=${DDLP_CSD_MIRROR:-http://deb.debian.org/debian}
+SUITE=bookworm
+BINFMT=/proc/sys/fs/binfmt_misc
+NETWORK=10.77
+# shellcheck source=scripts/csd_emulator/base.sh
+source "${SELF%.sh}/base.sh"
+# shellcheck source=scripts/csd_emulator/limits.sh
+source "${SELF%.sh}/limits.sh"
+
+say() { echo "csd_emulator: $*" >&2; }
+die() { for line in "$@"; do say "$line"; done; exit 1; }
+wrong() { die "$1" "see $0 --help"; }
+
+need_root() {
+  [ "$(id -u)" = 0 ] || die "'$command' needs root: it makes network namespaces, mounts and control groups" "run: sudo $0 $command ..."
+}
+
+# install_needed: what this script runs, installed by apt-get where it is missing.
+install_needed() {
+  local missing=() program package
+  while read -r program package; do
+    command -v "$program" >/dev/null || [ -e "$program" ] || missing+=("$package")
+  done <<'EOF'
+qemu-arm-static qemu-user-static
+/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
+ip iproute2
+ssh openssh-client
+mkfs.ext4 e2fsprogs
+mount mount
+unshare util-linux
+EOF
+  [ ${#missing[@]} -gt 0 ] || { command -v apt-get >/dev/null || die "needs apt-get and dpkg to make the board's system: run it on Debian or Ubuntu"; return 0; }
+  command -v apt-get >/dev/null || die "missing: ${missing[*]} (Debian's names; there is no apt-get here)" "install them, with apt and dpkg, and try again"
+  say "installing ${missing[*]}"
+  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } >/dev/null </dev/null ||
+    die "apt-get could not install ${missing[*]}" "install them by hand and try again"
+}
+
+# emulate ARCH: lets the kernel run its programs. What was done is noted in $STATE/.binfmt and undone with the last board.
+emulate() {
+  local arch=$1 handler
+  case $arch in armhf) handler=qemu-arm ;; arm64) handler=qemu-aarch64 ;; esac
+  [ "$arch" = arm64 ] && [ "$(uname -m)" = aarch64 ] && return
+  if [ ! -e "$BINFMT/register" ]; then
+    mount -t binfmt_misc binfmt_misc "$BINFMT" || die "cannot mount $BINFMT: is this a container without privileges?"
+    echo mounted >>"$STATE/.binfmt"
+  fi
+  if [ ! -e "$BINFMT/$handler" ]; then
+    # Debian's own line and the flag C: without it sudo and other setuid programs of the board get no rights.
+    printf '%sC' "$(grep -m1 "^:$handler:" "/usr/lib/binfmt.d/$handler.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
+    echo "$handler" >>"$STATE/.binfmt"
+  fi
+  grep -q '^flags:.*F' "$BINFMT/$handler" ||
+    die "$BINFMT/$handler is registered without the flag F, so a board would not find its interpreter" "remove it (echo -1 > $BINFMT/$handler) and try again"
+}
+
+# lock: one command at a time changes the set of boards.
+lock() { mkdir -p "$STATE"; exec 9>"$STATE/.lock"; flock 9; }
+unlock() { exec 9>&-; }
+
+boards() { local record; for record in "$STATE"/*/; do [ ! -d "$record" ] || basename "$record"; done; }
+
+# load NAME: the board's settings as variables.
+load() {
+  name=$1 dir=$STATE/$1
+  [ -e "$dir/record" ] || die "there is no board $1" "boards: $(boards | xargs)"
+  # shellcheck source=/dev/null
+  source "$dir/record"
+}
+
+
+# birth PID: when it was started, so that a number that was given to another process is not taken for it; fails where it is dead.
+birth() {
+  local stat
+  stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+  read -r -a stat <<<"${stat##*) }"
+  [ "${stat[0]}" != Z ] && echo "${stat[19]}"
+}
+
+# alive FILE: is the process that FILE names ("number birth") there?
+alive() {
+  local pid born
+  [ -e "$1" ] && read -r pid born <"$1" && [ "$(birth "$pid")" = "$born" ]
+}
+
+# power_on: starts the board whose settings are loaded and waits until it answers.
+power_on() {
+  local tries
+  make_groups
+  : >"$dir/log"
+  (
+    trap - EXIT INT TERM
+    join_groups
+    exec setsid unshare --mount --net --pid --uts --ipc --fork --kill-child --propagation private \
+      "${SELF%.sh}/boot.sh" "$dir" "/proc/$$/ns/net" </dev/null >>"$dir/log" 2>&1 9>&-
+  ) &
+  echo "$! $(birth $!)" >"$dir/keeper"
+  disown
+  for tries in $(seq 300); do
+    alive "$dir/keeper" || { cat "$dir/log" >&2; die "$name stopped while it started: see above"; }
+    [[ $(timeout 1 bash -c "exec 5<>/dev/tcp/$ip/$port && head -c 4 <&5" 2>/dev/null) != SSH- ]] || return 0
+    sleep 0.1
+  done
+  cat "$dir/log" >&2
+  die "$name does not answer at $ip port $port after $((tries / 5)) s: see above, and whether a firewall stands in between"
+}
+
+# power_off: everything that runs on the board ends, its namespaces, mounts, network and groups go with it. Fits a board in any state.
+power_off() {
+  local file pid tries
+  [ ! -e "$dir/groups" ] || freeze_groups 0 || true
+  for file in keeper pid; do
+    ! alive "$dir/$file" || { read -r pid _ <"$dir/$file" && kill -KILL "$pid" 2>/dev/null; } || true
+  done
+  # A namespace's first process takes all others along; these would be what was stopped before it had namespaces.
+  for pid in $(group_pids); do kill -KILL "$pid" 2>/dev/null || true; done
+  for tries in $(seq 200); do
+    alive "$dir/keeper" || alive "$dir/pid" || [ -n "$(group_pids)" ] || break
+    [ "$tries" -lt 200 ] || say "$name: processes $(group_pids | xargs) do not end"
+    sleep 0.05
+  done
+  rm -f "$dir/keeper" "$dir/pid"
+  ip link delete "${link:-none}" 2>/dev/null || true
+  remove_groups
+  for tries in $(seq 100); do
+    [ -e "$dir/disk.img" ] && losetup -j "$dir/disk.img" | grep -q . || break
+    sleep 0.05
+  done
+}
+
+# remove: the board whose settings are loaded, and with the last one what was changed on this machine.
+remove() {
+  power_off
+  rm -rf --one-file-system "$dir"
+  tidy
+}
+
+tidy() {
+  local line
+  [ -z "$(boards)" ] || return 0
+  if [ -e "$STATE/.enabled" ]; then
+    while read -r line; do put "${line#* }/cgroup.subtree_control" "-${line%% *}" || true; done <"$STATE/.enabled"
+  fi
+  if [ -e "$STATE/.binfmt" ]; then
+    while read -r line; do [ "$line" = mounted ] || put "$BINFMT/$line" -1 || true; done <"$STATE/.binfmt"
+    ! grep -qx mounted "$STATE/.binfmt" || umount "$BINFMT" || true
+  fi
+  rm -rf --one-file-system "$STATE"
+}
+
+# broken_off: what 'up' leaves when it fails or is interrupted: nothing.
+broken_off() {
+  local status=$?
+  trap '' INT TERM
+  trap - EXIT
+  [ -z "${BUILD_PID:-}" ] || { kill -KILL "$BUILD_PID" 2>/dev/null && wait "$BUILD_PID" 2>/dev/null; } || true
+  [ -z "${BUILD_DIR:-}" ] || rm -rf "$BUILD_DIR" "$BUILD_DIR.log"
+  unlock
+  lock
+  remove
+  exit "$status"
+}
+
+up() {
+  local data_given="" spool_given="" n user=${SUDO_USER:-root}
+  name=csd0 arch=armhf kind=ready debs=yes cores=2 cpu_share=100 memory=512M disk=1G port=22 data="" spool="" data_read_only=yes shared_spool=yes
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --bare) kind=bare ;;
+      --no-debs) debs=no ;;
+      --data-writable) data_read_only=no ;;
+      --no-shared-spool) shared_spool=no ;;
+      --name | --arch | --cores | --cpu-share | --memory | --disk | --port | --data | --spool)
+        [ $# -gt 1 ] || wrong "$1 needs a value"
+        local setting=${1#--}
+        printf -v "${setting/-/_}" %s "$2"
+        shift ;;
+      *) wrong "up: unknown option $1" ;;
+    esac
+    shift
+  done
+  [[ $name =~ ^[a-z][a-z0-9-]{0,10}$ ]] || wrong "--name '$name': up to 11 small letters, digits and hyphens, a letter first"
+  [[ $arch =~ ^(armhf|arm64)$ ]] || wrong "--arch '$arch': armhf or arm64"
+  [[ $cores =~ ^[1-9][0-9]*$ ]] || wrong "--cores '$cores': a number from 1"
+  [[ $cpu_share =~ ^[1-9][0-9]?$|^100$ ]] || wrong "--cpu-share '$cpu_share': a percentage from 1 to 100"
+  [[ $port =~ ^[1-9][0-9]{0,4}$ ]] || wrong "--port '$port': a port number"
+  for setting in memory disk; do
+    numfmt --from=iec "${!setting}" >/dev/null 2>&1 || wrong "--$setting '${!setting}': a size such as 512M or 1G"
+  done
+  for setting in data spool; do
+    [ -z "${!setting}" ] && continue
+    [ -d "${!setting}" ] || die "--$setting ${!setting}: there is no such directory on this machine"
+    printf -v "$setting" %s "$(readlink -f "${!setting}")"
+  done
+  [ "$cores" -le "$(nproc)" ] || { say "--cores $cores: this machine has $(nproc), the board gets those"; cores=$(nproc); }
+  install_needed
+
+  lock
+  dir=$STATE/$name
+  [ ! -e "$dir" ] || die "there is a board $name already" "end it with: $0 down --name $name; or take another --name"
+  # From here on the board counts as there: another board's 'down' must not undo what this one needs.
+  link=""
+  trap broken_off EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  mkdir -m 755 -p "$dir"
+  emulate "$arch"
+  unlock
+  make_base "$arch"
+  base=$(base_dir "$arch")/$kind
+
+  lock
+  n=$(free_network)
+  ip=$NETWORK.$n.2 host_ip=$NETWORK.$n.1 link=csd-$name
+  [ -n "$data" ] || { data=$dir/data && mkdir "$data"; }
+  [ "$shared_spool" = no ] || [ -n "$spool" ] || { spool=$dir/spool && mkdir -m 777 "$spool" && chmod 777 "$spool"; }
+  [ "$shared_spool" = yes ] || spool=""
+  {
+    for setting in name arch kind debs base cores cpu_share memory disk port data data_read_only spool ip host_ip link; do
+      printf '%s=%q\n' "$setting" "${!setting}"
+    done
+  } >"$dir/record"
+  unlock
+  truncate -s "$(numfmt --from=iec "$disk")" "$dir/disk.img"
+  mkfs.ext4 -q -F -m 0 -O ^has_journal "$dir/disk.img"
+  keys "$user"
+  power_on
+  trap - EXIT INT TERM
+  say "$name is up: $arch at $ip, memory $memory, $cores cores at $cpu_share %"
+  sed 's/^/csd_emulator: note: /' "$dir/notes" >&2
+  say "log in: ssh -F $dir/ssh_config $name   (or: ssh -F $dir/ssh_config ddlp@$name)"
+}
+
+# free_network: the first N for which 10.77.N.0/24 is in no use on this machine.
+free_network() {
+  local n
+  for n in $(seq 1 254); do
+    grep -qsF "ip=$NETWORK.$n.2" "$STATE"/*/record || [ -n "$(ip -4 route show root "$NETWORK.$n.0/24")" ] || { echo "$n"; return; }
+  done
+  die "no free network in $NETWORK.0.0/16"
+}
+
+# keys USER: who may log in, and the board's own key, known before the first login as on a device that one set up oneself.
+keys() {
+  local where=$ip
+  [ "$port" = 22 ] || where="[$ip]:$port"
+  ssh-keygen -q -t ed25519 -N "" -C "ddlp board $name" -f "$dir/id_ed25519"
+  ssh-keygen -q -t ed25519 -N "" -C "$name" -f "$dir/host_key"
+  echo "$where $(cut -d' ' -f1,2 "$dir/host_key.pub")" >"$dir/known_hosts"
+  cat >"$dir/ssh_config" <<EOF
+Host $name
+  HostName $ip
+  Port $port
+  User root
+  IdentityFile $dir/id_ed25519
+  IdentitiesOnly yes
+  UserKnownHostsFile $dir/known_hosts
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  LogLevel ERROR
+EOF
+  chown "$1" "$dir"/{id_ed25519,ssh_config,known_hosts}
+}
+
+down() {
+  local names=() board
+  case ${1:-} in
+    --all) mapfile -t names < <(boards) ;;
+    --name) names=("${2:?}") ;;
+    *) wrong "down: --name NAME or --all" ;;
+  esac
+  lock
+  for board in "${names[@]}"; do
+    name=$board dir=$STATE/$board link=csd-$board
+    [ -d "$dir" ] || die "there is no board $board" "boards: $(boards | xargs)"
+    remove
+    say "$board is down"
+  done
+  [ ${#names[@]} -gt 0 ] || tidy
+}
+
+status() {
+  local board key
+  [ $# -gt 0 ] || [ -n "$(boards)" ] || { echo "no boards"; return; }
+  for board in ${1:-$(boards)}; do
+    load "$board"
+    echo "$name: $(state)"
+    echo "  system     Debian $SUITE $arch, $kind: $base"
+    echo "  address    $ip (host $host_ip), ssh port $port"
+    echo "  processes  $(group_pids | wc -l)"
+    echo "  memory     $(memory_used) of $memory, qemu included"
+    echo "  limits     $cores cores at $cpu_share %, disk $disk"
+    echo "  data       $data -> /data ($([ "$data_read_only" = yes ] && echo read-only || echo writable))"
+    echo "  spool      ${spool:-not shared} -> /spool"
+    echo "  ssh        ssh -F $dir/ssh_config $name"
+    sed 's/^/  note       /' "$dir/notes"
+  done
+}
+
+state() {
+  if ! alive "$dir/pid"; then echo "off (start it again, or take it down)"; return; fi
+  ip link show "$link" 2>/dev/null | grep -q 'state UP' && echo "up" || echo "up, network cable unplugged"
+}
+
+# on_board COMMAND ARGUMENTS: for the commands that take --name NAME.
+named() {
+  [ "${1:-}" = --name ] && [ -n "${2:-}" ] || wrong "$command: --name NAME"
+  load "$2"
+}
+
+command=${1:-}
+[ $# -eq 0 ] || shift
+case $command in
+  "" | -h | --help | help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$SELF" ;;
+  __build) build "$@" ;;
+  status) status "$@" ;;
+  ssh)
+    [ $# -gt 0 ] || wrong "ssh: which board?"
+    load "$1"
+    shift
+    exec ssh -F "$dir/ssh_config" "$name" "$@" ;;
+  up | down | kill | start | freeze | thaw | net)
+    need_root
+    case $command in
+      up) up "$@" ;;
+      down) down "$@" ;;
+      *)
+        named "$@"
+        case $command in
+          kill) power_off ;;
+          start)
+            ! alive "$dir/pid" || die "$name is running"
+            power_on ;;
+          freeze) freeze_groups 1 || group_pids | xargs -r kill -STOP ;;
+          thaw) freeze_groups 0 || group_pids | xargs -r kill -CONT ;;
+          net)
+            [[ ${3:-} =~ ^(up|down)$ ]] || wrong "net: --name NAME up|down"
+            ip link set "$link" "$3" ;;
+        esac ;;
+    esac ;;
+  *) wrong "unknown command '$command'" ;;
+esac
