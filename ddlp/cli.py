@@ -14,8 +14,13 @@ from ddlp.errors import DDLPError
 # Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
 # command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.
 _COMMANDS = {
-    "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
+    "deploy": ("ddlp.deploy.command", "put the engine on a device over SSH, bring it up to date, remove it"),
     "status": ("ddlp.deploy.status", "how each device is: reachable, version, jobs, images/s, memory, spool, temperature"),
+    "logs": ("ddlp.deploy.logs", "what a device's engine has logged"),
+    "stop": ("ddlp.deploy.stop", "stop a device's engine"),
+    "doctor": ("ddlp.deploy.doctor", "find out what is wrong with a device, and what to do"),
+    "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
+    "start": ("ddlp.deploy.start", "start it again"),
 }
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),

@@ -60,7 +60,8 @@ class Row:
         return not self.differ and not self.error
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.error or f'{self.differ / max(self.values, 1):.2%} of values differ, by at most {self.largest}'}"
+        share = f"{self.differ / max(self.values, 1):.2%} of values differ, by at most {self.largest}"
+        return f"{self.name}: {self.error or share}"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ HOME/spool-is-ours               the spool directory was made by us
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import shlex
@@ -27,8 +28,8 @@ from ddlp.deploy.survey import Survey
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "check_home", "drop_old_builds", "exchange_keys", "make_spool", "own_build_is_there", "put_engine", "put_operators",
-    "put_settings", "remove_all", "settings_text", "switch",
+    "absolute_home", "check_home", "drop_old_builds", "exchange_keys", "make_spool", "operator_options", "own_build_is_there",
+    "put_engine", "put_operators", "put_settings", "remove_all", "settings_text", "switch",
 ]  # fmt: skip
 
 _SPOOL_NAMES = ("manifests", "arrays", "files", ".lock")
@@ -40,6 +41,13 @@ def check_home(home: str) -> str:
     if not re.fullmatch(r"(~|)/[\w@+.,/ -]*[\w]", home) or ".." in home.split("/"):
         raise DDLPError(f"--home {home!r}: write ~/DIR or an absolute path of letters, digits and . , _ @ + - alone.")
     return home
+
+
+def absolute_home(shell: Shell, home: str) -> str:
+    """The directory with its ``~`` resolved there."""
+    if not check_home(home).startswith("~"):
+        return home
+    return shell.must('echo "$HOME"', "asking for the home directory", timeout_s=60).strip() + home[1:]
 
 
 def own_build_is_there(survey: Survey) -> bool:
@@ -140,6 +148,16 @@ def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
             f"making the spool {spool}",
             timeout_s=60,
         )
+
+
+def operator_options(shell: Shell, survey: Survey) -> list[str]:
+    """The engine's option for the directory of operators, which is made: new files there need no restart."""
+    if importlib.util.find_spec("csd_engine.operatorfile") is None:
+        return []
+    directory = f"{survey.home}/operators"
+    if survey.settings is None or directory not in survey.settings:
+        shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
+    return ["--operators", directory]
 
 
 def put_operators(shell: Shell, survey: Survey, files: Sequence[Path]) -> dict[str, str]:

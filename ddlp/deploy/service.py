@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.shell import CommandFailed, Shell
 
 __all__ = ["Service", "supervisor_command", "unit"]
@@ -68,6 +69,11 @@ class Service:
     home: str
     python: str
     systemd: bool
+
+    @staticmethod
+    def of(record: DeviceRecord, shell: Shell) -> Service:
+        """The service of a device in the address book."""
+        return Service(shell, record.name, record.home, record.python, record.service == "systemd")
 
     @property
     def _unit(self) -> str:

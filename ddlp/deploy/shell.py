@@ -360,7 +360,8 @@ class Shell:
                         return b""
                     if until is not None and time.monotonic() > until:
                         raise Slow(
-                            f"{doing} on {self.destination} has not finished within {timeout_s:g} s. Is it overloaded? Try again."
+                            f"{doing} on {self.destination} has not finished within {timeout_s:g} s. Is it overloaded? "
+                            "Try again."
                         )
                 return os.read(out, count)
 

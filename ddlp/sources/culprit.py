@@ -36,11 +36,8 @@ def first_difference(recipe: Recipe, item: tuple[int, int], ask: Ask) -> str:
         size, kind = image.size, image.format
     unknown: list[str] = []
     for pipeline, last in _steps(recipe.pipeline):
-        name = (
-            _name(last)
-            if last is not None
-            else f"the {kind or 'array'} itself, which is another one there or is read otherwise"
-        )
+        image_itself = f"the {kind or 'array'} itself, which is another one there or is read otherwise"
+        name = image_itself if last is None else _name(last)
         key = Keyed(recipe.seed, recipe.epoch, *item)
         height, width, channels = pipeline.draw(size, key).shape
         if last is None or not _masks(last):
