@@ -20,9 +20,11 @@ from csd_engine.datasets import Dataset, fingerprint
 from csd_engine.errors import EngineError, EngineRefused, WrongPixels
 from csd_engine.jobs import Quota
 from csd_engine.samples import sample_digest
+from csd_engine.transforms import Pipeline
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
 from ddlp.operators import by_name, operator_files, put_operators
+from ddlp.sources.culprit import first_difference
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
 from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
@@ -169,13 +171,14 @@ def join(
             elif isinstance(event, EngineLost):
                 run.lost(name, event.reason)
 
-        luggage = place.luggage
-        job.handle = place.link.open_job(
-            recipe.pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part
-        )
+        def open_job(pipeline: Pipeline, layout: Layout, on_event: Callable[[EngineEvent], None]) -> JobHandle:
+            luggage = place.luggage
+            return place.link.open_job(pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part)
+
+        job.handle = open_job(recipe.pipeline, layout, on_event)
         job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text))
         run.remark(name, place.remark)
-        _compare_bits(run, name, job.handle, allow_different_bits)
+        _compare_bits(run, name, job.handle, allow_different_bits, open_job)
         on_met()
         quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
@@ -197,7 +200,10 @@ def join(
             job.handle.close()
 
 
-def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> None:
+_OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]
+
+
+def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
     """The parity probe: a few samples of the first batch, made by both sides."""
     recipe = run.recipe
     if not len(recipe.plan):
@@ -215,10 +221,26 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> N
         elif ours != theirs and not allow:
             yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
             raise DifferentBits(
-                f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host "
-                f"(pipeline {recipe.pipeline.to_data()}; versions there {handle.versions}). "
+                f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host. "
+                f"{_what_differs(recipe, item, open_job)} (pipeline {recipe.pipeline.to_data()}; versions there "
+                f"{handle.versions}). "
                 + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
                 + "Bring Pillow and numpy on both sides to one version, or allow the difference with "
                 "allow_different_bits=True."
             )
 
+
+def _what_differs(recipe: Recipe, item: tuple[int, int], open_job: _OpenJob) -> str:
+    """A sentence that names the operator."""
+
+    def ask(pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
+        job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)
+        try:
+            return job.probe(recipe.seed, recipe.epoch, [item])[0]
+        finally:
+            job.close()
+
+    culprit = first_difference(recipe, item, ask)
+    if not culprit:
+        return "Each of its operators makes the same pixels when the device is asked again, so the device may be faulty"
+    return f"What differs is {culprit}"
