@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from csd_engine.batchfile import Layout
 from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
+from csd_engine.meter import Meter
 from csd_engine.protocol import Lease
 
 FREE = ""
@@ -30,7 +31,7 @@ class Scene:
         """A job whose batches of `batch` samples take about `size` KiB in the spool."""
         key = f"job-{next(self._numbers)}"
         layout = Layout(batch, 1, 1024 * size // batch, 1)
-        job = Job(host.encode(), host, key, key, layout, 1000, (), {})
+        job = Job(host.encode(), host, key, key, layout, 1000, (), {}, Meter(0.0))
         self._costs[key] = sample_s
         self.board.add(job)
         return job
