@@ -227,6 +227,7 @@ class Board:
         holdings = _Holdings(self._jobs.values() if ready else (), quota)
         for job in sorted(ready, key=lambda job: self._used_s[job.host]):
             short = shortage(job.next_bytes()) or self._kept_from(job, quota, holdings)
+            job.held_back = short
             if not short:
                 return (job, self._begin(job)), note
             note = note or short
