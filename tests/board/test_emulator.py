@@ -84,6 +84,10 @@ def test_a_board_is_an_arm_system_of_its_own(board: Board) -> None:
     assert board.ip != board.host_ip
     assert board.run("ip route show default; ip route get 192.0.2.1", check=False).stdout == ""
     assert board.run("dpkg --audit").stdout == ""
+    # Without byte code each start of Python would take seconds; an ordinary user cannot write it.
+    compiled = """import argparse, numpy, os, PIL.Image, zmq
+print([os.path.exists(module.__cached__) for module in (argparse, numpy, PIL.Image, zmq)])"""
+    assert board.run(f"python3 -c '{compiled}'", user="ddlp").stdout == "[True, True, True, True]\n"
 
 
 def test_two_logins(board: Board) -> None:
@@ -251,7 +255,7 @@ def test_what_was_given_with_data_and_spool_stays(make_board: Callable[..., Boar
 
 
 def interrupted(arguments: list[str], when: Callable[[], bool], number: signal.Signals) -> subprocess.Popen[bytes]:
-    """Starts `up` and sends it the signal once `when` is true: to all of its process group, as Ctrl-C does; SIGKILL to it alone."""
+    """Starts `up` and sends it the signal when `when` is true: to its process group, as Ctrl-C does; SIGKILL to it alone."""
     process = subprocess.Popen([str(SCRIPT), "up", *arguments], start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while not when():
