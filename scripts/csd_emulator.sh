@@ -144,6 +144,7 @@ power_off() {
 # remove: the board whose settings are loaded, and with the last one what was changed on this machine.
 remove() {
   power_off
+  [ ! -e "$dir/network" ] || ip route delete unreachable "$NETWORK.$(cat "$dir/network").0/24" metric 9999 || true
   rm -rf --one-file-system "$dir"
   tidy
 }
@@ -211,7 +212,7 @@ up() {
   base=$(base_dir "$arch")/$kind
 
   lock
-  n=$(free_network)
+  n=$(take_network)
   ip=$NETWORK.$n.2 host_ip=$NETWORK.$n.1 link=csd-$name
   [ -n "$data" ] || { data=$dir/data && mkdir "$data"; }
   [ "$shared_spool" = no ] || [ -n "$spool" ] || { spool=$dir/spool && mkdir "$spool" && chmod 777 "$spool"; }
@@ -232,11 +233,13 @@ up() {
   say "log in: ssh -F $dir/ssh_config $name   (or: ssh -F $dir/ssh_config ddlp@$name)"
 }
 
-# free_network: the first N for which 10.77.N.0/24 is in no use on this machine.
-free_network() {
+# take_network: the first N for which 10.77.N.0/24 is in no use on this machine, taken by a route. While the board is there its own
+# network comes before that route; when it is killed or unplugged, packets to it must not leave by this machine's default route.
+take_network() {
   local n
   for n in $(seq 1 254); do
-    grep -qsF "ip=$NETWORK.$n.2" "$STATE"/*/record || [ -n "$(ip -4 route show root "$NETWORK.$n.0/24")" ] || { echo "$n"; return; }
+    [ -z "$(ip -4 route show root "$NETWORK.$n.0/24")" ] || continue
+    ip route add unreachable "$NETWORK.$n.0/24" metric 9999 2>/dev/null && { echo "$n" | tee "$dir/network"; return; }
   done
   die "no free network in $NETWORK.0.0/16"
 }
@@ -258,6 +261,7 @@ Host $name
   UserKnownHostsFile $dir/known_hosts
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes
+  ConnectTimeout 20
   LogLevel ERROR
 EOF
   chown "$1" "$dir"/{id_ed25519,ssh_config,known_hosts}
