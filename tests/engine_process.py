@@ -100,15 +100,23 @@ class Recipe:
 
 
 class EngineProcess:
-    """`python -m csd_engine` with fresh keys and a spool below `home`."""
+    """`python -m csd_engine` with fresh keys and a spool below `home`; `within` is a command that runs it elsewhere."""
 
-    def __init__(self, home: Path, *arguments: str, listen: str | None = None, keys: Path | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        listen: str | None = None,
+        keys: Path | None = None,
+        within: tuple[str, ...] = (),
+    ) -> None:
         self.home = home
         self.spool = home / "spool"
         self.keys = keys or make_keys(home / "keys")
         listen = listen or f"ipc://{home}/s"
         self.process = subprocess.Popen(
             [
+                *within,
                 sys.executable,
                 "-m",
                 "csd_engine",
