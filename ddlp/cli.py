@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     bench = commands.add_parser("bench", help="measure on this machine, each figure beside its bound and its peers")
     benches = bench.add_subparsers(dest="bench", required=True, metavar="BENCH")
-    from ddlp.bench import overlap  # late: it brings torch
+    from ddlp.bench import overlap, transfer  # late: they bring torch
 
     overlap_parser = benches.add_parser(
         "overlap",
@@ -26,9 +26,19 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     overlap.add_arguments(overlap_parser)
+    overlap_parser.set_defaults(run=overlap.run)
+    transfer_parser = benches.add_parser(
+        "transfer",
+        help="a device's batch into memory, through the spool and over the socket",
+        description=transfer.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    transfer.add_arguments(transfer_parser)
+    transfer_parser.set_defaults(run=transfer.run)
     options = parser.parse_args(arguments)
     try:
-        return overlap.run(options)
+        status: int = options.run(options)
+        return status
     except (DDLPError, EngineError) as error:
         print(f"ddlp: {error}", file=sys.stderr)
         return 1
