@@ -20,7 +20,7 @@ from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.parcels import Parcels
 from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
-from csd_engine.spool import Spool, look_at
+from csd_engine.spool import Spool, look_at, remove_tree
 
 __all__ = ["EngineOptions", "Service"]
 
@@ -60,9 +60,8 @@ class Service:
         self._spool = Spool(options.spool, options.quota_batches, options.quota_bytes, options.reserve_bytes)
         self._crew: List[WorkerProcess] = []
         try:
-            room = self._spool.room_bytes
-            manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, room)
-            arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, room)
+            manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
+            arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, self._spool.room_bytes)
             self._door = Door(options.listen, options.keys)
         except BaseException:
             self._spool.close()
@@ -75,6 +74,7 @@ class Service:
         self._parcels = Parcels(self._desk.published, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
+        self._shown: Dict[bytes, str] = {}  # each one's directory below the spool's files/, where it sees the spool
         self._start_after = 0.0
         self._trouble = ""
         self._stop = False
@@ -212,6 +212,8 @@ class Service:
 
     def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
         spool = self._spool
+        if message.file:
+            self._shown[peer] = message.file.split("/")[1]
         digest = look_at(spool.directory / message.file, spool.files)
         self._door.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
 
@@ -223,6 +225,8 @@ class Service:
             self._parcels.forget(peer)
             self._door.forget(peer)
             self._desk.drop_host(peer)
+            if peer in self._shown:  # where the host has removed it, it is gone already
+                remove_tree(self._spool.files / self._shown.pop(peer))
 
     # -- workers
 

@@ -65,7 +65,7 @@ class FileCache:
         directory: made if missing.
         kind: MANIFEST or ARRAY.
         limit_bytes: of all together. The least recently used go first, used ones never.
-        room_bytes: tells what may still be written there without touching the reserve.
+        room_bytes: tells what may still be written there.
     """
 
     def __init__(self, directory: Path, kind: str, limit_bytes: int, room_bytes: Callable[[], int]) -> None:
@@ -214,7 +214,7 @@ class FileCache:
                 missing -= size
         if held + total > limit or missing > 0:
             why = (
-                f"{missing} bytes are missing on its disk (--reserve-bytes stay free)"
+                f"{missing} bytes are missing on its disk, less what stays reserved"
                 if missing > 0
                 else f"it keeps {self._limit_bytes} bytes, {held} of them are in use"
             )

@@ -4,7 +4,7 @@ SPOOL/.lock                 held (flock) by the engine that uses it
 SPOOL/job-N-HEX/            one job's batch files
 SPOOL/here-HEX              random content: a host that can tell it sees this very spool
 SPOOL/manifests/, arrays/   what hosts have sent, by fingerprint, kept from job to job
-SPOOL/files/                arrays that hosts put here for their jobs; read, never written
+SPOOL/files/                a directory a host, with arrays for its jobs; read here, and removed once the host is gone
 """
 
 from __future__ import annotations
