@@ -22,7 +22,7 @@ import numpy as np
 from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
-from csd_engine.errors import EngineError, SampleError, SpoolError, SpoolFull
+from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
@@ -207,10 +207,9 @@ class Worker:
                 item = (index, occurrence)
                 prepare_sample(job.reader, job.pipeline, item, command["seed"], command["epoch"], job.image, job.boxes)
                 digests.append(sample_digest(job.image, job.boxes))
-            except SampleError as error:
-                digests.append(f"{'refused' if error.by_operator else 'error'}: {error}")
-            except EngineError as error:  # the job can't be done here at all
-                digests.append(f"refused: {error}")
+            except EngineError as error:
+                by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
+                digests.append(f"{'refused' if by_operator else 'error'}: {error}")
             self._look(None, 0)
         self._channel.send("probed", job=command["job"], digests=digests)
 

@@ -240,6 +240,7 @@ class EpochRun:
                 if self.ledger.made(claim) and made is not None:
                     self._ready[position] = made
                 self._act()
+            made = None  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
     def _next_claim(self) -> tuple[int, int] | None:
         with self._lock:

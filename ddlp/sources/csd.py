@@ -215,7 +215,7 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open
         except Exception:
             continue  # an unreadable sample tells nothing of the device; it raises in its own batch
         if theirs.startswith("refused:"):
-            raise EngineRefused(f"{name} can't do the job, which this host can: {theirs[8:].strip()}")
+            raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs[8:].strip()}")
         if theirs.startswith("error:"):
             run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs[6:].strip()}")
         elif ours != theirs and not allow:
