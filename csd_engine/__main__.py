@@ -92,6 +92,14 @@ def _parser() -> argparse.ArgumentParser:
         help="free space to leave on the spool's disk; default 1G",
     )
     add(
+        "--memory",
+        type=_size,
+        default=0,
+        metavar="SIZE",
+        help="memory to reckon with: where it is scarce, workers decode very large images one at a time; default: what "
+        "this computer, or this process's control group, has",
+    )
+    add(
         "--lease-timeout",
         type=_at_least(float, 0.1),
         default=30.0,
@@ -148,6 +156,7 @@ def _run(options: argparse.Namespace) -> None:
             quota_batches=options.quota_batches,
             quota_bytes=options.quota_bytes,
             reserve_bytes=options.reserve_bytes,
+            memory_bytes=options.memory,
             lease_timeout_s=options.lease_timeout,
             worker_timeout_s=options.worker_timeout,
             slowdown=options.slowdown,

@@ -1,6 +1,7 @@
 """The engine's spool on disk: job directories, the quota and the reserve of free space. One engine a spool.
 
 SPOOL/.lock                 held (flock) by the engine that uses it
+SPOOL/.large                held by the worker that decodes a large image (csd_engine.turnstile)
 SPOOL/job-N-HEX/            one job's batch files
 SPOOL/manifests/            manifests by fingerprint, kept from job to job
 SPOOL/files/                arrays that hosts put here for their jobs; read, never written
@@ -143,9 +144,10 @@ class Spool:
             return
         for left in self.directory.glob("job-*"):
             remove_tree(left)
-        try:
-            os.unlink(self.directory / ".lock")
-        except OSError:
-            pass
+        for name in (".large", ".lock"):
+            try:
+                os.unlink(self.directory / name)
+            except OSError:
+                pass
         os.close(self._lock)
         self._lock = -1
