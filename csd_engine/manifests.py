@@ -1,4 +1,4 @@
-"""The engine's cache of manifests: received in parts, verified, kept by fingerprint, memory-mapped by the workers."""
+"""The engine's cache of manifests: received in parts, verified, kept by fingerprint, read by the workers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ManifestCache:
         if len(content) != expected:
             raise DatasetError(f"manifest part at {offset} has not the {expected} bytes expected. Send it again.")
         incoming.stream.write(content)
-        os.fdatasync(incoming.stream.fileno())  # mapped while dirty, it would count as a worker's private memory
+        os.fdatasync(incoming.stream.fileno())  # before it has its name: a power cut must not leave half of it there
         incoming.digest.update(content)
         incoming.offset += len(content)
 
