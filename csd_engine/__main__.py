@@ -58,7 +58,8 @@ def _at_least(kind: Callable[[str], Any], low: float) -> Callable[[str], Any]:
     return check
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the engine's command line."""
     parser = argparse.ArgumentParser(
         prog="python -m csd_engine", description=_EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -179,7 +180,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command line; return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s csd_engine %(levelname)s %(message)s", stream=sys.stderr
     )

@@ -14,7 +14,11 @@ from ddlp.errors import DDLPError
 # Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
 # command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.
 _COMMANDS = {
+    "deploy": ("ddlp.deploy.command", "put the engine on a device over SSH, bring it up to date, remove it"),
     "status": ("ddlp.deploy.status", "how each device is: reachable, version, jobs, images/s, memory, spool, temperature"),
+    "logs": ("ddlp.deploy.logs", "what a device's engine has logged"),
+    "stop": ("ddlp.deploy.stop", "stop a device's engine"),
+    "start": ("ddlp.deploy.start", "start it again"),
 }
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ __all__ = [
     "directory",
     "is_name",
     "load",
+    "locked",
     "names",
     "remove",
     "save",
@@ -163,3 +166,21 @@ def save(record: DeviceRecord) -> None:
 def remove(name: str) -> None:
     """Forget a device, its keys with it; one that is not there is no error."""
     shutil.rmtree(directory(name), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """One `ddlp deploy` for a device at a time. Raises DDLPError while there is another."""
+    where = directory(name)
+    where.mkdir(parents=True, exist_ok=True)
+    where.chmod(0o700)
+    with open(where / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DDLPError(f"another ddlp deploy is at work on {name}. Wait until it is done.") from None
+        try:
+            yield
+        finally:
+            if not (where / _RECORD).exists() and not any(where.glob("*.key*")):
+                remove(name)  # nothing came of it

@@ -1,0 +1,247 @@
+r"""Put the engine on a device over SSH, under a name: csd="csd0" is all that a training script needs then.
+
+    ddlp deploy user@board --name csd0 --root /mnt/nvme/imagenet --spool /mnt/nvme/spool \
+        --host-root /data/imagenet --host-spool /mnt/board/spool
+    ddlp deploy --name csd0                   # once more, with what was given before: mends what is not as it should be
+    ddlp deploy --name csd0 --upgrade         # this host's version; back to the old one if it does not answer
+    ddlp deploy --name csd0 --uninstall       # leaves nothing of ours there, and no record here
+
+The system's ssh is used: ~/.ssh/config, agent, keys and jump hosts work as they do there. Nobody is asked for a password
+unless you say -o BatchMode=no.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddlp.deploy import book
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.deployment import RESERVE_BYTES, Wanted, deploy
+from ddlp.deploy.findings import Level
+from ddlp.deploy.install import make_bundle
+from ddlp.deploy.removal import uninstall
+from ddlp.deploy.steps import Steps
+from ddlp.errors import DDLPError
+
+# The engine's own, passed on by name; python -m csd_engine --help documents them.
+ENGINE_OPTIONS = (
+    "--workers", "--quota-bytes", "--quota-batches", "--reserve-bytes", "--lease-timeout", "--worker-timeout", "--cpus",
+    "--slowdown", "--log-level",
+)  # fmt: skip
+_SSH_OPTIONS = (("-F", "FILE"), ("-p", "PORT"), ("-i", "KEY"), ("-J", "HOST"))
+
+
+def add_ssh_arguments(parser: argparse.ArgumentParser) -> None:
+    """ssh's own options, under their own names."""
+    group = parser.add_argument_group("ssh's own options")
+    for option, metavar in _SSH_OPTIONS:
+        group.add_argument(option, dest=f"ssh{option}", metavar=metavar)
+    group.add_argument("-o", "--ssh-option", dest="ssh-o", metavar="NAME=VALUE", action="append", default=[])
+
+
+def ssh_options(options: argparse.Namespace) -> tuple[str, ...]:
+    """What was given of them, with whole paths."""
+    given: list[str] = []
+    for option, metavar in _SSH_OPTIONS:
+        value = getattr(options, f"ssh{option}")
+        if value is not None:
+            given += [option, os.path.abspath(os.path.expanduser(value)) if metavar in ("FILE", "KEY") else value]
+    for value in getattr(options, "ssh-o"):
+        given += ["-o", value]
+    return tuple(given)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add = parser.add_argument
+    add("destination", nargs="?", metavar="user@host", help="as for ssh; default: as before")
+    add("--name", help="what csd= calls it, e.g. csd0; default: the host's name")
+    add("--root", action="append", default=[], metavar="DIR", help="data set directory on the device; may be repeated")
+    add(
+        "--host-root",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="the same directory on this host; default: the same path",
+    )
+    add("--spool", metavar="DIR", help="directory on the device for finished batches")
+    add("--host-spool", metavar="DIR", help="the same directory on this host, over a shared file system; default: not shared")
+    add("--home", metavar="DIR", help="where on the device all of ours goes; default ~/.ddlp/NAME")
+    add("--address", metavar="HOST", help="where this host reaches the engine; default: the host that ssh reaches")
+    add("--listen-port", type=int, metavar="PORT", help="the engine's TCP port; default 7711")
+    add("--python", metavar="PATH", help="the interpreter on the device; default: the one that suits best")
+    add("--install", choices=("apt", "pip", "no"), default="no", help="install what is missing there; default: say what")
+    add("--bundle", type=Path, metavar="DIR", help="install what is missing from the .whl and .deb files in DIR; no network")
+    add("--operators", type=Path, action="append", default=[], metavar="FILE", help="a file of operators of yours; repeatable")
+    add("--measure", action="store_true", help="measure images/s again")
+    add("--upgrade", action="store_true", help="replace another version there by this host's")
+    add("--uninstall", action="store_true", help="remove the engine from the device, and its record and keys here")
+    add("--forget", action="store_true", help="with --uninstall, for a device that is gone: remove the record and keys alone")
+    add_ssh_arguments(parser)
+    engine = parser.add_argument_group("the engine's own options, see python -m csd_engine --help")
+    for option in ENGINE_OPTIONS:
+        engine.add_argument(option, metavar="VALUE")
+    bundle = parser.add_argument_group("a bundle for --bundle")
+    bundle.add_argument("--make-bundle", type=Path, metavar="DIR", help="download wheels into DIR, and do nothing else")
+    bundle.add_argument("--arch", default="arm64", help="the device's: arm64 or amd64; default arm64")
+    bundle.add_argument("--python-version", default="3.11", metavar="3.X", help="the device's; default 3.11")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Deploy, uninstall, or make a bundle."""
+    if options.make_bundle is not None:
+        print("\n".join(make_bundle(options.make_bundle, options.arch, options.python_version)))
+        return 0
+    before = _before(options)
+    steps = Steps()
+    if options.uninstall:
+        uninstall(_to_remove(options, before), steps, forget=options.forget)
+        return 0
+    wanted = _wanted(options, before)
+    record, findings = deploy(wanted, steps)
+    wrong = [one for one in findings if one.level is Level.BAD]
+    print()
+    if wrong:
+        print(f"{record.name} answers, but:")
+        for one in wrong:
+            print(one)
+        return 1
+    print(
+        "Nothing had to be changed." if not steps.changed else f"{record.name} is ready.", f'Use it with csd="{record.name}".'
+    )
+    return 0
+
+
+def _name(options: argparse.Namespace) -> str:
+    if options.name is not None:
+        return book.check_name(options.name)
+    if options.destination is None:
+        raise DDLPError("which device? Give user@host, or --name of one that is known (see ddlp status).")
+    return book.check_name(options.destination.rpartition("@")[2].partition(".")[0])
+
+
+def _before(options: argparse.Namespace) -> DeviceRecord | None:
+    try:
+        return book.load(_name(options))
+    except book.UnknownDevice:
+        return None
+
+
+def _to_remove(options: argparse.Namespace, before: DeviceRecord | None) -> DeviceRecord:
+    name = _name(options)
+    if before is None and (options.destination is None or options.forget):
+        if options.forget:
+            return _empty(name, "-")
+        raise DDLPError(f"no device is called {name!r}. To remove what may be left on a device: give user@host as well.")
+    record = before or _empty(name, options.destination)
+    changes = {"destination": options.destination, "home": options.home, "device_spool": options.spool}
+    record = dataclasses.replace(record, **{key: value for key, value in changes.items() if value is not None})
+    given = ssh_options(options)
+    return dataclasses.replace(record, ssh_options=given) if given or before is None else record
+
+
+def _empty(name: str, destination: str) -> DeviceRecord:
+    return DeviceRecord(name, destination, (), "", (), None, "", f"~/.ddlp/{name}", "python3", "", "")
+
+
+def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
+    """What was given now, else what was given before, else the defaults."""
+    name = _name(options)
+    destination = options.destination or (before.destination if before else None)
+    if destination is None:
+        raise DDLPError(f"no device is called {name!r}. Give its user@host.")
+    roots = _roots(options, before)
+    device_spool = options.spool or (before.device_spool if before else None)
+    if not roots or device_spool is None:
+        what = " and ".join(
+            text for text, there in (("--root DIR (its data)", roots), ("--spool DIR (for batches)", device_spool)) if not there
+        )
+        raise DDLPError(f"{name} needs {what}. Both are directories on the device.")
+    host_spool = os.path.abspath(options.host_spool) if options.host_spool else before.host_spool if before else None
+    if options.host_spool is None and options.spool is not None and before is not None and options.spool != before.device_spool:
+        host_spool = None  # another directory there
+    for path in (device_spool, *(device for _, device in roots)):
+        if not path.startswith("/") or "=" in path or "\n" in path:
+            raise DDLPError(f"{path!r}: directories on the device are written as absolute paths without '='.")
+    engine = _engine_options(options, before)
+    start = before or _empty(name, destination)
+    given = ssh_options(options)
+    record = dataclasses.replace(
+        start,
+        destination=destination,
+        ssh_options=given if given or options.destination is not None else start.ssh_options,
+        roots=roots,
+        host_spool=host_spool,
+        device_spool=os.path.normpath(device_spool),
+        home=options.home or start.home,
+        engine_options=engine,
+    )
+    port = options.listen_port or (_port(before.address) if before and before.address else 7711)
+    address = options.address
+    if (
+        address is None
+        and before is not None
+        and before.address
+        and options.listen_port is None
+        and options.destination is None
+    ):
+        address = before.address
+    return Wanted(
+        record=record,
+        address=address,
+        port=port,
+        reserve_bytes=_reserve(engine),
+        python=options.python,
+        install=options.install,
+        bundle=options.bundle,
+        operators=tuple(options.operators),
+        upgrade=options.upgrade,
+        measure=options.measure,
+    )
+
+
+def _roots(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[tuple[str, str], ...]:
+    if not options.root:
+        if options.host_root:
+            raise DDLPError("--host-root without --root: give both, in pairs.")
+        return before.roots if before else ()
+    here: Sequence[str] = options.host_root or options.root
+    if len(here) != len(options.root):
+        raise DDLPError(
+            f"{len(options.root)} --root and {len(here)} --host-root: give one --host-root for each --root, or none."
+        )
+    return tuple((os.path.abspath(host), os.path.normpath(device)) for host, device in zip(here, options.root, strict=True))
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _engine_options(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[str, ...]:
+    """The engine's options: those given now, and of those given before the others."""
+    from csd_engine.__main__ import make_parser  # numpy and all: not for --help
+
+    old = before.engine_options if before else ()
+    values = dict(zip(old[::2], old[1::2], strict=True))
+    for option in ENGINE_OPTIONS:
+        value = getattr(options, option[2:].replace("-", "_"))
+        if value is not None:
+            values[option] = value
+    flat = tuple(part for option in ENGINE_OPTIONS if option in values for part in (option, values[option]))
+    try:
+        make_parser().parse_args(flat)
+    except SystemExit:
+        raise DDLPError(f"the engine does not take {shlex.join(flat)}. See python -m csd_engine --help.") from None
+    return flat
+
+
+def _reserve(engine: tuple[str, ...]) -> int:
+    from csd_engine.__main__ import make_parser
+
+    reserve = make_parser().parse_args(engine).reserve_bytes
+    return RESERVE_BYTES if reserve is None else int(reserve)

@@ -1,0 +1,376 @@
+"""Deploying an engine: the steps in their order. Each looks first and changes only what is not as it should be.
+
+So a second run changes nothing, and a run that was broken off anywhere is mended by the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd_engine.build import build
+from csd_engine.errors import EngineError, EngineRefused
+from ddlp.deploy import address, book, checks, place
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
+from ddlp.deploy.install import install_apt, install_bundle, install_pip
+from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
+from ddlp.deploy.service import Service
+from ddlp.deploy.shell import Shell, ShellError
+from ddlp.deploy.steps import Step, Steps
+from ddlp.deploy.survey import Survey, survey
+from ddlp.errors import DDLPError
+from ddlp.sources.device import Device
+from ddlp.sources.link import EngineLink
+
+__all__ = ["RESERVE_BYTES", "Wanted", "deploy"]
+
+RESERVE_BYTES = 1 << 30  # the engine's own default of --reserve-bytes
+_GREET_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be deployed.
+
+    Attributes:
+        record: name, destination, ssh_options, roots, spools, home and engine_options as wanted; what is found out later is
+            taken from the run before, where there was one.
+        address: the engine's address, or the host's name or number; None: the host that ssh reaches.
+        port: on which the engine listens.
+        reserve_bytes: what the engine leaves free on the spool's disk.
+        python: the interpreter to use there; None: the one that suits best.
+        install: ``apt``, ``pip`` or ``no``.
+        bundle: directory of .whl and .deb files to install from; None.
+        operators: files of the user's operators.
+        upgrade: replace another build by this host's.
+        measure: measure again though nothing has changed.
+    """
+
+    record: DeviceRecord
+    address: str | None = None
+    port: int = 7711
+    reserve_bytes: int = RESERVE_BYTES
+    python: str | None = None
+    install: str = "no"
+    bundle: Path | None = None
+    operators: tuple[Path, ...] = ()
+    upgrade: bool = False
+    measure: bool = False
+
+
+def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:
+    """Deploy; returns the record that was stored, and what should be looked at.
+
+    Raises:
+        DeviceNotReady: checks failed; nothing was changed but what was asked to be installed.
+        ShellError, EngineError, DDLPError: a step failed. The next run goes on from there.
+    """
+    with book.locked(wanted.record.name), Shell(wanted.record.destination, wanted.record.ssh_options) as shell:
+        return _Deployment(wanted, shell, steps).run()
+
+
+class _Deployment:
+    """One run; the attributes are what the steps have found out so far."""
+
+    def __init__(self, wanted: Wanted, shell: Shell, steps: Steps) -> None:
+        self._wanted, self._shell, self._steps = wanted, shell, steps
+        self._record = wanted.record
+        self._findings: list[Finding] = []
+        self._survey: Survey
+        self._number = ""  # the build that is to run
+        self._restart = False
+        self._before: tuple[str, str] | None = None  # build and settings to go back to
+        self._keeps_another_build = False
+
+    def run(self) -> tuple[DeviceRecord, list[Finding]]:
+        with self._steps.step("connect") as step:
+            self._shell.connect()
+            step.say(f"{self._record.destination} answers")
+        self._check()
+        if checks.missing(self._survey):
+            self._install()
+        self._record = dataclasses.replace(
+            self._record,
+            home=self._survey.home,
+            python=self._python,
+            machine=self._survey.machine,
+            service="systemd" if self._survey.systemd else "supervised",
+        )
+        if not self._record.address:
+            book.save(self._record)  # so that ddlp logs, stop and --uninstall know where to look, whatever happens now
+        self._put()
+        self._serve()
+        link = self._greet()
+        try:
+            self._prove(link)
+        finally:
+            link.close()
+        return self._record, self._findings
+
+    # -- before anything is changed
+
+    @property
+    def _python(self) -> str:
+        assert self._survey.python is not None
+        return self._survey.python.path
+
+    def _look(self) -> list[Finding]:
+        record = self._record
+        roots = [device for _, device in record.roots]
+        home = place.check_home(record.home)
+        self._survey = survey(self._shell, home, record.device_spool, roots, self._wanted.python)
+        return list(checks.check(self._survey, self._wanted.reserve_bytes))
+
+    def _check(self) -> None:
+        with self._steps.step("check") as step:
+            findings = self._look()
+            wanted = self._wanted
+            will_install = wanted.install != "no" or wanted.bundle is not None
+            of_python = set(checks.check_python(self._survey)) if will_install else set()
+            for finding in findings:
+                step.say(finding)
+            self._stop_if_bad([one for one in findings if one not in of_python])
+            self._findings += [one for one in findings if one.level is Level.WARN]
+
+    def _stop_if_bad(self, findings: list[Finding]) -> None:
+        wrong = [one for one in findings if one.level is Level.BAD]
+        if wrong:
+            raise DeviceNotReady(self._record.name, wrong)
+
+    def _install(self) -> None:
+        wanted = self._wanted
+        with self._steps.step("install") as step:
+            names = ", ".join(checks.missing(self._survey))
+            if wanted.bundle is not None:
+                install_bundle(self._shell, self._survey, wanted.bundle, step.waiting)
+            elif wanted.install == "apt":
+                install_apt(self._shell, self._survey, step.waiting)
+            else:
+                install_pip(self._shell, self._survey, step.waiting)
+            self._steps.changed = True
+            findings = self._look()
+            self._stop_if_bad(findings)
+            step.say(f"{names}: installed; {'; '.join(one.what for one in checks.check_python(self._survey))}")
+
+    # -- what is put there
+
+    def _put(self) -> None:
+        shell, found, wanted, record = self._shell, self._survey, self._wanted, self._record
+        with self._steps.step("engine") as step:
+            self._put_engine(step)
+        with self._steps.step("keys") as step:
+            changed = place.exchange_keys(shell, found, record.name, self._number)
+            self._restart |= changed and found.server_key is None
+            self._note(step, changed, "exchanged: each side's secret key was made there, and stays there")
+        if wanted.operators:
+            with self._steps.step("operators") as step:
+                new = place.put_operators(shell, found, wanted.operators)
+                self._record = record = dataclasses.replace(record, operators={**record.operators, **new})
+                self._note(step, bool(new), f"copied: {', '.join(new.values())}")
+        if self._keeps_another_build:
+            return  # its options may be others than ours
+        with self._steps.step("settings") as step:
+            place.make_spool(shell, found, record.device_spool)
+            text = place.settings_text(
+                found.home,
+                wanted.port,
+                record.device_spool,
+                record.roots,
+                self._engine_options(step),
+                ipv6="[" in self._address,
+            )
+            changed = place.put_settings(shell, found, text)
+            self._restart |= changed
+            self._note(step, changed, "written")
+
+    def _note(self, step: Step, changed: bool, text: str) -> None:
+        step.say(text if changed else "unchanged")
+        self._steps.changed |= changed
+
+    def _engine_options(self, step: Step) -> list[str]:
+        options = [*self._record.engine_options, *place.operator_options(self._shell, self._survey)]
+        fit = checks.workers_that_fit(self._survey)
+        if "--workers" not in options and fit < self._survey.cores:
+            finding = warn(
+                f"{fit} of {self._survey.cores} cores are used", f"{self._survey.memory_bytes // checks.MIB} MB of memory hold "
+                "no more workers", "If your images are small: --workers N.",
+            )  # fmt: skip
+            self._findings.append(finding)
+            step.say(finding)
+            options += ["--workers", str(fit)]
+        return options
+
+    def _put_engine(self, step: Step) -> None:
+        found = self._survey
+        if place.own_build_is_there(found):
+            assert found.current is not None
+            self._number = found.current
+            step.say(f"unchanged, build {self._number[:12]}")
+            return
+        another = found.current is not None and found.current != build() and found.whole > 0
+        if another and not self._wanted.upgrade:
+            assert found.current is not None
+            self._number = found.current
+            self._keeps_another_build = True
+            finding = warn(
+                f"build {self._number[:12]} is there, this host has {build()[:12]}",
+                "versions differ, so its engine and settings are left as they are",
+                f"ddlp deploy --name {self._record.name} --upgrade",
+            )
+            self._findings.append(finding)
+            step.say(finding)
+            return
+        if another and found.current is not None and found.settings is not None:
+            self._before = (found.current, found.settings)
+        self._number = place.put_engine(self._shell, found.home)
+        self._restart = self._steps.changed = True
+        step.say(f"build {self._number[:12]} unpacked" + (f" beside {found.current[:12]}" if another and found.current else ""))
+
+    # -- the service
+
+    @property
+    def _service(self) -> Service:
+        return Service.of(self._record, self._shell)
+
+    @property
+    def _address(self) -> str:
+        given = self._wanted.address
+        if given is None:
+            given = address.resolve_host(self._record.destination, self._record.ssh_options)
+        return address.full_address(given, self._wanted.port)
+
+    def _serve(self) -> None:
+        found = self._survey
+        with self._steps.step("service") as step:
+            service = self._service
+            boots = service.enable(cron=found.cron is not None)
+            running = found.supervisor is not None and found.state.startswith("ready")
+            if running and not self._restart and not boots:
+                step.say(f"unchanged, {self._record.service}, listens on {found.state.split()[1]}")
+                return
+            self._steps.changed = True
+            service.stop()
+            if found.current != self._number or self._before is not None:
+                place.switch(self._shell, found.home, self._number)
+            try:
+                listens = service.start()
+            except ShellError as error:
+                self._back(step, error)
+                raise
+            how = {"systemd": "by systemd", "supervised": "by a supervisor of ours"}[self._record.service]
+            step.say(f"{'restarted' if running else 'started'}, kept running {how}; listens on {listens}")
+
+    def _back(self, step: Step, why: Exception) -> None:
+        """Let the build before run again; without one, leave nothing that fails over and over."""
+        self._service.stop()
+        if self._before is None:
+            return
+        number, settings = self._before
+        place.switch(self._shell, self._survey.home, number)
+        self._shell.put(settings.encode() + b"\n", f"{self._survey.home}/engine.json", 0o600)
+        self._service.start()
+        place.drop_old_builds(self._shell, self._survey.home, number)
+        step.say(bad(f"build {self._number[:12]}", str(why), f"Build {number[:12]} runs again; nothing is lost."))
+
+    # -- what a running engine has to prove
+
+    def _link(self) -> EngineLink:
+        device = Device(
+            self._address, book.directory(self._record.name), self._record.host_spool, connect_timeout_s=_GREET_TIMEOUT_S
+        )
+        return device.link()
+
+    def _greet(self) -> EngineLink:
+        with self._steps.step("handshake") as step:
+            reached = check_port(self._address)
+            link = self._link()
+            try:
+                if reached.level is not Level.OK:
+                    raise DeviceNotReady(self._record.name, [reached])
+                versions = dict(link.open().versions)
+            except (EngineError, DeviceNotReady) as error:
+                link.close()
+                if self._before is not None:
+                    self._back(step, error)
+                    raise
+                if isinstance(error, EngineRefused) and "protocol" in str(error):
+                    raise DDLPError(f"{error} Here: ddlp deploy --name {self._record.name} --upgrade.") from error
+                raise
+            told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "numpy", "pillow") if name in versions)
+            step.say(f"{self._address}: {told}")
+        if set(self._survey.builds) - {self._number}:
+            place.drop_old_builds(self._shell, self._survey.home, self._number)
+        changed_build = self._record.build != self._number
+        self._record = dataclasses.replace(
+            self._record,
+            address=self._address,
+            build=self._number,
+            versions=versions,
+            images_per_s=None if changed_build else self._record.images_per_s,
+        )
+        self._save()
+        return link
+
+    def _save(self) -> None:
+        try:
+            unchanged = book.load(self._record.name) == self._record
+        except DDLPError:
+            unchanged = False
+        if not unchanged:
+            book.save(self._record)
+
+    def _prove(self, link: EngineLink) -> None:
+        with self._steps.step("spool") as step:
+            self._check_spool(step)
+        for host, device in self._record.roots:
+            with self._steps.step("data") as step:
+                finding = self._try(link, host, device, step)
+                step.say(finding)
+                if finding.level is not Level.OK:
+                    self._findings.append(finding)
+        self._save()
+
+    def _check_spool(self, step: Step) -> None:
+        record = self._record
+        if record.host_spool is None:
+            step.say("not shared: batches travel over the network")
+            return
+        finding = seen_by_both(self._shell, record.host_spool, record.device_spool)
+        step.say(finding)
+        if finding.level is not Level.OK:
+            self._findings.append(finding)
+            self._record = dataclasses.replace(record, host_spool=None)
+
+    def _try(self, link: EngineLink, host: str, device: str, step: Step) -> Finding:
+        """The parity probe on images of the user's, and their rate where it is not known."""
+        if not os.path.isdir(host):
+            return bad(
+                f"data {host} is not there on this host", "a loader reads it here as well", "Mount it, or give --host-root."
+            )
+        paths = some_images(host)
+        if not paths:
+            return ok(f"data {host}: no image files to compare")
+        with Trial(link, host, paths) as trial:
+            found = trial.parity()
+            if found.unreadable:
+                return bad(
+                    f"data {host}: {len(found.unreadable)} of the images tried can't be read there", found.unreadable[0],
+                    f"Is {device} on the device the same directory? Correct --root or --host-root.",
+                )  # fmt: skip
+            if found.different:
+                versions = ", ".join(f"{name} {version}" for name, version in sorted(self._record.versions.items()))
+                return bad(
+                    f"data {host}: {found.different[0]} gives other pixels there ({len(found.different)} of those tried)",
+                    f"other files, or versions that decode otherwise ({versions})",
+                    f"ddlp doctor {self._record.name} compares the files; allow_different_bits=True takes the difference.",
+                )
+            text = f"data {host}: {found.compared} images give the same bits there"
+            if self._record.images_per_s is None or self._wanted.measure:
+                rate = trial.images_per_s(lambda seconds, made: setattr(step, "doing", f"{made} images"))
+                self._record = dataclasses.replace(self._record, images_per_s=None if rate is None else round(rate, 1))
+            if self._record.images_per_s is not None:
+                text += f"; {self._record.images_per_s:g} images/s through RandomResizedCrop(224)"
+            return ok(text)

@@ -1,0 +1,207 @@
+"""What is put on the device: the engine's code by its build, the keys, the settings, the user's operators. All below HOME.
+
+HOME/engines/BUILD/csd_engine/   unpacked archives
+HOME/current                     link to one of them
+HOME/keys/                       the engine's pair, made there; clients/: who may come in
+HOME/operators/HASH.py           the user's operators
+HOME/run/                        the supervisor's: process id, state, log
+HOME/engine.json                 the engine's command line
+HOME/spool-is-ours               the spool directory was made by us
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from csd_engine.build import build
+from csd_engine.keys import load_public, make_pair
+from ddlp.deploy import book
+from ddlp.deploy.archive import archive, code_bytes
+from ddlp.deploy.shell import CommandFailed, Shell
+from ddlp.deploy.survey import Survey
+from ddlp.errors import DDLPError
+
+__all__ = [
+    "absolute_home", "check_home", "drop_old_builds", "exchange_keys", "make_spool", "operator_options", "own_build_is_there",
+    "put_engine", "put_operators", "put_settings", "remove_all", "settings_text", "switch",
+]  # fmt: skip
+
+_SPOOL_NAMES = ("manifests", "arrays", "files", ".lock")
+_HOME_NAMES = ("engines", "current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours")
+
+
+def check_home(home: str) -> str:
+    """Return the directory, or raise DDLPError where it would need quoting in a crontab or a systemd unit."""
+    if not re.fullmatch(r"(~|)/[\w@+.,/ -]*[\w]", home) or ".." in home.split("/"):
+        raise DDLPError(f"--home {home!r}: write ~/DIR or an absolute path of letters, digits and . , _ @ + - alone.")
+    return home
+
+
+def absolute_home(shell: Shell, home: str) -> str:
+    """The directory with its ``~`` resolved there."""
+    if not check_home(home).startswith("~"):
+        return home
+    return shell.must('echo "$HOME"', "asking for the home directory", timeout_s=60).strip() + home[1:]
+
+
+def own_build_is_there(survey: Survey) -> bool:
+    """This host's csd_engine is what `current` leads to, and whole."""
+    return survey.current == build() and survey.whole == code_bytes()
+
+
+def put_engine(shell: Shell, home: str) -> str:
+    """Unpack this host's csd_engine under its build, beside what is there; returns the build."""
+    number = build()
+    engines = shlex.quote(f"{home}/engines")
+    # Under another name first: a connection that breaks off leaves nothing that looks whole.
+    script = (
+        f"umask 022; mkdir -p {engines} && cd {engines} && rm -rf .new.* && mkdir .new.$$ && "
+        f"tar -xzf - -C .new.$$ && rm -rf {number} && mv .new.$$ {number} || {{ rm -rf .new.$$; exit 1; }}"
+    )
+    shell.must(script, "unpacking the engine", input=archive(), timeout_s=120)
+    return number
+
+
+def switch(shell: Shell, home: str, number: str) -> None:
+    """Let `current` lead to a build, from one moment to the next."""
+    shell.must(
+        f"cd {shlex.quote(home)} && ln -sfn engines/{number} .current && "
+        "{ mv -fT .current current 2> /dev/null || { rm -f .current; ln -sfn engines/" + number + " current; }; }",
+        "switching to the new engine",
+        timeout_s=60,
+    )
+
+
+def drop_old_builds(shell: Shell, home: str, keep: str) -> None:
+    """Remove all builds but one."""
+    script = f'for one in {shlex.quote(home)}/engines/*; do [ "${{one##*/}}" = {keep} ] || rm -rf "$one"; done'
+    shell.must(script, "removing old engines", timeout_s=60)
+
+
+def exchange_keys(shell: Shell, survey: Survey, name: str, number: str) -> bool:
+    """Both pairs made where they belong, and the public keys on the other side; True if that changed something.
+
+    The device's secret key never leaves it, nor this host's.
+    """
+    changed = False
+    here, home = book.directory(name), survey.home
+    theirs = survey.server_key
+    if theirs is None:
+        assert survey.python is not None
+        keys = shlex.quote(f"{home}/keys")
+        shell.must(
+            f"umask 077; cd / && PYTHONPATH={shlex.quote(f'{home}/engines/{number}')} PYTHONSAFEPATH=1 "
+            f"{shlex.quote(survey.python.path)} -m csd_engine --make-pair {keys} server",
+            "making the engine's keys",
+            timeout_s=300,
+        )
+        changed = True
+    if not (here / "host.key_secret").exists():
+        make_pair(here, "host")
+        changed = True
+    ours = load_public(here / "host.key").decode()
+    if ours not in survey.clients:
+        file = f"{home}/keys/clients/{hashlib.blake2b(ours.encode(), digest_size=8).hexdigest()}.key"
+        shell.put((here / "host.key").read_bytes(), file)
+        changed = True
+    if theirs is None or not _is(here / "server.key", theirs):
+        (here / "server.key").write_text(
+            shell.must(f"cat {shlex.quote(f'{home}/keys/server.key')}", "reading the engine's public key", timeout_s=60)
+        )
+        changed = True
+    return changed
+
+
+def _is(path: Path, key: str) -> bool:
+    return path.exists() and load_public(path).decode() == key
+
+
+def settings_text(
+    home: str, port: int, spool: str, roots: Iterable[tuple[str, str]], options: Sequence[str], *, ipv6: bool = False
+) -> str:
+    """engine.json: the engine's command line, on one line."""
+    arguments = ["--listen", f"tcp://{'[::]' if ipv6 else '0.0.0.0'}:{port}", "--spool", spool, "--keys", f"{home}/keys"]
+    for host, device in roots:
+        arguments += ["--root", f"{host}={device}"]
+    return json.dumps({"arguments": [*arguments, *options]})
+
+
+def put_settings(shell: Shell, survey: Survey, text: str) -> bool:
+    """Write engine.json; True if that changed something."""
+    if survey.settings == text:
+        return False
+    shell.put(text.encode() + b"\n", f"{survey.home}/engine.json", 0o600)
+    return True
+
+
+def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
+    """Make the spool directory where it is not there, and remember that."""
+    if not survey.place_spool.exists:
+        shell.must(
+            f"mkdir -p {shlex.quote(survey.home)} {shlex.quote(spool)} && : > {shlex.quote(survey.home)}/spool-is-ours",
+            f"making the spool {spool}",
+            timeout_s=60,
+        )
+
+
+def operator_options(shell: Shell, survey: Survey) -> list[str]:
+    """The engine's option for the directory of operators, which is made: new files there need no restart."""
+    if importlib.util.find_spec("csd_engine.operatorfile") is None:
+        return []
+    directory = f"{survey.home}/operators"
+    if survey.settings is None or directory not in survey.settings:
+        shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
+    return ["--operators", directory]
+
+
+def put_operators(shell: Shell, survey: Survey, files: Sequence[Path]) -> dict[str, str]:
+    """Copy files of the user's operators under their hashes; returns hash -> name of those that were not there.
+
+    Raises:
+        DDLPError: a file can't be read.
+    """
+    new = {}
+    for path in files:
+        try:
+            content = path.read_bytes()
+            compile(content, str(path), "exec")
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DDLPError(f"--operators {path}: {error}. Give a file of Python functions.") from None
+        number = hashlib.blake2b(content, digest_size=16).hexdigest()
+        if number not in survey.operators:
+            shell.put(content, f"{survey.home}/operators/{number}.py")
+            new[number] = path.name
+    return new
+
+
+def remove_all(shell: Shell, home: str, spool: str | None) -> None:
+    """Remove everything of ours: in the spool, and HOME itself. What is not ours stays, and so do directories that hold it.
+
+    Raises:
+        CommandFailed: something can't be removed.
+    """
+    there = shlex.quote(home)
+    # Only what has our marks is touched: HOME is the user's to name, and may be any directory.
+    lines = [f"home={there}"]
+    if spool is not None:
+        lines += [
+            f"spool={shlex.quote(spool)}",
+            'if [ -d "$spool" ]; then rm -rf "$spool"/job-*-* "$spool"/here-* '
+            + " ".join(f'"$spool"/{name}' for name in _SPOOL_NAMES),
+            '[ -e "$home/spool-is-ours" ] && rmdir "$spool" 2> /dev/null; fi',
+        ]
+    lines += [
+        'if [ -d "$home/engines" ] || [ -e "$home/engine.json" ] || [ -d "$home/keys" ]; then',
+        "rm -rf " + " ".join(f'"$home"/{name}' for name in _HOME_NAMES) + ' "$home"/.current || exit 1; fi',
+        'rmdir "$home" 2> /dev/null; case $home in */.ddlp/*) rmdir "${home%/*}" 2> /dev/null ;; esac; exit 0',
+    ]
+    try:
+        shell.must("\n".join(lines), f"removing {home}", timeout_s=300)
+    except CommandFailed as error:
+        raise CommandFailed(f"{error} What is left can be removed by hand: rm -r {home}.", error.done) from None

@@ -1,0 +1,212 @@
+"""What only a running engine can show: it answers, makes the host's bits, sees the host's spool, and how fast it is."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from csd_engine.batchfile import Layout, identity
+from csd_engine.datasets import FileSet, fingerprint, open_reader
+from csd_engine.errors import SampleError
+from csd_engine.manifest import write_manifest
+from csd_engine.samples import prepare_sample, sample_digest
+from csd_engine.transforms import Pipeline, resample
+from ddlp.deploy.findings import Finding, bad, ok, warn
+from ddlp.deploy.shell import Shell
+from ddlp.sources.events import LeaseFailed, LeasePublished
+from ddlp.sources.link import EngineLink, JobHandle
+
+__all__ = ["Parity", "Trial", "check_port", "seen_by_both", "some_images"]
+
+PROBES = 6
+_IMAGES = 256
+_BATCH = 8
+_RATE_S = 4.0
+_RATE_TIMEOUT_S = 120.0  # a slow device may take this long for its first batches
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+_LOOK_AT = 20_000  # directory entries: a root may hold millions
+_SEED = 1
+
+
+def standard_pipeline() -> Pipeline:
+    """RandomResizedCrop(224) and a flip, with the order of resampling of this host's Pillow."""
+    crop = {
+        "op": "RandomResizedCrop", "size": [224, 224], "scale": [0.08, 1.0], "ratio": [3 / 4, 4 / 3],
+        "interpolation": "bilinear",
+    }  # fmt: skip
+    ops = [crop, {"op": "RandomHorizontalFlip", "p": 0.5}]
+    return Pipeline.parse({"format": 1, "order": resample.native_order(), "mode": "RGB", "ops": ops})
+
+
+def some_images(root: str, limit: int = _IMAGES) -> list[str]:
+    """Paths, relative to `root`, of up to `limit` image files below it: some of each directory, without reading all of it."""
+    found: dict[str, list[str]] = {}
+    looked = 0
+    for directory, directories, files in os.walk(root):
+        directories.sort()
+        names = sorted(name for name in files if name.lower().endswith(_SUFFIXES))
+        if names:
+            found[directory] = names[:limit]
+        looked += len(files) + len(directories)
+        if looked > _LOOK_AT:
+            break
+    rounds: Iterator[str] = (
+        os.path.relpath(os.path.join(directory, names[k]), root)
+        for k in range(limit)
+        for directory, names in found.items()
+        if k < len(names)
+    )
+    return [path for path, _ in zip(rounds, range(limit), strict=False)]
+
+
+def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
+    """Whether the host's spool and the device's are the same directory: a file that one writes, the other reads."""
+    name, word = f".ddlp-{secrets.token_hex(8)}", secrets.token_hex(16)
+    here = Path(host_spool) / name
+    what = f"spool {host_spool} here, {device_spool} there"
+    stream = "Batches will travel over the network instead (transfer='stream'); or share the directory, see docs/devices.md."
+    try:
+        here.write_text(word)
+    except OSError as error:
+        return warn(what, f"it can't be written here ({error.strerror})", stream)
+    try:
+        # Listed first, so that a network file system's client asks its server again.
+        there = shlex.quote(f"{device_spool}/{name}")
+        script = f"ls -a {shlex.quote(device_spool)} > /dev/null; cat {there} 2> /dev/null || {{ sleep 1; cat {there}; }}"
+        if shell.run(script, timeout_s=60).out.strip() == word:
+            return ok(f"{what}: both see the same")
+        return warn(what, "a file that this host has written there is not seen by the device", stream)
+    finally:
+        here.unlink(missing_ok=True)
+
+
+def check_port(address: str) -> Finding:
+    """Whether TCP reaches the port of an engine that runs."""
+    host, _, port = address[len("tcp://") :].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        why = f"port {port} of {host} is closed, though the engine runs: another machine, or a firewall that refuses"
+    except socket.gaierror as trouble:
+        why = f"{host} can't be resolved here ({trouble.strerror})"
+    except OSError as trouble:
+        why = f"nothing answers at port {port} of {host} ({trouble}), though the engine runs: a firewall or NAT lies between"
+    else:
+        return ok(f"port {port} of {host} is open")
+    way_out = f"Open TCP port {port} there, or choose another: --listen-port; give the right address: --address HOST."
+    return bad(f"no engine at {address}", why, way_out)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What the parity probe found: samples compared, and a line for each that differs or can't be read there."""
+
+    compared: int
+    different: tuple[str, ...]
+    unreadable: tuple[str, ...]
+
+
+class Trial:
+    """A job on the engine over some of the user's images: compares bits, and measures. Use with ``with``.
+
+    Args:
+        link: to the engine; opened here, left open.
+        root: the images, as this host has them.
+        paths: relative to it.
+
+    Raises:
+        EngineError: the engine refuses the job or is gone.
+    """
+
+    def __init__(self, link: EngineLink, root: str, paths: Sequence[str]) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="ddlp-deploy-")
+        self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
+        try:
+            manifest = Path(self._temporary.name) / "manifest"
+            self._dataset = FileSet(os.path.abspath(root), write_manifest(manifest, paths), len(paths))
+            self._pipeline = standard_pipeline()
+            height, width, channels = self._pipeline.output_shape(None)
+            self._layout = Layout(_BATCH, height, width, channels, self._pipeline.boxes)
+            self._reader = open_reader(self._dataset, lambda path: path, lambda _: manifest)
+            welcome = link.open()
+            self._workers = welcome.workers
+            self._job: JobHandle = link.open_job(
+                self._pipeline, self._dataset, self._layout, lambda _: manifest, self._events.put
+            )
+        except BaseException:
+            self._temporary.cleanup()
+            raise
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._job.close(wait_s=5.0)
+        self._reader.close()
+        self._temporary.cleanup()
+
+    def parity(self) -> Parity:
+        """Have both sides make a few samples and compare their digests."""
+        count = len(self._dataset)
+        items = [(k * count // min(PROBES, count), 0) for k in range(min(PROBES, count))]
+        different, unreadable, compared = [], [], 0
+        out = np.empty(self._layout.image_shape[1:], np.uint8)
+        for item, theirs in zip(items, self._job.probe(_SEED, 0, items), strict=True):
+            try:
+                prepare_sample(self._reader, self._pipeline, item, _SEED, 0, out)
+            except SampleError:
+                continue  # unreadable here as well: tells nothing of the device
+            if theirs.startswith("error:"):
+                unreadable.append(theirs[6:].strip())
+                continue
+            compared += 1
+            if theirs != sample_digest(out, None):
+                different.append(self._reader.where(item[0]))
+        return Parity(compared, tuple(different), tuple(unreadable))
+
+    def images_per_s(self, waiting: Callable[[float, int], None], seconds: float = _RATE_S) -> float | None:
+        """Images a second of all workers together, from files that were just read; None: it failed, or was too slow to tell.
+
+        Args:
+            waiting: called with the seconds so far and the images so far.
+            seconds: to measure for, from the first finished batch on.
+        """
+        count = len(self._dataset)
+        under_way, made, number, first = 0, 0, 0, 0.0
+        began = time.monotonic()
+        while time.monotonic() - began < _RATE_TIMEOUT_S:
+            while under_way < 2 * self._workers:
+                items = [((number * _BATCH + k) % count, number * _BATCH // count) for k in range(_BATCH)]
+                name = identity(self._pipeline.digest, fingerprint(self._dataset), _SEED, 0, items)
+                self._job.lease(number, name, _SEED, 0, items)
+                number, under_way = number + 1, under_way + 1
+            try:
+                event = self._events.get(timeout=1.0)
+            except queue.Empty:
+                waiting(time.monotonic() - began, made)
+                continue
+            if isinstance(event, LeaseFailed):
+                return None
+            if not isinstance(event, LeasePublished):
+                continue
+            self._job.release(event.lease)
+            under_way -= 1
+            now = time.monotonic()
+            if not first:
+                first = now  # from here on: caches and workers are warm
+                continue
+            made += _BATCH
+            # Each worker's batches end together at first, so some rounds are needed.
+            if now - first >= seconds and made >= 3 * self._workers * _BATCH:
+                return made / (now - first)
+        return None

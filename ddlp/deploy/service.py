@@ -1,0 +1,186 @@
+"""The engine as a service on the device: under systemd, or under our supervisor alone with cron to start it at boot.
+
+Either way the supervisor (`csd_engine.supervisor`) runs the engine, keeps its log and tells its state.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.shell import CommandFailed, Shell
+
+__all__ = ["Service", "supervisor_command", "unit"]
+
+START_TIMEOUT_S = 180.0  # until the engine says that it serves; Python with numpy takes its time on a board
+_STOP_TIMEOUT_S = 40.0
+_SYSTEM_UNITS = "/etc/systemd/system"
+
+
+def supervisor_command(python: str, home: str) -> str:
+    """The shell command that runs the supervisor in the foreground."""
+    return (
+        f"env PYTHONPATH={shlex.quote(home + '/current')} PYTHONSAFEPATH=1 {shlex.quote(python)} -m csd_engine.supervisor "
+        f"{shlex.quote(home)}"
+    )
+
+
+def unit(name: str, python: str, home: str, *, user: bool) -> str:
+    """Text of the systemd unit: of the user's own systemd, or of the system's."""
+
+    def quoted(text: str) -> str:
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+        return f'"{escaped}"'
+
+    return (
+        f"[Unit]\nDescription=ddlp engine {name}\nAfter=network-online.target remote-fs.target\n"
+        "Wants=network-online.target\n\n"
+        f"[Service]\nEnvironment={quoted(f'PYTHONPATH={home}/current')} PYTHONSAFEPATH=1\n"
+        f"ExecStart={quoted(python)} -m csd_engine.supervisor {quoted(home)}\n"
+        "Restart=always\nRestartSec=5\nTimeoutStopSec=30\nWorkingDirectory=/\n\n"
+        f"[Install]\nWantedBy={'default.target' if user else 'multi-user.target'}\n"
+    )
+
+
+_SYSTEMD = f"""\
+if [ "$(id -u)" = 0 ]; then ctl=systemctl; units={_SYSTEM_UNITS}
+else
+  ctl='systemctl --user'; units=${{XDG_CONFIG_HOME:-$HOME/.config}}/systemd/user
+  export XDG_RUNTIME_DIR="${{XDG_RUNTIME_DIR:-/run/user/$(id -u)}}"  # over SSH this may not be set
+fi
+"""
+
+
+@dataclass(frozen=True)
+class Service:
+    """One device's service.
+
+    Args:
+        shell: to the device.
+        name: the device's, for the unit's name.
+        home: our directory there.
+        python: the interpreter there.
+        systemd: systemd runs it (the system's for root, else the user's own); else our supervisor alone.
+    """
+
+    shell: Shell
+    name: str
+    home: str
+    python: str
+    systemd: bool
+
+    @staticmethod
+    def of(record: DeviceRecord, shell: Shell) -> Service:
+        """The service of a device in the address book."""
+        return Service(shell, record.name, record.home, record.python, record.service == "systemd")
+
+    @property
+    def _unit(self) -> str:
+        return f"ddlp-{self.name}.service"
+
+    @property
+    def _boot_line(self) -> str:
+        return f"@reboot {supervisor_command(self.python, self.home)} --detach".replace("%", r"\%")
+
+    def enable(self, cron: bool) -> bool:
+        """Have it started at boot; True if that changed something.
+
+        Args:
+            cron: there is a cron to do it, where systemd is not.
+        """
+        if not self.systemd:
+            return cron and self._enable_cron()
+        texts = {kind: shlex.quote(unit(self.name, self.python, self.home, user=kind == "user")) for kind in ("user", "system")}
+        script = (
+            f'{_SYSTEMD}unit="$units/{self._unit}"; text={texts["system"]}\n'
+            f'[ "$ctl" = systemctl ] || {{ text={texts["user"]}; loginctl enable-linger; }}\n'
+            f'printf %s "$text" | cmp -s - "$unit" && $ctl -q is-enabled {self._unit} && exit 0\n'
+            'mkdir -p "$units" && printf %s "$text" > "$unit" && $ctl daemon-reload && '
+            f"$ctl -q enable {self._unit} && echo changed"
+        )
+        return "changed" in self.shell.must(script, "installing the systemd unit", timeout_s=60)
+
+    def _enable_cron(self) -> bool:
+        line = shlex.quote(self._boot_line)
+        done = self.shell.must(
+            f"line={line}; table=$(crontab -l 2> /dev/null); "
+            f'printf "%s\\n" "$table" | grep -qxF -e "$line" && exit 0; '
+            f'{{ printf "%s\\n" "$table" | grep -vF -e {self._mark} | grep -v "^$"; printf "%s\\n" "$line"; }} | crontab - '
+            "&& echo changed",
+            "adding a line to the crontab",
+            timeout_s=60,
+        )
+        return "changed" in done
+
+    @property
+    def _mark(self) -> str:
+        """What tells our line in the crontab, quoted."""
+        return shlex.quote(f"csd_engine.supervisor {shlex.quote(self.home)} --detach")
+
+    def start(self) -> str:
+        """Start it and wait until the engine serves; returns the address on which it listens.
+
+        Raises:
+            CommandFailed: it does not come up; says what the engine said. It is left trying: see `stop`.
+            ShellError: as `Shell.run`.
+        """
+        run = shlex.quote(f"{self.home}/run")
+        command = f"$ctl start {self._unit}" if self.systemd else f"{supervisor_command(self.python, self.home)} --detach"
+        # Whole seconds: not every sleep takes others. The first steps are short where they can be.
+        script = (
+            f"{_SYSTEMD}run={run}; {self._running}"
+            f'[ -n "$pid" ] || {{ rm -f "$run/state"; {command} < /dev/null > /dev/null 2>&1 || exit 9; }}; '
+            f"i=0; while [ $i -lt {START_TIMEOUT_S:.0f} ]; do "
+            'state=$(cat "$run/state" 2> /dev/null); case $state in ready*|failed*) break ;; esac; '
+            "sleep 0.3 2> /dev/null || sleep 1; i=$((i+1)); done; "
+            'echo "$state"; case $state in ready*) ;; *) exit 8 ;; esac'
+        )
+        done = self.shell.run(script, timeout_s=START_TIMEOUT_S + 60)
+        state = done.out.strip()
+        if done.status == 0:
+            return state.split()[1]
+        words = state.split(maxsplit=2)
+        reason = words[2] if words[:1] == ["failed"] else state or " ".join(done.err.split()) or "it says nothing"
+        raise CommandFailed(
+            f"the engine does not start on {self.shell.destination}: {reason[-600:]}. See ddlp logs {self.name}; mend that and "
+            "deploy again.",
+            done,
+        )
+
+    @property
+    def _running(self) -> str:
+        """Shell words that set $pid to the supervisor's process id, or to nothing. Its file may be gone, or name another."""
+        home = shlex.quote(self.home)
+        # Whole arguments are compared: a shell that has these words in its script is none of ours.
+        return (
+            "pid=; for one in $(grep -lzxF -e csd_engine.supervisor /proc/[0-9]*/cmdline 2> /dev/null); do "
+            f'if grep -qzxF -e {home} "$one" 2> /dev/null; then one=${{one%/cmdline}}; pid="$pid ${{one#/proc/}}"; fi; done; '
+        )
+
+    def stop(self) -> bool:
+        """Stop it, cleanly where that goes; True if it ran. Nothing there any more is no error."""
+        systemd = f"$ctl stop {self._unit} > /dev/null 2>&1; " if self.systemd else ""
+        script = (
+            f'{_SYSTEMD}{self._running}[ -n "$pid" ] && echo ran; {systemd}{self._running}'
+            f'for one in $pid; do kill "$one"; i=0; '
+            f'while kill -0 "$one" 2> /dev/null && [ $i -lt {_STOP_TIMEOUT_S * 3:.0f} ]; do '
+            "sleep 0.3 2> /dev/null || sleep 1; i=$((i+1)); done; "
+            'kill -9 "$one" 2> /dev/null; done; exit 0'
+        )
+        return "ran" in self.shell.must(script, "stopping the engine", timeout_s=_STOP_TIMEOUT_S * 3 + 60)
+
+    def disable(self) -> None:
+        """Stop it, and have nothing start it any more."""
+        self.stop()
+        self.shell.run(
+            f'{_SYSTEMD}unit="$units/{self._unit}"; [ -e "$unit" ] || exit 0; $ctl disable {self._unit}; '
+            'rm -f "$unit"; $ctl daemon-reload',
+            timeout_s=60,
+        )
+        self.shell.run(
+            f"command -v crontab > /dev/null || exit 0; crontab -l 2> /dev/null | grep -qF -e {self._mark} || exit 0; "
+            f"rest=$(crontab -l | grep -vF -e {self._mark}); "
+            'if [ -n "$rest" ]; then printf "%s\\n" "$rest" | crontab -; else crontab -r; fi',
+            timeout_s=60,
+        )

@@ -1,0 +1,22 @@
+"""Start the engine of a device that was deployed, and wait until it serves."""
+
+from __future__ import annotations
+
+import argparse
+
+from ddlp.deploy import book
+from ddlp.deploy.service import Service
+from ddlp.deploy.shell import Shell
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("name", metavar="NAME", help="the device, as it was deployed")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do it."""
+    record = book.load(options.name)
+    with Shell(record.destination, record.ssh_options) as shell:
+        print(f"{record.name} runs and listens on {Service.of(record, shell).start()}")
+    return 0

@@ -1,0 +1,329 @@
+"""What a device is like, found out by one POSIX shell script that needs no Python there."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddlp.deploy.findings import DeviceNotReady, bad
+from ddlp.deploy.shell import Shell
+
+__all__ = ["Directory", "Python", "Survey", "survey"]
+
+MODULES = ("numpy", "PIL", "zmq")
+
+# Runs under Python 2 as well, to tell that it is one. Fields: version, then NAME=VERSION or NAME=!ERROR.
+_PROBE = """\
+import sys
+out = [".".join(map(str, sys.version_info[:3]))]
+if sys.version_info >= (3, 8):
+    def put(name, what):
+        try:
+            out.append("%s=%s" % (name, what()))
+        except Exception as error:
+            out.append("%s=!%s" % (name, str(error).replace("|", "/").replace("\\n", " ")[:200]))
+    for name in ("numpy", "PIL", "zmq", "pip"):
+        put(name, lambda: __import__(name).__version__)
+    put("curve", lambda: __import__("zmq").has("curve"))
+    put("jpeg", lambda: __import__("PIL.features").features.check("jpg"))
+    put("venv", lambda: bool(__import__("venv")))
+    put("ensurepip", lambda: bool(__import__("ensurepip")))
+    put("prefix", lambda: "own" if sys.prefix != sys.base_prefix else "system")
+print("|".join(out))
+"""
+
+_SCRIPT = r"""
+say() { printf '%s=%s\n' "$1" "$(printf %s "$2" | tr '\n' ' ')"; }
+say epoch "$(date +%s)"
+say system "$(uname -s)"; say machine "$(uname -m)"
+uid=$(id -u); say uid "$uid"; say user "$(id -un)"
+[ -r /etc/os-release ] && say os "$(. /etc/os-release; echo "$PRETTY_NAME")"
+case $home in "~/"*) home=$HOME/${home#"~/"} ;; esac
+say home "$home"
+say cores "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)"
+while read -r key value _; do case $key in
+  MemTotal:) say memory_kib "$value" ;;
+  MemAvailable:) say available_kib "$value" ;;
+esac; done < /proc/meminfo
+group=$(sed -n 's/^0:://p' /proc/self/cgroup 2>/dev/null)
+[ -r "/sys/fs/cgroup$group/memory.max" ] && say memory_limit "$(cat "/sys/fs/cgroup$group/memory.max")"
+place() {
+  near=$2; while [ ! -e "$near" ] && [ "$near" != / ] && [ "$near" != . ]; do near=$(dirname "$near"); done
+  kind=none; [ -e "$2" ] && kind=file; [ -d "$2" ] && kind=directory
+  may=; [ -r "$near" ] && [ -x "$near" ] && may=r; [ -w "$near" ] && may=${may}w
+  free=$(df -Pk "$near" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })
+  say "$1" "$kind|$may|$free|$(stat -f -c %T "$near" 2>/dev/null)|$2"
+}
+place place.home "$home"; place place.spool "$spool"
+for root in "$@"; do place place.root "$root"; done
+if [ -n "$python" ]; then set -- "$python"; else
+  set -- "$home/venv/bin/python" python3
+  for minor in 14 13 12 11 10 9 8; do set -- "$@" "python3.$minor"; done
+  set -- "$@" /usr/bin/python3 /usr/local/bin/python3
+fi
+seen=' '
+for one in "$@"; do
+  path=$(command -v "$one" 2>/dev/null) || continue
+  case $seen in *" $path "*) continue ;; esac
+  seen="$seen$path "
+  line=$(cd / && "$path" -c "$probe" 2>/dev/null < /dev/null) || line='!it does not run'
+  say python "$path|$line"
+  case $line in *'=!'* | '!'*) ;; *jpeg=True*) break ;; esac
+done
+say apt "$(command -v apt-get)"; say sudo "$(sudo -n true 2>/dev/null && echo yes)"
+if [ -d /run/systemd/system ] && command -v systemctl > /dev/null; then
+  if [ "$uid" = 0 ]; then systemctl show --property=Version > /dev/null 2>&1 && say systemd system
+  else XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$uid} systemctl --user show-environment > /dev/null 2>&1 && say systemd user
+  fi
+fi
+if command -v crontab > /dev/null; then
+  say cron installed
+  for comm in /proc/[0-9]*/comm; do
+    case $(cat "$comm" 2>/dev/null) in cron | crond | fcron | busybox-cron) say cron running; break ;; esac
+  done
+  crontab -l 2>/dev/null | grep -qF "$home" && say boot yes
+fi
+say current "$(readlink "$home/current" 2>/dev/null)"
+say code_bytes "$(find -L "$home/current/csd_engine" -name '*.py' -exec cat {} + 2>/dev/null | wc -c)"
+for one in "$home/engines"/*; do [ -d "$one" ] && say build "${one##*/}"; done
+[ -r "$home/engine.json" ] && say settings "$(cat "$home/engine.json")"
+[ -s "$home/keys/server.key_secret" ] && say server_key "$(sed -n 's/.*public-key *= *"\(.*\)".*/\1/p' "$home/keys/server.key")"
+for one in "$home/keys/clients"/*.key; do
+  [ -e "$one" ] && say client "$(sed -n 's/.*public-key *= *"\(.*\)".*/\1/p' "$one")"
+done
+for one in "$home/operators"/*.py; do [ -e "$one" ] && say operator "$(basename "$one" .py)"; done
+pid=$(cat "$home/run/supervisor.pid" 2>/dev/null)
+[ -n "$pid" ] && grep -qzxF -e csd_engine.supervisor "/proc/$pid/cmdline" 2>/dev/null &&
+  grep -qzxF -e "$home" "/proc/$pid/cmdline" && say supervisor "$pid"
+say state "$(cat "$home/run/state" 2>/dev/null)"
+say done yes
+"""
+
+
+@dataclass(frozen=True)
+class Python:
+    """An interpreter on the device.
+
+    Attributes:
+        path: absolute.
+        version: (3, 11, 2); empty where it does not run.
+        modules: of numpy, PIL, zmq and pip: the version, or None where it can't be imported.
+        broken: why a module that is there can't be imported, by its name.
+        curve: zmq has CURVE.
+        jpeg: Pillow reads JPEG.
+        venv, ensurepip: these modules are there.
+        own: it is in a virtual environment.
+    """
+
+    path: str
+    version: tuple[int, ...]
+    modules: dict[str, str | None] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    curve: bool = False
+    jpeg: bool = False
+    venv: bool = False
+    ensurepip: bool = False
+    own: bool = False
+
+    @property
+    def new_enough(self) -> bool:
+        """3.8 or newer."""
+        return self.version >= (3, 8)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Of numpy, PIL and zmq those that can't be used."""
+        usable = {"numpy": True, "PIL": self.jpeg, "zmq": self.curve}
+        return tuple(name for name in MODULES if self.modules.get(name) is None or not usable[name])
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A path on the device.
+
+    Attributes:
+        path: as asked for.
+        exists, is_directory: what is there.
+        readable, writable: for this user; of what is nearest above it where it is not there.
+        free_bytes: of its file system, for this user; None: not known.
+        filesystem: as `stat -f` calls it; empty: not known.
+    """
+
+    path: str
+    exists: bool
+    is_directory: bool
+    readable: bool
+    writable: bool
+    free_bytes: int | None
+    filesystem: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A device as it was found.
+
+    Attributes:
+        system, machine, os: `uname`, and the distribution's name.
+        user, uid: who we are there.
+        home: our directory, absolute.
+        cores: that this user may use.
+        memory_bytes, available_bytes: of memory (of the control group where that is less).
+        clock_ahead_s: its clock against this host's, right to a second or so.
+        place_home, place_spool, roots: directories.
+        python: the interpreter that suits best; None: there is none at all.
+        apt: there is apt-get.
+        root: commands can be run as root: ``""`` directly, ``"sudo -n "`` through sudo; None: they can't.
+        systemd: ``system`` or ``user`` where it runs and we may use it; else None.
+        cron: ``running``, ``installed`` or None.
+        boot: our line is in the crontab.
+        current: the build that `current` leads to; None.
+        whole: bytes of its code.
+        builds: those unpacked.
+        settings: text of engine.json; None.
+        server_key: the engine's public key; None where there is no pair.
+        clients: public keys on its allow-list.
+        operators: hashes.
+        supervisor: its process id; None: it does not run.
+        state: what it last said.
+    """
+
+    system: str
+    machine: str
+    os: str
+    user: str
+    uid: int
+    home: str
+    cores: int
+    memory_bytes: int
+    available_bytes: int
+    clock_ahead_s: float
+    place_home: Directory
+    place_spool: Directory
+    roots: tuple[Directory, ...]
+    python: Python | None
+    apt: bool
+    root: str | None
+    systemd: str | None
+    cron: str | None
+    boot: bool
+    current: str | None
+    whole: int
+    builds: tuple[str, ...]
+    settings: str | None
+    server_key: str | None
+    clients: tuple[str, ...]
+    operators: tuple[str, ...]
+    supervisor: int | None
+    state: str
+
+
+def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: str | None = None) -> Survey:
+    """Look at a device; changes nothing there.
+
+    Args:
+        shell: to it.
+        home: our directory there; ``~/`` is its user's home.
+        spool, roots: paths there.
+        python: the interpreter to use; None: the one that suits best.
+
+    Raises:
+        DeviceNotReady: no POSIX shell and tools there.
+        ShellError: as `Shell.run`.
+    """
+    given = {"home": home, "spool": spool, "python": python or "", "probe": _PROBE}
+    lines = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
+    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", _SCRIPT])
+    began = time.time()
+    # On standard input: some shells and sshds take no such long command line.
+    done = shell.run("exec /bin/sh -s", input=script.encode(), timeout_s=300)
+    if "\ndone=yes" not in done.out:
+        said = " ".join((done.err or done.out or "nothing").split())[-300:]
+        raise DeviceNotReady(
+            shell.destination,
+            [bad(f"its shell said {said}", "the check needs a Linux with POSIX tools", "Install busybox or coreutils there.")],
+        )
+    values: dict[str, list[str]] = {}
+    for line in done.out.splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            values.setdefault(key, []).append(value)
+    return _parse(values, began)
+
+
+def _parse(values: dict[str, list[str]], began: float) -> Survey:
+    def text(key: str) -> str:
+        return values.get(key, [""])[-1]
+
+    def number(key: str) -> int:
+        value = text(key).strip()
+        return int(value) if value.isdigit() else 0
+
+    total, limit = number("memory_kib") << 10, number("memory_limit")
+    available = number("available_kib") << 10
+    uid = number("uid")
+    return Survey(
+        system=text("system"),
+        machine=text("machine"),
+        os=text("os"),
+        user=text("user"),
+        uid=uid,
+        home=text("home"),
+        cores=max(1, number("cores")),
+        memory_bytes=min(total, limit) if limit else total,
+        available_bytes=min(available, limit) if limit else available,
+        clock_ahead_s=number("epoch") - began,
+        place_home=_directory(text("place.home")),
+        place_spool=_directory(text("place.spool")),
+        roots=tuple(map(_directory, values.get("place.root", []))),
+        python=_best([_python(line) for line in values.get("python", [])]),
+        apt=bool(text("apt")),
+        root="" if uid == 0 else "sudo -n " if text("sudo") else None,
+        systemd=text("systemd") or None,
+        cron=text("cron") or None,
+        boot=bool(text("boot")),
+        current=text("current").rpartition("/")[2] or None,
+        whole=number("code_bytes"),
+        builds=tuple(values.get("build", [])),
+        settings=values["settings"][-1] if "settings" in values else None,
+        server_key=text("server_key") or None,
+        clients=tuple(values.get("client", [])),
+        operators=tuple(values.get("operator", [])),
+        supervisor=number("supervisor") or None,
+        state=text("state"),
+    )
+
+
+def _directory(line: str) -> Directory:
+    kind, may, free, filesystem, path = line.split("|", 4)
+    free_bytes = int(free) << 10 if free.isdigit() else None
+    return Directory(path, kind != "none", kind == "directory", "r" in may, "w" in may, free_bytes, filesystem)
+
+
+def _python(line: str) -> Python:
+    path, version, *rest = line.split("|")
+    fields = dict(one.split("=", 1) for one in rest if "=" in one)
+    if not version.replace(".", "").isdigit():
+        return Python(path, ())
+    names = (*MODULES, "pip")
+    return Python(
+        path=path,
+        version=tuple(map(int, version.split("."))),
+        modules={name: None if fields.get(name, "!").startswith("!") else fields[name] for name in names},
+        broken={
+            name: fields[name][1:]
+            for name in names
+            if fields.get(name, "").startswith("!") and not fields[name].startswith("!No module named")
+        },
+        curve=fields.get("curve") == "True",
+        jpeg=fields.get("jpeg") == "True",
+        venv=fields.get("venv") == "True",
+        ensurepip=fields.get("ensurepip") == "True",
+        own=fields.get("prefix") == "own",
+    )
+
+
+def _best(found: list[Python]) -> Python | None:
+    """The first that has everything; else the first that is new enough with the least missing; else any."""
+    return min(found, key=lambda one: (not one.new_enough, len(one.missing)), default=None)

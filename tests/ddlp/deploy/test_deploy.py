@@ -1,0 +1,410 @@
+"""`ddlp deploy` from end to end, through a real sshd on this machine. tests/board does the same on an ARM board."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_process import alive, make_jpegs, until
+from sshd import Sshd, kill_tree
+from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+
+from csd_engine import build as own
+from ddlp import DDLPError, DDLPLoader, ImageFiles, cli
+from ddlp.deploy import book, survey
+from ddlp.deploy.shell import Shell
+from ddlp.sources import device as reach
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+class Device:
+    """A device on this machine: an sshd, data under another name than here, a spool that both see."""
+
+    def __init__(self, sshd: Sshd, base: Path) -> None:
+        self.sshd = sshd
+        self.data_here, self.data_there = base / "data here", base / "data there"
+        self.spool_here, self.spool = base / "spool here", base / "spool"
+        self.shown = self.data_here  # what is said to be the data on this host
+        self.home = sshd.home / ".ddlp" / "csd0"
+        self.data_here.mkdir(parents=True)
+        self.paths = make_jpegs(self.data_here, np.random.default_rng(3))
+        self.data_there.symlink_to(self.data_here)
+        self.spool.mkdir()
+        self.spool_here.symlink_to(self.spool)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def arguments(self, *more: str) -> list[str]:
+        return [
+            "deploy", "board", "--name", "csd0", *self.sshd.options, "--root", str(self.data_there), "--host-root",
+            str(self.shown), "--spool", str(self.spool), "--host-spool", str(self.spool_here), "--listen-port", str(self.port),
+            "--reserve-bytes", "1M", "--workers", "2", *more,
+        ]  # fmt: skip
+
+    def read(self, name: str) -> str:
+        path = self.home / "run" / name
+        return path.read_text().strip() if path.exists() else ""
+
+    def supervisor(self) -> int:
+        return int(self.read("supervisor.pid") or 0)
+
+    def engine(self) -> int:
+        return int(until(lambda: self.read("state").startswith("ready") and self.read("state"), 30, "an engine").split()[2])
+
+    def look(self) -> survey.Survey:
+        with Shell("board", self.sshd.options) as shell:
+            return survey.survey(shell, "~/.ddlp/csd0", str(self.spool), [])
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="ddlp-test-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def make_device(make_sshd: Callable[..., Sshd], base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Device]]:
+    monkeypatch.setenv("DDLP_HOME", str(base / "book"))
+    made: list[Device] = []
+
+    def make(*lines: str) -> Device:
+        made.append(Device(make_sshd(*lines), base / str(len(made))))
+        return made[-1]
+
+    yield make
+    for device in made:
+        if device.supervisor():
+            kill_tree(device.supervisor())
+
+
+@pytest.fixture
+def device(make_device: Callable[..., Device]) -> Device:
+    return make_device()
+
+
+def ddlp(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    """Run a command; its output, after its exit status was found right."""
+    capsys.readouterr()
+    got = cli.main(arguments)
+    out, err = capsys.readouterr()
+    assert got == status, out + err
+    return out + err
+
+
+def epoch(device: Device, **arguments: object) -> dict[int, torch.Tensor]:
+    transform = Compose([RandomResizedCrop(32), RandomHorizontalFlip(), ToTensor()])
+    paths = [str(device.data_here / path) for path in device.paths]
+    torch.manual_seed(0)
+    loader = DDLPLoader(ImageFiles(paths, list(range(len(paths))), transform), 2, shuffle=True, seed=4, **arguments)
+    found = {int(t): image for images, targets in loader for image, t in zip(images, targets)}
+    device.report = loader.report()
+    assert len(found) == len(paths)
+    return found
+
+
+def test_deployed_a_device_is_all_that_a_training_script_needs(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ddlp(capsys, *device.arguments())
+    assert 'csd0 is ready. Use it with csd="csd0".' in told and "6 images give the same bits there" in told
+    record = book.load("csd0")
+    assert record.build == own.build() and record.images_per_s and record.host_spool == str(device.spool_here)
+    assert record.service == "supervised" and record.address == f"tcp://127.0.0.1:{device.port}"
+    expected = epoch(device, strategy="cpu")
+    got = epoch(device, csd="csd0", strategy="csd")
+    assert device.report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
+    secrets = [path for path in device.home.rglob("*.key_secret")]
+    assert [path.name for path in secrets] == ["server.key_secret"] and secrets[0].stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in book.directory("csd0").glob("*key*")) == ["host.key", "host.key_secret", "server.key"]
+
+
+def _tree(*directories: Path) -> dict[str, tuple[float, int]]:
+    found = {}
+    for directory in directories:
+        for path in directory.rglob("*"):
+            if path.name not in ("engine.log", ".lock") and "__pycache__" not in str(path) and "here-" not in path.name:
+                status = path.lstat()
+                found[str(path)] = (status.st_mtime, status.st_ino)
+    return found
+
+
+def test_a_second_run_changes_nothing(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+    ddlp(capsys, *device.arguments())
+    engine, supervisor = device.engine(), device.supervisor()
+    before = _tree(device.home, book.directory("csd0"))
+    for arguments in (device.arguments(), ["deploy", "--name", "csd0"]):
+        assert "Nothing had to be changed." in ddlp(capsys, *arguments)
+        assert _tree(device.home, book.directory("csd0")) == before
+        assert (device.engine(), device.supervisor()) == (engine, supervisor)
+
+
+def test_what_was_changed_by_hand_is_mended(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+    ddlp(capsys, *device.arguments())
+    code = device.home / "current" / "csd_engine" / "engine.py"
+    for damage in (
+        lambda: code.write_text("broken"),
+        lambda: (device.home / "current").unlink(),
+        lambda: shutil.rmtree(device.home / "engines"),
+        lambda: (device.home / "engine.json").write_text("{}"),
+        lambda: shutil.rmtree(device.home / "keys"),
+        lambda: shutil.rmtree(device.home / "keys" / "clients"),
+        lambda: [path.unlink() for path in book.directory("csd0").glob("host.key*")],
+        lambda: (book.directory("csd0") / "server.key").unlink(),
+        lambda: book.remove("csd0"),
+        lambda: kill_tree(device.supervisor()),
+        lambda: shutil.rmtree(device.home / "run"),
+    ):
+        damage()
+        assert "is ready" in ddlp(capsys, *device.arguments())
+        assert "Nothing had to be changed" in ddlp(capsys, *device.arguments())
+        assert code.read_bytes() == (REPOSITORY / "csd_engine" / "engine.py").read_bytes()
+
+
+def _older_build(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: Callable) -> None:
+    """Deploy from a copy of csd_engine in which something is different."""
+    copy = device.sshd.directory / "older"
+    shutil.copytree(REPOSITORY / "csd_engine", copy / "csd_engine", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "ddlp", copy / "ddlp", ignore=shutil.ignore_patterns("__pycache__"))
+    change(copy / "csd_engine")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddlp", *device.arguments()], env={**os.environ, "PYTHONPATH": str(copy)}, cwd=copy,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_upgrade_replaces_another_build(device: Device, capsys, monkeypatch) -> None:
+    _older_build(device, capsys, monkeypatch, lambda code: (code / "old.py").write_text("OLD = 1\n"))
+    old, engine = book.load("csd0").build, device.engine()
+    told = ddlp(capsys, "deploy", "--name", "csd0")
+    assert f"build {old[:12]} is there" in told and "--upgrade" in told and device.engine() == engine
+    told = ddlp(capsys, "deploy", "--name", "csd0", "--upgrade")
+    assert f"unpacked beside {old[:12]}" in told and device.engine() != engine
+    assert book.load("csd0").build == own.build() != old
+    assert [path.name for path in (device.home / "engines").iterdir()] == [own.build()]
+    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0", "--upgrade")
+
+
+def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, capsys, monkeypatch) -> None:
+    def older(code: Path) -> None:
+        text = (code / "protocol.py").read_text()
+        (code / "protocol.py").write_text(text.replace("\nPROTOCOL = ", "\nPROTOCOL = 1000 + "))
+
+    _older_build(device, capsys, monkeypatch, older)
+    told = ddlp(capsys, "deploy", "--name", "csd0", status=1)
+    assert "speaks protocol" in told and "ddlp deploy --name csd0 --upgrade" in told
+    ddlp(capsys, "deploy", "--name", "csd0", "--upgrade")
+    assert epoch(device, csd="csd0", strategy="csd")
+
+
+@pytest.mark.parametrize(
+    "fault", ["raise SystemExit('cannot run on this board')", "import csd_engine.protocol as p; p.PROTOCOL = 77"]
+)
+def test_an_upgrade_that_does_not_answer_is_rolled_back(device: Device, capsys, monkeypatch, fault: str) -> None:
+    ddlp(capsys, *device.arguments())
+    newer = device.sshd.directory / "newer"
+    for name in ("csd_engine", "ddlp"):
+        shutil.copytree(REPOSITORY / name, newer / name, ignore=shutil.ignore_patterns("__pycache__"))
+    desk = newer / "csd_engine" / "desk.py"
+    desk.write_text(f"{desk.read_text()}\nimport sys\nif '--parent' in sys.argv:  # as the service\n    {fault}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddlp", "deploy", "--name", "csd0", "--upgrade"], env={**os.environ, "PYTHONPATH": str(newer)},
+        cwd=newer, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and f"Build {own.build()[:12]} runs again" in done.stdout, done.stdout + done.stderr
+    assert [path.name for path in (device.home / "engines").iterdir()] == [own.build()]
+    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments())
+
+
+def test_a_killed_engine_is_started_again(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    first = device.engine()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: device.read("state").startswith("ready") and device.engine() != first, 30, "another engine")
+    assert epoch(device, csd="csd0", strategy="csd")
+
+
+def test_stop_start_and_logs(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    supervisor, engine = device.supervisor(), device.engine()
+    assert ddlp(capsys, "stop", "csd0") == "csd0 is stopped\n" and not alive(supervisor) and not alive(engine)
+    assert ddlp(capsys, "stop", "csd0") == "csd0 did not run\n"
+    assert "started the engine, process" in ddlp(capsys, "logs", "csd0")
+    assert len(ddlp(capsys, "logs", "csd0", "-n", "1").splitlines()) == 1
+    assert "listens on tcp://0.0.0.0" in ddlp(capsys, "start", "csd0") and device.engine() != engine
+    again = device.engine()
+    assert "listens on" in ddlp(capsys, "start", "csd0") and device.engine() == again
+    assert ddlp(capsys, "stop", "csd0") == "csd0 is stopped\n"
+    assert "started, kept running" in ddlp(capsys, *device.arguments())
+    ddlp(capsys, "logs", "nobody", status=1)
+
+
+def _everything(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+@pytest.mark.parametrize("half", ["all", "home", "record", "stopped", "keys"])
+def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
+    data = _everything(device.data_here)
+    (device.spool / "mine").write_text("not ddlp's")
+    ddlp(capsys, *device.arguments())
+    supervisor, engine = device.supervisor(), device.engine()
+    if half == "home":
+        shutil.rmtree(device.home)
+    elif half == "record":
+        book.remove("csd0")
+    elif half == "stopped":
+        ddlp(capsys, "stop", "csd0")
+    elif half == "keys":
+        shutil.rmtree(device.home / "keys")
+        shutil.rmtree(device.home / "engines")
+    more = ["board", *device.sshd.options, "--spool", str(device.spool)] if half == "record" else []
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", *more)
+    until(lambda: not alive(supervisor) and not alive(engine), 20, "the end of the engine")
+    assert _everything(device.sshd.home) == [] and _everything(device.spool) == ["mine"]
+    assert not book.directory("csd0").exists() and _everything(device.data_here) == data
+    told = ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", status=1)
+    assert "no device is called 'csd0'" in told
+
+
+def test_uninstall_of_a_device_that_is_gone(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    kill_tree(device.supervisor())
+    device.sshd.stop()
+    assert "--uninstall --forget" in ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", status=1)
+    assert book.names() == ("csd0",)
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", "--forget")
+    assert not book.directory("csd0").exists()
+
+
+def test_a_home_that_is_somebody_s_directory_keeps_what_is_not_ours(device: Device, capsys) -> None:
+    home = device.sshd.home / "stuff"
+    home.mkdir()
+    (home / "thesis").write_text("years of work")
+    ddlp(capsys, *device.arguments("--home", str(home)))
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert _everything(device.sshd.home) == ["stuff", "stuff/thesis"]
+
+
+def test_operators_travel(device: Device, capsys, tmp_path: Path) -> None:
+    (tmp_path / "my_ops.py").write_text("def invert(image):\n    return image.point(lambda v: 255 - v)\n")
+    told = ddlp(capsys, *device.arguments("--operators", str(tmp_path / "my_ops.py")))
+    assert "copied: my_ops.py" in told
+    ((number, name),) = book.load("csd0").operators.items()
+    assert name == "my_ops.py"
+    assert (device.home / "operators" / f"{number}.py").read_bytes() == (tmp_path / "my_ops.py").read_bytes()
+    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments("--operators", str(tmp_path / "my_ops.py")))
+    (tmp_path / "broken.py").write_text("def broken(:\n")
+    assert "broken.py" in ddlp(capsys, *device.arguments("--operators", str(tmp_path / "broken.py")), status=1)
+
+
+def test_changed_settings_are_taken_over(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    engine = device.engine()
+    told = ddlp(capsys, "deploy", "--name", "csd0", "--workers", "1")
+    assert "restarted" in told and device.engine() != engine
+    arguments = json.loads((device.home / "engine.json").read_text())["arguments"]
+    assert arguments[arguments.index("--workers") + 1] == "1" and "--reserve-bytes" in arguments
+    assert "does not take --workers many" in ddlp(capsys, "deploy", "--name", "csd0", "--workers", "many", status=1)
+
+
+def test_a_spool_that_is_not_the_same_directory(device: Device, capsys, base: Path) -> None:
+    other = base / "another disk"
+    other.mkdir()
+    told = ddlp(capsys, *device.arguments("--host-spool", str(other)))
+    assert "is not seen by the device" in told and book.load("csd0").host_spool is None and os.listdir(other) == []
+    assert os.listdir(device.spool) and not list(device.spool.glob(".ddlp-*"))
+
+
+def test_data_that_differ(device: Device, capsys, base: Path) -> None:
+    shutil.copytree(device.data_here, base / "other")
+    for path in device.paths[::2]:
+        shutil.copy(device.data_here / device.paths[1], base / "other" / path)
+    device.shown = base / "other"
+    told = ddlp(capsys, *device.arguments(), status=1)
+    assert "gives other pixels there" in told and "ddlp doctor csd0" in told
+    (device.data_here / device.paths[0]).unlink()
+    told = ddlp(capsys, *device.arguments(), status=1)
+    assert "can't be read there" in told
+
+
+def test_the_port_is_closed(device: Device, capsys) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        told = ddlp(capsys, *device.arguments("--address", f"tcp://127.0.0.1:{free.getsockname()[1]}"), status=1)
+    assert "is closed, though the engine runs" in told and "--listen-port" in told
+    with pytest.raises(DDLPError, match="was not finished"):
+        reach.Device.at("csd0")
+    assert 'Use it with csd="csd0"' in ddlp(capsys, *device.arguments())
+
+
+def test_the_port_is_taken(device: Device, capsys) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", device.port))
+        other.listen()
+        told = ddlp(capsys, *device.arguments(), status=1)
+        assert "does not start" in told and "Address already in use" in told
+        assert not alive(device.supervisor()), "something is left that fails over and over"
+    assert "is ready" in ddlp(capsys, *device.arguments())
+
+
+@pytest.mark.parametrize("when", [0.3, 0.8, 1.5, 2.5, 4.0])
+def test_broken_off_anywhere_it_is_mended_by_the_next_run(device: Device, capsys, when: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlp", *device.arguments()], env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        process.wait(when)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(20) in (0, 130, -signal.SIGINT)
+    config = str(device.sshd.config)
+    until(lambda: not _commands(config), 20, "the end of its ssh processes")
+    ddlp(capsys, *device.arguments())
+    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments())
+    assert epoch(device, csd="csd0", strategy="csd")
+
+
+def _commands(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(b"ssh") and word.encode() in words:
+            found.append(str(path))
+    return found
+
+
+def test_a_new_device_with_nothing_said_about_its_directories(device: Device, capsys) -> None:
+    told = ddlp(capsys, "deploy", "board", *device.sshd.options, status=1)
+    assert "board needs --root DIR" in told and "--spool DIR" in told
+    assert not book.directory("board").exists()
+
+
+def test_two_at_once_is_one_too_many(device: Device, capsys) -> None:
+    with book.locked("csd0"):
+        assert "another ddlp deploy is at work" in ddlp(capsys, *device.arguments(), status=1)
+
+
+def test_help_without_torch() -> None:
+    code = (
+        "import sys; from ddlp import cli\ntry: cli.main(['deploy', '--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0 and "--install" in done.stdout, done.stderr
