@@ -13,6 +13,7 @@ import zmq
 
 import csd_engine
 from csd_engine import protocol as say
+from csd_engine.computer import memory
 from csd_engine.crew import WorkerProcess
 from csd_engine.desk import Desk, versions
 from csd_engine.door import Door
@@ -21,6 +22,7 @@ from csd_engine.parcels import Parcels
 from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool, look_at, remove_tree
+from csd_engine.turnstile import large_bytes
 
 __all__ = ["EngineOptions", "Service"]
 
@@ -44,6 +46,7 @@ class EngineOptions:
     quota_bytes: int = 8 << 30
     reserve_bytes: int = 1 << 30
     upload_bytes: int = 4 << 30
+    memory_bytes: int = 0  # 0: what the computer has
     lease_timeout_s: float = 30.0
     worker_timeout_s: float = 30.0
     slowdown: float = 1.0
@@ -76,6 +79,11 @@ class Service:
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
         self._shown: Dict[bytes, str] = {}  # each one's directory below the spool's files/, where it sees the spool
         self._start_after = 0.0
+        memory_bytes = options.memory_bytes or memory().total
+        self._worker_arguments = [
+            *("--slowdown", repr(options.slowdown), "--turnstile", str(self._spool.directory / ".large")),
+            *("--large-bytes", str(large_bytes(memory_bytes, options.workers))),
+        ]
         self._trouble = ""
         self._stop = False
         self._wake, self._woken = os.pipe()
@@ -232,7 +240,7 @@ class Service:
 
     def _start_workers(self) -> None:
         while len(self._crew) < self._options.workers and time.monotonic() >= self._start_after:
-            worker = WorkerProcess(["--slowdown", repr(self._options.slowdown)])
+            worker = WorkerProcess(self._worker_arguments)
             self._poller.register(worker.read_descriptor, zmq.POLLIN)
             self._crew.append(worker)
 

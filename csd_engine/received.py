@@ -163,7 +163,7 @@ class FileCache:
         if len(content) != expected:
             raise DatasetError(f"{self._kind} part at {offset} has not the {expected} bytes expected. Send it again.")
         incoming.stream.write(content)
-        os.fdatasync(incoming.stream.fileno())  # mapped while dirty, it would count as a worker's private memory
+        os.fdatasync(incoming.stream.fileno())  # before it has its name: a power cut must not leave half of it there
         incoming.digest.update(content)
         incoming.offset += len(content)
 
