@@ -30,10 +30,11 @@
 #
 # On the board the clock, /proc and the kernel are the host's. It reaches the host at 10.77.N.1 and nothing else.
 #
-# DDLP_CSD_CACHE    where the Debian system is kept (default /var/cache/ddlp-csd-emulator; about 700 MB an architecture)
+# DDLP_CSD_CACHE    where the Debian system is kept (default /var/cache/ddlp-csd-emulator; 300 MB for armhf, 450 MB for arm64)
 # DDLP_CSD_STATE    where boards are kept while they exist (default /var/lib/ddlp-csd-emulator)
 # DDLP_CSD_MIRROR   Debian mirror (default http://deb.debian.org/debian)
 set -euo pipefail
+umask 022
 SELF=$(readlink -f "$0")
 CACHE=${DDLP_CSD_CACHE:-/var/cache/ddlp-csd-emulator}
 STATE=${DDLP_CSD_STATE:-/var/lib/ddlp-csd-emulator}
@@ -41,9 +42,11 @@ MIRROR=${DDLP_CSD_MIRROR:-http://deb.debian.org/debian}
 SUITE=bookworm
 BINFMT=/proc/sys/fs/binfmt_misc
 NETWORK=10.77
-# shellcheck source=scripts/csd_emulator/base.sh
+# shellcheck source=SCRIPTDIR/csd_emulator/host.sh
+source "${SELF%.sh}/host.sh"
+# shellcheck source=SCRIPTDIR/csd_emulator/base.sh
 source "${SELF%.sh}/base.sh"
-# shellcheck source=scripts/csd_emulator/limits.sh
+# shellcheck source=SCRIPTDIR/csd_emulator/limits.sh
 source "${SELF%.sh}/limits.sh"
 
 say() { echo "csd_emulator: $*" >&2; }
@@ -54,47 +57,16 @@ need_root() {
   [ "$(id -u)" = 0 ] || die "'$command' needs root: it makes network namespaces, mounts and control groups" "run: sudo $0 $command ..."
 }
 
-# install_needed: what this script runs, installed by apt-get where it is missing.
-install_needed() {
-  local missing=() program package
-  while read -r program package; do
-    command -v "$program" >/dev/null || [ -e "$program" ] || missing+=("$package")
-  done <<'EOF'
-qemu-arm-static qemu-user-static
-/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
-ip iproute2
-ssh openssh-client
-mkfs.ext4 e2fsprogs
-mount mount
-unshare util-linux
-EOF
-  [ ${#missing[@]} -gt 0 ] || { command -v apt-get >/dev/null || die "needs apt-get and dpkg to make the board's system: run it on Debian or Ubuntu"; return 0; }
-  command -v apt-get >/dev/null || die "missing: ${missing[*]} (Debian's names; there is no apt-get here)" "install them, with apt and dpkg, and try again"
-  say "installing ${missing[*]}"
-  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } >/dev/null </dev/null ||
-    die "apt-get could not install ${missing[*]}" "install them by hand and try again"
-}
-
-# emulate ARCH: lets the kernel run its programs. What was done is noted in $STATE/.binfmt and undone with the last board.
-emulate() {
-  local arch=$1 handler
-  case $arch in armhf) handler=qemu-arm ;; arm64) handler=qemu-aarch64 ;; esac
-  [ "$arch" = arm64 ] && [ "$(uname -m)" = aarch64 ] && return
-  if [ ! -e "$BINFMT/register" ]; then
-    mount -t binfmt_misc binfmt_misc "$BINFMT" || die "cannot mount $BINFMT: is this a container without privileges?"
-    echo mounted >>"$STATE/.binfmt"
-  fi
-  if [ ! -e "$BINFMT/$handler" ]; then
-    # Debian's own line and the flag C: without it sudo and other setuid programs of the board get no rights.
-    printf '%sC' "$(grep -m1 "^:$handler:" "/usr/lib/binfmt.d/$handler.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
-    echo "$handler" >>"$STATE/.binfmt"
-  fi
-  grep -q '^flags:.*F' "$BINFMT/$handler" ||
-    die "$BINFMT/$handler is registered without the flag F, so a board would not find its interpreter" "remove it (echo -1 > $BINFMT/$handler) and try again"
-}
-
 # lock: one command at a time changes the set of boards.
-lock() { mkdir -p "$STATE"; exec 9>"$STATE/.lock"; flock 9; }
+lock() {
+  while :; do
+    mkdir -p "$STATE"
+    exec 9>"$STATE/.lock"
+    flock 9
+    # The last 'down' removes this very file, maybe while we waited for it.
+    [ ! "$STATE/.lock" -ef /proc/self/fd/9 ] || return 0
+  done
+}
 unlock() { exec 9>&-; }
 
 boards() { local record; for record in "$STATE"/*/; do [ ! -d "$record" ] || basename "$record"; done; }
@@ -103,6 +75,8 @@ boards() { local record; for record in "$STATE"/*/; do [ ! -d "$record" ] || bas
 load() {
   name=$1 dir=$STATE/$1
   [ -e "$dir/record" ] || die "there is no board $1" "boards: $(boards | xargs)"
+  # Assigned here for shellcheck; the record has them all.
+  arch="" kind="" base="" cores="" cpu_share="" memory="" disk="" port="" data="" data_read_only="" spool="" ip="" host_ip="" link=""
   # shellcheck source=/dev/null
   source "$dir/record"
 }
@@ -162,7 +136,7 @@ power_off() {
   ip link delete "${link:-none}" 2>/dev/null || true
   remove_groups
   for tries in $(seq 100); do
-    [ -e "$dir/disk.img" ] && losetup -j "$dir/disk.img" | grep -q . || break
+    [ -n "$(losetup -j "$dir/disk.img" 2>/dev/null)" ] || break
     sleep 0.05
   done
 }
@@ -170,21 +144,9 @@ power_off() {
 # remove: the board whose settings are loaded, and with the last one what was changed on this machine.
 remove() {
   power_off
+  [ ! -e "$dir/network" ] || ip route delete unreachable "$NETWORK.$(cat "$dir/network").0/24" metric 9999 || true
   rm -rf --one-file-system "$dir"
   tidy
-}
-
-tidy() {
-  local line
-  [ -z "$(boards)" ] || return 0
-  if [ -e "$STATE/.enabled" ]; then
-    while read -r line; do put "${line#* }/cgroup.subtree_control" "-${line%% *}" || true; done <"$STATE/.enabled"
-  fi
-  if [ -e "$STATE/.binfmt" ]; then
-    while read -r line; do [ "$line" = mounted ] || put "$BINFMT/$line" -1 || true; done <"$STATE/.binfmt"
-    ! grep -qx mounted "$STATE/.binfmt" || umount "$BINFMT" || true
-  fi
-  rm -rf --one-file-system "$STATE"
 }
 
 # broken_off: what 'up' leaves when it fails or is interrupted: nothing.
@@ -200,8 +162,9 @@ broken_off() {
   exit "$status"
 }
 
+# shellcheck disable=SC2034 # what seems unused goes into the record
 up() {
-  local data_given="" spool_given="" n user=${SUDO_USER:-root}
+  local n setting user=${SUDO_USER:-root}
   name=csd0 arch=armhf kind=ready debs=yes cores=2 cpu_share=100 memory=512M disk=1G port=22 data="" spool="" data_read_only=yes shared_spool=yes
   while [ $# -gt 0 ]; do
     case $1 in
@@ -211,7 +174,7 @@ up() {
       --no-shared-spool) shared_spool=no ;;
       --name | --arch | --cores | --cpu-share | --memory | --disk | --port | --data | --spool)
         [ $# -gt 1 ] || wrong "$1 needs a value"
-        local setting=${1#--}
+        setting=${1#--}
         printf -v "${setting/-/_}" %s "$2"
         shift ;;
       *) wrong "up: unknown option $1" ;;
@@ -242,17 +205,17 @@ up() {
   trap broken_off EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
-  mkdir -m 755 -p "$dir"
+  mkdir "$dir"
   emulate "$arch"
   unlock
   make_base "$arch"
   base=$(base_dir "$arch")/$kind
 
   lock
-  n=$(free_network)
+  n=$(take_network)
   ip=$NETWORK.$n.2 host_ip=$NETWORK.$n.1 link=csd-$name
   [ -n "$data" ] || { data=$dir/data && mkdir "$data"; }
-  [ "$shared_spool" = no ] || [ -n "$spool" ] || { spool=$dir/spool && mkdir -m 777 "$spool" && chmod 777 "$spool"; }
+  [ "$shared_spool" = no ] || [ -n "$spool" ] || { spool=$dir/spool && mkdir "$spool" && chmod 777 "$spool"; }
   [ "$shared_spool" = yes ] || spool=""
   {
     for setting in name arch kind debs base cores cpu_share memory disk port data data_read_only spool ip host_ip link; do
@@ -270,11 +233,13 @@ up() {
   say "log in: ssh -F $dir/ssh_config $name   (or: ssh -F $dir/ssh_config ddlp@$name)"
 }
 
-# free_network: the first N for which 10.77.N.0/24 is in no use on this machine.
-free_network() {
+# take_network: the first N for which 10.77.N.0/24 is in no use on this machine, taken by a route. While the board is there its own
+# network comes before that route; when it is killed or unplugged, packets to it must not leave by this machine's default route.
+take_network() {
   local n
   for n in $(seq 1 254); do
-    grep -qsF "ip=$NETWORK.$n.2" "$STATE"/*/record || [ -n "$(ip -4 route show root "$NETWORK.$n.0/24")" ] || { echo "$n"; return; }
+    [ -z "$(ip -4 route show root "$NETWORK.$n.0/24")" ] || continue
+    ip route add unreachable "$NETWORK.$n.0/24" metric 9999 2>/dev/null && { echo "$n" | tee "$dir/network"; return; }
   done
   die "no free network in $NETWORK.0.0/16"
 }
@@ -296,6 +261,7 @@ Host $name
   UserKnownHostsFile $dir/known_hosts
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes
+  ConnectTimeout 20
   LogLevel ERROR
 EOF
   chown "$1" "$dir"/{id_ed25519,ssh_config,known_hosts}
@@ -319,9 +285,13 @@ down() {
 }
 
 status() {
-  local board key
+  local board
   [ $# -gt 0 ] || [ -n "$(boards)" ] || { echo "no boards"; return; }
   for board in ${1:-$(boards)}; do
+    if [ -d "$STATE/$board" ] && [ ! -e "$STATE/$board/record" ]; then
+      echo "$board: being made, or never finished: 'down --name $board' removes it"
+      continue
+    fi
     load "$board"
     echo "$name: $(state)"
     echo "  system     Debian $SUITE $arch, $kind: $base"
@@ -341,9 +311,10 @@ state() {
   ip link show "$link" 2>/dev/null | grep -q 'state UP' && echo "up" || echo "up, network cable unplugged"
 }
 
-# on_board COMMAND ARGUMENTS: for the commands that take --name NAME.
+# named --name NAME: for the commands that need one board.
 named() {
-  [ "${1:-}" = --name ] && [ -n "${2:-}" ] || wrong "$command: --name NAME"
+  [ "${1:-}" = --name ] || wrong "$command: --name NAME"
+  [ -n "${2:-}" ] || wrong "$command: --name NAME"
   load "$2"
 }
 
@@ -369,6 +340,11 @@ case $command in
           kill) power_off ;;
           start)
             ! alive "$dir/pid" || die "$name is running"
+            [ -d "$base" ] || die "$base is gone, and the board with it" "remove what is left: $0 down --name $name"
+            power_off
+            lock
+            emulate "$arch" # the host may have been started anew
+            unlock
             power_on ;;
           freeze) freeze_groups 1 || group_pids | xargs -r kill -STOP ;;
           thaw) freeze_groups 0 || group_pids | xargs -r kill -CONT ;;

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csd_engine.build import build
-from csd_engine.errors import EngineError, EngineRefused, EngineUnreachable
+from csd_engine.errors import EngineError, EngineRefused
 from ddlp.deploy import address, book, checks, place
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
-from ddlp.deploy.prove import Trial, explain_silence, seen_by_both, some_images
+from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
@@ -28,7 +28,7 @@ from ddlp.sources.link import EngineLink
 __all__ = ["RESERVE_BYTES", "Wanted", "deploy"]
 
 RESERVE_BYTES = 1 << 30  # the engine's own default of --reserve-bytes
-_GREET_TIMEOUT_S = 30.0
+_GREET_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -285,16 +285,17 @@ class _Deployment:
 
     def _greet(self) -> EngineLink:
         with self._steps.step("handshake") as step:
+            reached = check_port(self._address)
             link = self._link()
             try:
+                if reached.level is not Level.OK:
+                    raise DeviceNotReady(self._record.name, [reached])
                 versions = dict(link.open().versions)
-            except EngineError as error:
+            except (EngineError, DeviceNotReady) as error:
                 link.close()
                 if self._before is not None:
                     self._back(step, error)
                     raise
-                if isinstance(error, EngineUnreachable):
-                    raise DeviceNotReady(self._record.name, [explain_silence(self._address, error)]) from error
                 if isinstance(error, EngineRefused) and "protocol" in str(error):
                     raise DDLPError(f"{error} Here: ddlp deploy --name {self._record.name} --upgrade.") from error
                 raise

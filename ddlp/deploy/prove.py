@@ -17,7 +17,7 @@ import numpy as np
 
 from csd_engine.batchfile import Layout, identity
 from csd_engine.datasets import FileSet, fingerprint, open_reader
-from csd_engine.errors import EngineError, SampleError
+from csd_engine.errors import SampleError
 from csd_engine.manifest import write_manifest
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline, resample
@@ -26,7 +26,7 @@ from ddlp.deploy.shell import Shell
 from ddlp.sources.events import LeaseFailed, LeasePublished
 from ddlp.sources.link import EngineLink, JobHandle
 
-__all__ = ["Parity", "Trial", "explain_silence", "seen_by_both", "some_images"]
+__all__ = ["Parity", "Trial", "check_port", "seen_by_both", "some_images"]
 
 PROBES = 6
 _IMAGES = 256
@@ -107,19 +107,19 @@ def _appears(path: Path, text: str) -> bool:
     return False
 
 
-def explain_silence(address: str, error: EngineError) -> Finding:
-    """Why an engine that runs can't be reached at its address."""
+def check_port(address: str) -> Finding:
+    """Whether TCP reaches the port of an engine that runs."""
     host, _, port = address[len("tcp://") :].rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except ConnectionRefusedError:
-        why = f"port {port} at {host} is closed, though the engine runs: another machine, or a firewall that refuses"
+        why = f"port {port} of {host} is closed, though the engine runs: another machine, or a firewall that refuses"
     except socket.gaierror as trouble:
         why = f"{host} can't be resolved here ({trouble.strerror})"
     except OSError as trouble:
         why = f"nothing answers at port {port} of {host} ({trouble}), though the engine runs: a firewall or NAT lies between"
     else:
-        return bad(f"the engine at {address} does not greet", str(error), "See ddlp logs.")
+        return ok(f"port {port} of {host} is open")
     way_out = f"Open TCP port {port} there, or choose another: --listen-port; give the right address: --address HOST."
     return bad(f"no engine at {address}", why, way_out)
 

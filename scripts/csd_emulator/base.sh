@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of csd_emulator.sh: SELF CACHE MIRROR SUITE name
 # The Debian system that boards boot from: made once, kept in the cache, used by every board as a read-only lower layer.
 #
 # Packages are fetched and unpacked by the host's own apt and dpkg, at full speed; only their maintainer scripts run under qemu.
@@ -38,7 +39,7 @@ make_base() {
     BUILD_DIR=$CACHE/new.$arch
     say "making the Debian $SUITE system for $arch in $CACHE (once; a few minutes)"
     # Mounts and processes of the making live in namespaces of their own: they end with it, however it ends.
-    unshare --mount --pid --fork --kill-child "$SELF" __build "$arch" "$BUILD_DIR" 8>&- &
+    setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child "$SELF" __build "$arch" "$BUILD_DIR" 8>&- &
     BUILD_PID=$!
     wait "$BUILD_PID" || die "the system for $arch could not be made: see the lines above"
     BUILD_PID=""

@@ -3,6 +3,7 @@
 # Every mount is made in here, so that nothing of it can outlive the board.
 #
 #   boot.sh BOARD_DIR HOST_NETWORK_NAMESPACE
+# shellcheck disable=SC2154 # the board's settings come from its record
 set -euo pipefail
 dir=$1 host_net=$2
 # shellcheck source=/dev/null
@@ -57,9 +58,12 @@ done
 mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,gid=5 devpts "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
 ln -s /proc/self/fd "$root/dev/fd"
-for stream in 0 1 2; do ln -s "/proc/self/fd/$stream" "$root/dev/$(sed -n "$((stream + 1))p" <<<$'stdin\nstdout\nstderr')"; done
-mount -t tmpfs -o nosuid,nodev,mode=1777 shm "$root/dev/shm"
-mount -t tmpfs -o nosuid,nodev,mode=755 run "$root/run"
+ln -s /proc/self/fd/0 "$root/dev/stdin"
+ln -s /proc/self/fd/1 "$root/dev/stdout"
+ln -s /proc/self/fd/2 "$root/dev/stderr"
+half=$(($(numfmt --from=iec "$memory") / 2))
+mount -t tmpfs -o "nosuid,nodev,mode=1777,size=$half" shm "$root/dev/shm"
+mount -t tmpfs -o "nosuid,nodev,mode=755,size=$half" run "$root/run"
 mkdir -p "$root/run/sshd" "$root/run/lock"
 
 mkdir -p "$root/data" "$root/spool"

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of csd_emulator.sh: STATE, and the board's: name dir cores cpu_share memory
 # A board's limits: control groups of version 1 or 2, whichever carries the controller on this machine.
 
 # group_parent CONTROLLER: prints "1 DIR" or "2 DIR", the directory under which a group with that controller can be made; fails where there is none.
@@ -9,7 +10,7 @@ group_parent() {
   done </proc/mounts
   [ "$controller" = freezer ] && controller=""
   while read -r _ dir type options _; do
-    [ "$type" = cgroup2 ] && [ -w "$dir" ] || continue
+    [[ $type == cgroup2 && -w $dir ]] || continue
     if [ -n "$controller" ]; then
       grep -qw "$controller" "$dir/cgroup.controllers" || continue
       if ! grep -qw "$controller" "$dir/cgroup.subtree_control"; then
@@ -45,7 +46,7 @@ make_groups() {
     mkdir -p "$group"
     grep -qxF "$group" "$dir/groups" || echo "$group" >>"$dir/groups"
     case $version$controller in
-      1cpuset | 2cpuset)
+      [12]cpuset)
         cpus=$(last_cpus "$cores")
         put "$group/cpuset.cpus" "$cpus"
         [ "$version" = 2 ] || put "$group/cpuset.mems" "$(cat "$parent/cpuset.mems")" ;;

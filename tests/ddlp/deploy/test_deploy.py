@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -18,13 +17,14 @@ import numpy as np
 import pytest
 import torch
 from engine_process import alive, make_jpegs, until
-from sshd import Sshd, kill_tree, python_path
+from sshd import Sshd, kill_tree
+from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from csd_engine import build as own
-from ddlp import DDLPLoader, ImageFiles, cli
+from ddlp import DDLPError, DDLPLoader, ImageFiles, cli
 from ddlp.deploy import book, survey
 from ddlp.deploy.shell import Shell
-from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+from ddlp.sources import device as reach
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -36,6 +36,7 @@ class Device:
         self.sshd = sshd
         self.data_here, self.data_there = base / "data here", base / "data there"
         self.spool_here, self.spool = base / "spool here", base / "spool"
+        self.shown = self.data_here  # what is said to be the data on this host
         self.home = sshd.home / ".ddlp" / "csd0"
         self.data_here.mkdir(parents=True)
         self.paths = make_jpegs(self.data_here, np.random.default_rng(3))
@@ -49,7 +50,7 @@ class Device:
     def arguments(self, *more: str) -> list[str]:
         return [
             "deploy", "board", "--name", "csd0", *self.sshd.options, "--root", str(self.data_there), "--host-root",
-            str(self.data_here), "--spool", str(self.spool), "--host-spool", str(self.spool_here), "--listen-port", str(self.port),
+            str(self.shown), "--spool", str(self.spool), "--host-spool", str(self.spool_here), "--listen-port", str(self.port),
             "--reserve-bytes", "1M", "--workers", "2", *more,
         ]  # fmt: skip
 
@@ -208,14 +209,16 @@ def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, ca
     assert epoch(device, csd="csd0", strategy="csd")
 
 
-@pytest.mark.parametrize("fault", ["raise SystemExit('cannot run on this board')", "import csd_engine.protocol as p; p.PROTOCOL = 77"])
+@pytest.mark.parametrize(
+    "fault", ["raise SystemExit('cannot run on this board')", "import csd_engine.protocol as p; p.PROTOCOL = 77"]
+)
 def test_an_upgrade_that_does_not_answer_is_rolled_back(device: Device, capsys, monkeypatch, fault: str) -> None:
     ddlp(capsys, *device.arguments())
     newer = device.sshd.directory / "newer"
     for name in ("csd_engine", "ddlp"):
         shutil.copytree(REPOSITORY / name, newer / name, ignore=shutil.ignore_patterns("__pycache__"))
-    worker = newer / "csd_engine" / "desk.py"
-    worker.write_text(worker.read_text() + f"\nimport sys\nif 'supervisor' not in sys.argv[0] and '--parent' in sys.argv:\n    {fault}\n")
+    desk = newer / "csd_engine" / "desk.py"
+    desk.write_text(f"{desk.read_text()}\nimport sys\nif '--parent' in sys.argv:  # as the service\n    {fault}\n")
     done = subprocess.run(
         [sys.executable, "-m", "ddlp", "deploy", "--name", "csd0", "--upgrade"], env={**os.environ, "PYTHONPATH": str(newer)},
         cwd=newer, capture_output=True, text=True,
@@ -233,7 +236,7 @@ def test_a_killed_engine_is_started_again(device: Device, capsys) -> None:
     assert epoch(device, csd="csd0", strategy="csd")
 
 
-def test_stop_start_and_logs(device: Device, capsys, capfd) -> None:
+def test_stop_start_and_logs(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     supervisor, engine = device.supervisor(), device.engine()
     assert ddlp(capsys, "stop", "csd0") == "csd0 is stopped\n" and not alive(supervisor) and not alive(engine)
@@ -329,10 +332,11 @@ def test_data_that_differ(device: Device, capsys, base: Path) -> None:
     shutil.copytree(device.data_here, base / "other")
     for path in device.paths[::2]:
         shutil.copy(device.data_here / device.paths[1], base / "other" / path)
-    told = ddlp(capsys, *device.arguments("--host-root", str(base / "other")), status=1)
+    device.shown = base / "other"
+    told = ddlp(capsys, *device.arguments(), status=1)
     assert "gives other pixels there" in told and "ddlp doctor csd0" in told
     (device.data_here / device.paths[0]).unlink()
-    told = ddlp(capsys, *device.arguments("--host-root", str(base / "other")), status=1)
+    told = ddlp(capsys, *device.arguments(), status=1)
     assert "can't be read there" in told
 
 
@@ -341,8 +345,9 @@ def test_the_port_is_closed(device: Device, capsys) -> None:
         free.bind(("127.0.0.1", 0))
         told = ddlp(capsys, *device.arguments("--address", f"tcp://127.0.0.1:{free.getsockname()[1]}"), status=1)
     assert "is closed, though the engine runs" in told and "--listen-port" in told
-    assert "was not finished" in str(pytest.raises(Exception, lambda: book.load("csd0") and __import__("ddlp").Device.at("csd0")).value)
-    assert "is ready" in ddlp(capsys, *device.arguments()) or "Nothing had" in ddlp(capsys, *device.arguments())
+    with pytest.raises(DDLPError, match="was not finished"):
+        reach.Device.at("csd0")
+    assert 'Use it with csd="csd0"' in ddlp(capsys, *device.arguments())
 
 
 def test_the_port_is_taken(device: Device, capsys) -> None:
@@ -397,6 +402,9 @@ def test_two_at_once_is_one_too_many(device: Device, capsys) -> None:
 
 
 def test_help_without_torch() -> None:
-    code = "import sys; from ddlp import cli\ntry: cli.main(['deploy', '--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    code = (
+        "import sys; from ddlp import cli\ntry: cli.main(['deploy', '--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0 and "--install" in done.stdout, done.stderr

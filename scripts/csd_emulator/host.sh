@@ -1,0 +1,56 @@
+# shellcheck shell=bash
+# What boards need of the host: programs, and a kernel that runs ARM programs by qemu.
+# shellcheck disable=SC2154 # variables of csd_emulator.sh: STATE BINFMT
+
+# install_needed: what this script runs, installed by apt-get where it is missing.
+install_needed() {
+  local missing=() program package
+  while read -r program package; do
+    command -v "$program" >/dev/null || [ -e "$program" ] || missing+=("$package")
+  done <<'EOF'
+/usr/lib/binfmt.d/qemu-arm.conf qemu-user-static
+/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
+ip iproute2
+ssh openssh-client
+mkfs.ext4 e2fsprogs
+mount mount
+unshare util-linux
+EOF
+  command -v apt-get >/dev/null ||
+    die "there is no apt-get here; the board's system is made by apt and dpkg" "run it on Debian or Ubuntu; of Debian's packages it also misses: ${missing[*]:-none}"
+  [ ${#missing[@]} -gt 0 ] || return 0
+  say "installing ${missing[*]}"
+  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } >/dev/null </dev/null ||
+    die "apt-get could not install ${missing[*]}" "install them by hand and try again"
+}
+
+# emulate ARCH: lets the kernel run its programs. What was done is noted in $STATE/.binfmt and undone with the last board.
+emulate() {
+  local arch=$1 qemu handler
+  case $arch in armhf) qemu="qemu-arm" ;; arm64) qemu="qemu-aarch64" ;; esac
+  [ "$arch" != arm64 ] || [ "$(uname -m)" != aarch64 ] || return 0
+  if [ ! -e "$BINFMT/register" ]; then
+    mount -t binfmt_misc binfmt_misc "$BINFMT" || die "cannot mount $BINFMT: is this a container without privileges?"
+    echo mounted >>"$STATE/.binfmt"
+  fi
+  # An entry of our own, which comes before one that may be there: it needs the flags F (its interpreter is found from within
+  # the board's mount tree) and C (else sudo and other setuid programs get no rights there), and many systems set but F.
+  handler=ddlp-csd-$arch-$(cksum <<<"$STATE" | cut -d' ' -f1)
+  [ ! -e "$BINFMT/$handler" ] || return 0
+  printf '%sC' "$(sed -n "s/^:$qemu:/:$handler:/p" "/usr/lib/binfmt.d/$qemu.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
+  echo "$handler" >>"$STATE/.binfmt"
+}
+
+# tidy: when the last board is gone, undoes what emulate and group_parent changed on this machine.
+tidy() {
+  local line
+  [ -z "$(boards)" ] || return 0
+  if [ -e "$STATE/.enabled" ]; then
+    while read -r line; do put "${line#* }/cgroup.subtree_control" "-${line%% *}" || true; done <"$STATE/.enabled"
+  fi
+  if [ -e "$STATE/.binfmt" ]; then
+    while read -r line; do [ "$line" = mounted ] || put "$BINFMT/$line" -1 || true; done <"$STATE/.binfmt"
+    ! grep -qx mounted "$STATE/.binfmt" || umount "$BINFMT" || true
+  fi
+  rm -rf --one-file-system "$STATE"
+}

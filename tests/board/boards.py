@@ -1,0 +1,106 @@
+"""Emulated boards, made and ended by scripts/csd_emulator.sh."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "csd_emulator.sh"
+
+
+def state() -> Path:
+    """Where boards are kept while they exist."""
+    return Path(os.environ.get("DDLP_CSD_STATE", "/var/lib/ddlp-csd-emulator"))
+
+
+def emulator(*arguments: str, timeout_s: float = 1200, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs scripts/csd_emulator.sh; the time is for a machine that has to make the Debian system first."""
+    done = subprocess.run(
+        [str(SCRIPT), *arguments], text=True, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+    )
+    assert not check or done.returncode == 0, f"csd_emulator.sh {shlex.join(arguments)}: {done.stderr}{done.stdout}"
+    return done
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board that is up. `data` and `spool` are paths on the host, `data_there` and `spool_there` the same on the board."""
+
+    name: str
+    arch: str
+    ip: str
+    host_ip: str
+    port: int
+    ssh_config: Path
+    data: Path
+    spool: Path | None  # None: the spool is the board's own
+    debs: Path  # host directory with the packages that make a bare board ready
+    data_there: str = "/data"
+    spool_there: str = "/spool"
+
+    def run(
+        self, command: str, *, user: str = "root", check: bool = True, timeout_s: float = 300, data: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a shell command on the board through ssh, as root or as the ordinary user ddlp; `data` is its standard input."""
+        done = subprocess.run(
+            ["ssh", "-F", str(self.ssh_config), f"{user}@{self.name}", command],
+            text=True,
+            capture_output=True,
+            timeout=timeout_s,
+            input=data or "",
+        )
+        assert not check or done.returncode == 0, f"{self.name}: {command}: {done.stderr}{done.stdout}"
+        return done
+
+    def kill(self) -> None:
+        """Pulls the plug."""
+        emulator("kill", "--name", self.name)
+
+    def start(self) -> None:
+        """Power again after `kill`: same disk, same keys, same address."""
+        emulator("start", "--name", self.name)
+
+    def freeze(self) -> None:
+        emulator("freeze", "--name", self.name)
+
+    def thaw(self) -> None:
+        emulator("thaw", "--name", self.name)
+
+    def cable(self, plugged: bool) -> None:
+        """Plugs the network cable in, or unplugs it."""
+        emulator("net", "--name", self.name, "up" if plugged else "down")
+
+    def down(self) -> None:
+        emulator("down", "--name", self.name)
+
+
+def raise_board(name: str, *options: str) -> Board:
+    emulator("up", "--name", name, *options)
+    # The record is shell assignments, quoted as the shell does.
+    record = dict(word.split("=", 1) for word in shlex.split((state() / name / "record").read_text()))
+    return Board(
+        name=name,
+        arch=record["arch"],
+        ip=record["ip"],
+        host_ip=record["host_ip"],
+        port=int(record["port"]),
+        ssh_config=state() / name / "ssh_config",
+        data=Path(record["data"]),
+        spool=Path(record["spool"]) if record["spool"] else None,
+        debs=Path(record["base"]).parent / "debs",
+    )
+
+
+def why_not() -> str | None:
+    """Why no board can be made here; None if one can."""
+    if os.geteuid() != 0:
+        return "an emulated board needs root"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"],
+        capture_output=True,
+        text=True,
+    )
+    return None if tried.returncode == 0 else f"this root may not make namespaces and mounts: {tried.stderr.strip()}"
