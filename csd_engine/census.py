@@ -31,7 +31,8 @@ from csd_engine.errors import EngineError
 from csd_engine.regular import open_regular
 
 __all__ = [
-    "CensusBrokenOff", "CensusError", "CensusReader", "Entry", "Newest", "digests", "hashed", "sort_key", "walk", "write_census",
+    "CensusBrokenOff", "CensusError", "CensusReader", "Entry", "Newest", "digests", "hashed", "sort_key", "walk",
+    "write_census",
 ]  # fmt: skip
 
 FIRST = b"ddlp census 1"

@@ -19,7 +19,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 
 from csd_engine.census import CensusBrokenOff
-from csd_engine.errors import EngineError, EngineRefused, EngineUnreachable
+from csd_engine.errors import EngineError, EngineUnreachable
 from ddlp.deploy import book, checks, diagnosis
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, take_census
@@ -27,7 +27,7 @@ from ddlp.deploy.command import reserve_bytes
 from ddlp.deploy.findings import Finding, Level, bad, ok, warn
 from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
-from ddlp.deploy.prove import Trial, explain_silence, seen_by_both, some_images
+from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.steps import Step, Steps
@@ -38,6 +38,7 @@ from ddlp.sources.link import EngineLink
 
 __all__ = ["Checkup", "examine"]
 
+_START_S = 60  # Python with numpy takes its time on a board
 _DIGESTS_TIMEOUT_S = 1800.0  # of the sample: at most 1 GiB
 
 
@@ -99,6 +100,7 @@ class _Examination:
         self._found: Survey | None = None
         self._link: EngineLink | None = None
         self._jobs: int | None = None
+        self._spool_fits = True  # it is where the record says, or need not be
 
     def run(self) -> Checkup:
         try:
@@ -114,7 +116,7 @@ class _Examination:
             alike = self._check("data", self._data, files and self._python_runs)
             # The engine's own checks of versions can be passed by; what counts is whether the pixels are the same.
             same = self._check("pixels", self._pixels, files and fit)
-            self._check("images", self._images, greeted and alike and same)
+            self._check("images", self._images, greeted and alike and same and self._spool_fits)
         finally:
             if self._link is not None:
                 self._link.close()
@@ -176,10 +178,27 @@ class _Examination:
             boots = Service.of(self._record, self._shell).is_enabled()
         elif self._survey.cron is not None:
             boots = self._survey.boot
+        state = self._survey.state
+        if self._survey.supervisor is not None and not state.startswith(("ready", "failed")):
+            self._found = dataclasses.replace(self._survey, state=self._settled(state))
         return diagnosis.of_service(self._record, self._survey, boots)
+
+    def _settled(self, state: str) -> str:
+        """The state of an engine that is just starting, once that has come to something."""
+        file = shlex.quote(f"{self._survey.home}/run/state")
+        script = (
+            f"i=0; while [ $i -lt {_START_S} ]; do state=$(cat {file}); case $state in ready* | failed*) break ;; esac; "
+            'sleep 1; i=$((i+1)); done; echo "$state"'
+        )
+        return self._shell.run(script, timeout_s=_START_S + 60).out.strip() or state
 
     def _greet(self, _: Step) -> Iterator[Finding]:
         record = self._record
+        if self._found is not None:
+            port = check_port(record.address)
+            if port.level is Level.BAD:
+                yield port if self._answers_itself() else self._hangs("its port does not answer on the device itself either")
+                return
         link = Device.at(record.name).link()
         try:
             welcome = link.open()
@@ -192,24 +211,24 @@ class _Examination:
         yield from diagnosis.of_versions(record, dict(welcome.versions))
         yield from diagnosis.of_status(record, status)
 
+    def _hangs(self, why: str) -> Finding:
+        name = self._record.name
+        return bad("the engine runs, but hangs", why, f"ddlp stop {name} && ddlp start {name}. See ddlp logs {name}")
+
     def _why_not_greeted(self, error: EngineError) -> Finding:
-        record = self._record
-        what, _, rest = str(error).partition(". ")
-        if isinstance(error, EngineRefused):
-            upgrade = f"ddlp deploy --name {record.name} --upgrade" if "protocol" in str(error) else ""
-            return bad(what, "it answers, and says no", upgrade or rest or f"ddlp deploy --name {record.name}")
-        if not isinstance(error, EngineUnreachable) or "service" not in {check for check, _ in self._checkup.findings}:
-            return bad(what, rest, f"Mend ssh first; then ask again: ddlp doctor {record.name}")
-        finding = explain_silence(record.address, error)
-        if not self._answers_itself():
-            return bad(finding.what, "it does not answer on the device itself either: it hangs",
-                       f"ddlp stop {record.name} && ddlp start {record.name}; see ddlp logs {record.name}")  # fmt: skip
-        return finding
+        name = self._record.name
+        what, _, way_out = str(error).partition(". ")
+        if self._found is None:
+            return bad(what, "", f"Mend ssh first; then ask again: ddlp doctor {name}")
+        if isinstance(error, EngineUnreachable):
+            return self._hangs(f"its port is open, and nothing comes from it ({what})")
+        return bad(what, "", f"ddlp deploy --name {name} --upgrade" if "protocol" in str(error) else way_out)
 
     def _answers_itself(self) -> bool:
         """Whether the engine's port is open when asked for from the device."""
-        port = int(self._record.address.rpartition(":")[2])
-        script = f"import socket; socket.create_connection(('localhost', {port}), 5)"
+        host, _, port = self._survey.state.split()[1].removeprefix("tcp://").rpartition(":")
+        host = "localhost" if host in ("0.0.0.0", "[::]", "*") else host.strip("[]")
+        script = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
         return self._shell.run(f"{shlex.quote(self._record.python)} -c {shlex.quote(script)}", timeout_s=60).status == 0
 
     def _spool(self, _: Step) -> Iterator[Finding]:
@@ -217,12 +236,15 @@ class _Examination:
         if record.host_spool is None:
             yield ok(f"spool {record.device_spool} is not shared: batches travel over the network")
         elif not os.path.isdir(record.host_spool):
+            self._spool_fits = False
             yield warn(
                 f"spool {record.host_spool} is not there on this host", "it should be the device's " + record.device_spool,
                 f"Mount it; or give its right path: ddlp deploy --name {record.name} --host-spool DIR",
             )  # fmt: skip
         else:
-            yield seen_by_both(self._shell, record.host_spool, record.device_spool)
+            finding = seen_by_both(self._shell, record.host_spool, record.device_spool)
+            self._spool_fits = finding.level is Level.OK
+            yield finding
         done = self._shell.run(f"ls -d {shlex.quote(record.device_spool)}/job-*-* 2> /dev/null | wc -l", timeout_s=60)
         yield from diagnosis.of_leftovers(record, int(done.out.strip() or 0), self._jobs)
 
