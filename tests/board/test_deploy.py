@@ -1,0 +1,220 @@
+"""`ddlp deploy` on emulated ARM boards, through their own sshd, from no engine at all to none left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from engine_process import make_jpegs, until  # noqa: E402
+
+from csd_engine import build as own  # noqa: E402
+from ddlp import DDLPLoader, ImageFiles, cli  # noqa: E402
+from ddlp.deploy import book  # noqa: E402
+from ddlp.deploy.install import make_bundle  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def address_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
+
+
+@pytest.fixture
+def ddlp(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command; its output, after its exit status was found right."""
+
+    def run(*arguments: str, status: int = 0) -> str:
+        capsys.readouterr()
+        got = cli.main(arguments)
+        out, err = capsys.readouterr()
+        assert got == status, out + err
+        return out + err
+
+    return run
+
+
+def arguments(board: Any, *more: str, user: str = "ddlp") -> list[str]:
+    shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
+    return [
+        "deploy", f"{user}@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there, "--host-root",
+        str(board.data), "--spool", board.spool_there, *shared, "--reserve-bytes", "10M", *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def images(board: Any) -> Iterator[list[Path]]:
+    """24 small JPEG files in the session's board's data directory."""
+    names = make_jpegs(board.data, np.random.default_rng(11))
+    yield [board.data / name for name in names]
+    for directory in {Path(name).parts[0] for name in names}:
+        shutil.rmtree(board.data / directory)
+
+
+def epoch(paths: list[Path], **options: Any) -> tuple[dict[int, torch.Tensor], Any]:
+    transform = Compose([RandomResizedCrop(64), RandomHorizontalFlip(), ToTensor()])
+    torch.manual_seed(0)
+    loader = DDLPLoader(ImageFiles(list(map(str, paths)), list(range(len(paths))), transform), 2, shuffle=True, seed=4, **options)
+    found: dict[int, torch.Tensor] = {}
+    for pixels, targets in loader:
+        for image, target in zip(pixels, targets):
+            assert int(target) not in found
+            found[int(target)] = image
+    assert len(found) == len(paths)
+    return found, loader.report()
+
+
+def everything(board: Any) -> tuple[set[str], list[str]]:
+    """All files on the board, but for what logging in leaves, and all programs that run."""
+    files = board.run(
+        "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /run -prune -o -path /var/log -prune "
+        r"-o -name __pycache__ -prune -o -path '/home/*/.cache*' -prune -o -print; find /spool /data"
+    ).stdout.splitlines()
+    programs = board.run("for one in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $one; echo; done 2> /dev/null").stdout
+    return set(files), sorted(line for line in programs.splitlines() if "csd_engine" in line)
+
+
+def engine(board: Any, before: int = 0) -> int:
+    """The engine's process id on the board, once it serves and is not the one `before`."""
+
+    def look() -> int:
+        state = board.run("cat ~ddlp/.ddlp/csd0/run/state", check=False).stdout.split()
+        return int(state[2]) if state[:1] == ["ready"] and int(state[2]) != before else 0
+
+    return until(look, 60, "an engine")
+
+
+def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[..., str], tmp_path: Path) -> None:
+    before = everything(board)
+    assert before[1] == []
+
+    # An older build first, by a copy of this package in which something is different.
+    for name in ("csd_engine", "ddlp"):
+        shutil.copytree(REPOSITORY / name, tmp_path / "older" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "older" / "csd_engine" / "old.py").write_text("OLD = 1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddlp", *arguments(board)], cwd=tmp_path / "older", capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "older")},
+    )  # fmt: skip
+    assert done.returncode == 0 and 'csd0 is ready. Use it with csd="csd0".' in done.stdout, done.stdout + done.stderr
+    old = book.load("csd0")
+    assert old.machine == "armv7l" and old.versions["pillow"].startswith("9.") and old.images_per_s
+
+    first = engine(board)
+    assert f"build {old.build[:12]} is there" in ddlp("deploy", "--name", "csd0") and engine(board) == first
+    assert "unpacked beside" in ddlp("deploy", "--name", "csd0", "--upgrade")
+    record = book.load("csd0")
+    assert record.build == own.build() and board.run("ls ~ddlp/.ddlp/csd0/engines").stdout.split() == [own.build()]
+
+    # The name is all that a training script needs, and the bits are the host's.
+    expected, _ = epoch(images, strategy="cpu")
+    for strategy in ("csd", "wrr", "mte"):
+        got, report = epoch(images, csd="csd0", strategy=strategy)
+        assert all(torch.equal(got[k], expected[k]) for k in expected)
+        assert report.batches_csd or strategy != "csd"
+
+    # Once more changes nothing.
+    second = engine(board)
+    assert "Nothing had to be changed." in ddlp(*arguments(board)) and engine(board) == second
+
+    # A killed engine is started again; one that is stopped is not.
+    board.run(f"kill -9 {second}")
+    third = engine(board, before=second)
+    assert third and epoch(images, csd="csd0", strategy="csd")
+    assert ddlp("stop", "csd0") == "csd0 is stopped\n" and everything(board)[1] == []
+    assert f"process {third}" in ddlp("logs", "csd0") and "the engine ended (status -9" in ddlp("logs", "csd0", "-n", "50")
+    assert "listens on" in ddlp("start", "csd0") and epoch(images, csd="csd0", strategy="csd")
+
+    ddlp("deploy", "--name", "csd0", "--uninstall")
+    after = everything(board)
+    assert after[1] == [] and after[0] - before[0] == set() and before[0] - after[0] == set()
+    assert not book.directory("csd0").exists() and not list(board.spool.iterdir())
+
+
+def test_a_board_whose_plug_is_pulled_is_started_again(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
+    board = make_board()
+    paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]
+    ddlp(*arguments(board))
+    board.kill()
+    board.start()
+    assert "listens on" in ddlp("start", "csd0")
+    assert epoch(paths, csd="csd0", strategy="csd")[1].batches_csd
+
+
+def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_path: Path, images: list[Path]) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    wrong = " ".join((tmp_path / "key.pub").read_text().split()[:2])
+    hosts = tmp_path / "known_hosts"
+    names = ",".join((board.name, board.ip, f"[{board.ip}]:{board.port}"))
+    hosts.write_text(f"{names} {wrong}\n")
+    told = ddlp(*arguments(board, "-o", f"UserKnownHostsFile={hosts}", "-o", "StrictHostKeyChecking=ask"), status=1)
+    assert "host key is not the one that this host knows" in told and "ssh-keygen" in told
+    hosts.write_text("")
+    told = ddlp(*arguments(board, "-o", f"UserKnownHostsFile={hosts}", "-o", "StrictHostKeyChecking=ask"), status=1)
+    assert "never met it" in told and "compare the fingerprint" in told
+    told = ddlp(*arguments(board, "-o", "PubkeyAuthentication=no"), status=1)
+    assert "does not let this user in" in told and "ssh-add" in told and "ssh-copy-id" in told
+    told = ddlp(*arguments(board, "-o", "Port=9"), status=1)
+    assert "no SSH server does (Connection refused)" in told and "-p PORT" in told
+    told = ddlp(*arguments(board, "--reserve-bytes", "9999G"), status=1)
+    assert "so it would make no batch" in told and "--reserve-bytes" in told
+    told = ddlp(*arguments(board, "--root", "/nowhere", "--host-root", str(board.data)), status=1)
+    assert "/nowhere is not there" in told and "correct --root" in told
+    assert everything(board)[1] == [] and not book.directory("csd0").exists(), "a check that failed has changed something"
+    told = ddlp(*arguments(board, "--address", f"tcp://{board.ip}:9"), status=1)
+    assert "port 9 of" in told and "--listen-port" in told and "--address HOST" in told
+    ddlp("deploy", "--name", "csd0", "--uninstall")
+
+
+def test_no_pillow(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
+    board = make_board()
+    board.run("mv /usr/lib/python3/dist-packages/PIL /root/")
+    told = ddlp(*arguments(board), status=1)
+    assert "no Pillow" in told and "sudo apt-get install -y python3-pil (there; --install apt does it for you)" in told
+    assert "no numpy" not in told and "no pyzmq" not in told
+
+
+def test_nothing_there_installed_by_apt(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
+    board = make_board("--bare")
+    paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]
+    told = ddlp(*arguments(board), status=1)
+    assert "no Python" in told and "apt-get install -y python3 python3-numpy python3-pil python3-zmq" in told
+    assert "installed; Python 3.11" in ddlp(*arguments(board, "--install", "apt"))
+    assert epoch(paths, csd="csd0", strategy="csd")[1].batches_csd
+
+
+def test_nothing_there_installed_from_a_bundle_of_debs(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
+    board = make_board("--bare", "--no-debs")
+    paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]
+    told = ddlp(*arguments(board, "--install", "apt"), status=1)
+    assert "apt-get install python3" in told and "--bundle DIR" in told
+    assert "installed; Python 3.11" in ddlp(*arguments(board, "--bundle", str(board.debs)))
+    assert epoch(paths, csd="csd0", strategy="csd")[1].batches_csd
+
+
+def test_wheels_from_a_bundle(make_board: Callable[..., Any], ddlp: Callable[..., str], tmp_path: Path) -> None:
+    board = make_board("--arch", "arm64")
+    paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]
+    board.run("cd /usr/lib/python3/dist-packages && mv PIL zmq numpy /root/")
+    wheels = make_bundle(tmp_path / "wheels", "arm64", "3.11")
+    assert [name.split("-")[0].lower() for name in wheels] == ["numpy", "pillow", "pip", "pyzmq"]
+    told = ddlp(*arguments(board, "--bundle", str(tmp_path / "wheels")))
+    assert "numpy, PIL, zmq: installed" in told and "/.ddlp/csd0/venv/bin/python" in told
+    assert book.load("csd0").machine == "aarch64"
+    expected, _ = epoch(paths, strategy="cpu")
+    got, _ = epoch(paths, csd="csd0", strategy="csd")
+    assert all(torch.equal(got[k], expected[k]) for k in expected)
+    ddlp("deploy", "--name", "csd0", "--uninstall")
+    assert board.run("ls -A ~ddlp").stdout.split() == board.run("ls -A /etc/skel; echo .ssh").stdout.split()
