@@ -58,7 +58,7 @@ class Peak:
         self.resident = self.private = self.samples = 0
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.005):
+        while not self._stop.wait(0.02):  # the largest image is in memory for longer
             resident, private = process_memory(self._pids())
             self.resident, self.private = max(self.resident, resident), max(self.private, private)
             self.samples += 1
@@ -75,14 +75,14 @@ class Peak:
 class Images:
     """A data set below `root`: its images over and over up to `count` names, of which few are very large."""
 
-    def __init__(self, root: Path, manifest: Path, count: int) -> None:
+    def __init__(self, root: Path, manifest: Path, count: int, ordinary_pixels: int = 1 << 20) -> None:
         names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".jpg", ".png"))
         self.manifest, self._pixels = manifest, []
         for name in names:
             with Image.open(root / name) as image:
                 self._pixels.append(image.width * image.height)
         self.largest = max(range(len(names)), key=self._pixels.__getitem__)
-        self.ordinary = [number for number, pixels in enumerate(self._pixels) if pixels < 1 << 20]
+        self.ordinary = [number for number, pixels in enumerate(self._pixels) if pixels < ordinary_pixels]
         repeated = (names * (count // len(names) + 1))[:count]
         self.dataset = FileSet(str(root), write_manifest(manifest, repeated), count)
         self._names = len(names)

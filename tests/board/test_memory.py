@@ -1,0 +1,90 @@
+"""The engine's memory on an emulated 32-bit ARM board, beyond interpreters there that merely made the same imports.
+
+Both run under qemu-user, whose translator counts as resident memory; the difference is what the engine takes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from engine_memory import (  # noqa: E402
+    IMAGENET_FILES,
+    LIMIT_BYTES,
+    SERVICE_IMPORTS,
+    WORKER_IMPORTS,
+    Images,
+    Peak,
+    processes,
+    with_children,
+    work,
+)
+from engine_process import until  # noqa: E402
+
+from csd_engine.computer import process_memory  # noqa: E402
+from ddlp import cli  # noqa: E402
+from ddlp.deploy import book  # noqa: E402
+from ddlp.sampledata import make_imagefolder  # noqa: E402
+from ddlp.sources.device import Device  # noqa: E402
+
+WORKERS = 2
+
+
+@pytest.fixture
+def csd(board, tmp_path, monkeypatch):
+    """The board's engine, deployed as csd0, and images of ImageNet's sizes in the board's data directory."""
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
+    make_imagefolder(board.data / "imagenet", 60, 46, progress=False)
+    assert cli.main([
+        "deploy", f"ddlp@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there,
+        "--host-root", str(board.data), "--spool", board.spool_there, "--host-spool", str(board.spool),
+        "--reserve-bytes", "10M", "--workers", str(WORKERS), "--memory", "512M",
+    ]) == 0  # fmt: skip
+    yield book.load("csd0")
+    assert cli.main(["deploy", "--name", "csd0", "--uninstall"]) == 0
+    subprocess.run(["rm", "-r", str(board.data / "imagenet")], check=True)
+
+
+def bare_interpreters(board, csd) -> tuple[int, int]:
+    """(resident, private) bytes of interpreters on the board that made the engine's imports, all at once."""
+    marker = f"bare-{board.name}"
+    started = []
+    for imports in [SERVICE_IMPORTS] + [WORKER_IMPORTS] * WORKERS:
+        script = f"{imports}; print(1, flush=True); input()"
+        variables = f"PYTHONPATH={csd.home}/current OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
+        command = f"cd / && {variables} exec {csd.python} -c '{script}' {marker}"
+        ssh = ["ssh", "-F", str(board.ssh_config), f"ddlp@{board.name}", command]
+        started.append(subprocess.Popen(ssh, stdin=-1, stdout=-1))
+    for one in started:
+        assert one.stdout.readline() == b"1\n"
+    pids = [pid for pid in processes(f" {marker}") if "python" in Path(f"/proc/{pid}/comm").read_text()]  # not ssh
+    assert len(pids) == len(started)
+    memory = process_memory(pids)
+    for one in started:
+        one.communicate(b"\n")
+    return memory
+
+
+@pytest.mark.slow
+def test_it_stays_small(board, csd, tmp_path):
+    bare = bare_interpreters(board, csd)
+    link = Device.at("csd0").link()
+    link.open()
+    (service,) = processes(f"{board.data}={board.data_there}")  # its --root
+    for batch, leases, files in ((256, 2, 1000), (4096, 2, IMAGENET_FILES)):
+        images = Images(board.data / "imagenet", tmp_path / "manifest", files, 100_000)
+        assert images.pixels(images.largest) > 12_000_000
+        until(lambda: len(with_children(service)) == 1 + WORKERS)
+        with Peak(lambda: with_children(service)) as peak:
+            work(link, images, batch, leases, 600)
+        added = (peak.resident - bare[0], peak.private - bare[1])
+        print(f"batch {batch}, {files} files: added {added[0] / 1e6:.0f} MB resident, {added[1] / 1e6:.0f} MB private, "
+              f"{peak.samples} samples; bare interpreters {bare[0] / 1e6:.0f} and {bare[1] / 1e6:.0f} MB")  # fmt: skip
+        assert peak.samples > 20 and added[0] > 49_000_000  # the largest image was seen in memory
+        assert max(added) < LIMIT_BYTES
+    link.close()
