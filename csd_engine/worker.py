@@ -22,7 +22,8 @@ import numpy as np
 from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
-from csd_engine.errors import EngineError, SampleError, SpoolError, SpoolFull
+from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
@@ -110,7 +111,9 @@ class Worker:
     def _job(self, command: Dict[str, Any]) -> None:
         try:
             roots = Roots.from_data(command["roots"])
-            pipeline = Pipeline.parse(command["pipeline"])
+            operators = command["operators"]
+            calls = None if operators is None else OperatorDirectory(operators).call
+            pipeline = Pipeline.parse(command["pipeline"], calls)
             layout = Layout.parse(command["layout"])
             manifests = command["manifests"]
             reader = open_reader(
@@ -214,7 +217,8 @@ class Worker:
                 self._prepare(job, item, command["seed"], command["epoch"])
                 digests.append(sample_digest(job.image, job.boxes))
             except EngineError as error:
-                digests.append(f"error: {error}")
+                by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
+                digests.append(f"{'refused' if by_operator else 'error'}: {error}")
             self._look(None, 0)
         self._channel.send("probed", job=command["job"], digests=digests)
 
@@ -236,10 +240,11 @@ def main(arguments: Optional[List[str]] = None) -> None:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
     _die_with_the_service()
-    reports = os.dup(1)
+    commands, reports = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may a forgotten breakpoint() in a user's operator eat commands
     os.dup2(2, 1)  # a stray print must not garble the reports
     turnstile = Turnstile(options.turnstile, options.large_bytes)
-    Worker(WorkerChannel(0, reports), options.slowdown, turnstile).run()
+    Worker(WorkerChannel(commands, reports), options.slowdown, turnstile).run()
 
 
 if __name__ == "__main__":
