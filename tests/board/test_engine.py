@@ -1,10 +1,12 @@
-"""The engine's memory on an emulated 32-bit ARM board, beyond interpreters there that merely made the same imports.
+"""The engine's memory and speed on an emulated 32-bit ARM board, beside bare interpreters and a bare Pillow loop there.
 
 Both run under qemu-user, whose translator counts as resident memory; the difference is what the engine takes.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,10 +37,11 @@ from ddlp.sources.device import Device  # noqa: E402
 WORKERS = 2
 
 
-@pytest.fixture
-def csd(board, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def csd(board, tmp_path_factory):
     """The board's engine, deployed as csd0, and images of ImageNet's sizes in the board's data directory."""
-    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
     make_imagefolder(board.data / "imagenet", 60, 46, progress=False)
     assert cli.main([
         "deploy", f"ddlp@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there,
@@ -47,7 +50,8 @@ def csd(board, tmp_path, monkeypatch):
     ]) == 0  # fmt: skip
     yield book.load("csd0")
     assert cli.main(["deploy", "--name", "csd0", "--uninstall"]) == 0
-    subprocess.run(["rm", "-r", str(board.data / "imagenet")], check=True)
+    patch.undo()
+    shutil.rmtree(board.data / "imagenet")
 
 
 def bare_interpreters(board, csd) -> tuple[int, int]:
@@ -77,7 +81,7 @@ def test_it_stays_small(board, csd, tmp_path):
     link.open()
     (service,) = processes(f"{board.data}={board.data_there}")  # its --root
     for batch, leases, files in ((256, 2, 1000), (4096, 2, IMAGENET_FILES)):
-        images = Images(board.data / "imagenet", tmp_path / "manifest", files, 100_000)
+        images = Images(board.data / "imagenet", tmp_path / "manifest", files, 40_000)
         assert images.pixels(images.largest) > 12_000_000
         until(lambda: len(with_children(service)) == 1 + WORKERS)
         with Peak(lambda: with_children(service)) as peak:
@@ -88,3 +92,15 @@ def test_it_stays_small(board, csd, tmp_path):
         assert peak.samples > 20 and added[0] > 49_000_000  # the largest image was seen in memory
         assert max(added) < LIMIT_BYTES
     link.close()
+
+
+@pytest.mark.slow
+def test_the_bench_tells_both_rates(board, csd, capsys):
+    images = ["--images", str(board.data / "imagenet" / "train"), "--files", "20"]
+    assert cli.main(["bench", "engine", "csd0", *images, "--rounds", "2", "--seconds", "1", "--batch", "4", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["versions"]["machine"].startswith("arm") and result["workers"] == WORKERS
+    assert len(result["engine"]) == len(result["bare"]) == 2 and min(result["engine"] + result["bare"]) > 0
+    assert cli.main(["status", "csd0", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["status"]["images"] >= 2 * result["images"] and not told["warnings"]
