@@ -99,15 +99,15 @@ class Images:
         return [(index, place) for place, index in enumerate(spread)]
 
 
-def work(link: EngineLink, images: Images, batch: int, leases: int, timeout_s: float) -> None:
-    """Have the engine make batches; all must succeed."""
+def work(link: EngineLink, images: Images, batches: Sequence[int], timeout_s: float) -> None:
+    """Have the engine make batches of these sizes; all must succeed."""
     events: SimpleQueue = SimpleQueue()
-    job = link.open_job(IMAGENET1, images.dataset, Layout(batch, 224, 224, 3), lambda _: images.manifest, events.put)
+    job = link.open_job(IMAGENET1, images.dataset, Layout(max(batches), 224, 224, 3), lambda _: images.manifest, events.put)
     chance = random.Random(0)
-    for number in range(leases):
+    for number, batch in enumerate(batches):
         items = images.items(batch, chance)
         job.lease(number, identity(IMAGENET1.digest, fingerprint(images.dataset), SEED, EPOCH, items), SEED, EPOCH, items)
-    for _ in range(leases):
+    for _ in batches:
         event = wait_for(events, (LeasePublished, LeaseFailed), timeout_s)
         assert isinstance(event, LeasePublished), event.reason
         job.release(event.lease)

@@ -52,7 +52,7 @@ def test_it_stays_small(start, root, bare, tmp_path, batch, leases, files):
     link = engine.link()
     link.open()
     with Peak(lambda: with_children(engine.process.pid)) as peak:
-        work(link, images, batch, leases, 120)
+        work(link, images, [batch] * leases, 120)
     link.close()
     added = (peak.resident - bare[0], peak.private - bare[1])
     print(f"batch {batch}, {files} files: added {added[0] / 1e6:.0f} MB resident, {added[1] / 1e6:.0f} MB private, "
