@@ -10,7 +10,7 @@ import importlib.util
 
 import pytest
 
-REAL_PROCESSES = ("ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/test_embedded", "csd_engine/test_engine")
+REAL_PROCESSES = ("ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/test_embedded", "csd_engine/test_engine", "board/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
