@@ -9,7 +9,6 @@ import bisect
 import hashlib
 import io
 import os
-import stat
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -18,6 +17,7 @@ from PIL import Image
 
 from csd_engine.errors import DatasetError, RootNotAllowed, SampleError
 from csd_engine.manifest import Manifest, write_manifest
+from csd_engine.regular import open_regular
 
 __all__ = [
     "ArraySet",
@@ -192,23 +192,22 @@ class Reader:
         """Unmap what is mapped."""
 
 
-def _open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
-    """Open a regular file for reading; with `beneath`, only if it really lies below one of these real directories."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us
+def _content(path: str, beneath: Optional[Sequence[str]]) -> bytes:
+    """Return the file's bytes, in one system call instead of one each 64 KiB."""
+    descriptor = open_regular(path, beneath)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "not a regular file")
-        if beneath is not None:
-            try:  # what was opened, not what the path says a moment later
-                real = os.readlink(f"/proc/self/fd/{descriptor}")
-            except OSError:
-                real = os.path.realpath(path)
-            if not any(real.startswith(root.rstrip("/") + "/") for root in beneath):
-                raise RootNotAllowed(f"a link leads to {real}, outside the roots {', '.join(beneath)}")
-    except BaseException:
+        size = os.fstat(descriptor).st_size
+        if size > MAX_FILE_BYTES:
+            raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
+        content = os.read(descriptor, size)
+        while len(content) < size:  # interrupted, or on a network file system
+            more = os.read(descriptor, size - len(content))
+            if not more:
+                break  # it became shorter meanwhile; the decoder will tell
+            content += more
+        return content
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
 def open_image(path: str, beneath: Optional[Sequence[str]] = None) -> Image.Image:
@@ -218,12 +217,7 @@ def open_image(path: str, beneath: Optional[Sequence[str]] = None) -> Image.Imag
         SampleError: missing, larger than MAX_FILE_BYTES, not an image, or really outside `beneath`.
     """
     try:
-        # Read whole: one system call instead of one each 64 KiB.
-        with open(_open_regular(path, beneath), "rb", buffering=0) as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-        if content is None or len(content) > MAX_FILE_BYTES:
-            raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return Image.open(io.BytesIO(content))
+        return Image.open(io.BytesIO(_content(path, beneath)))
     except SampleError:
         raise
     except OSError as error:  # UnidentifiedImageError is one
@@ -262,7 +256,7 @@ class _ArrayReader(Reader):
     def __init__(self, dataset: ArraySet, path: str, beneath: Optional[Sequence[str]]) -> None:
         self._path = path
         try:
-            with open(_open_regular(path, beneath), "rb") as stream:
+            with open(open_regular(path, beneath), "rb") as stream:
                 version = np.lib.format.read_magic(stream)
                 read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
                 shape, fortran, dtype = read[version](stream)

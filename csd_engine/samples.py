@@ -9,7 +9,7 @@ from typing import Optional, Tuple
 import numpy as np
 
 from csd_engine.datasets import Reader
-from csd_engine.errors import SampleError
+from csd_engine.errors import OperatorFailed, SampleError
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import Pipeline
 
@@ -57,6 +57,8 @@ def prepare_sample(
             pipeline.run(image, Keyed(seed, epoch, index, occurrence), out, boxes)
     except SampleError:
         raise
+    except OperatorFailed as error:
+        raise SampleError(reader.where(index), str(error), by_operator=True) from (error.__cause__ or error)
     except Exception as error:  # decoders raise nearly anything on a damaged file
         raise SampleError(
             reader.where(index) if 0 <= index < len(reader) else f"{index} of {len(reader)}",

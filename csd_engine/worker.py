@@ -23,6 +23,7 @@ from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, SampleError, SpoolError, SpoolFull
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
@@ -108,7 +109,9 @@ class Worker:
     def _job(self, command: Dict[str, Any]) -> None:
         try:
             roots = Roots.from_data(command["roots"])
-            pipeline = Pipeline.parse(command["pipeline"])
+            operators = command["operators"]
+            calls = None if operators is None else OperatorDirectory(operators).call
+            pipeline = Pipeline.parse(command["pipeline"], calls)
             layout = Layout.parse(command["layout"])
             manifests = command["manifests"]
             reader = open_reader(
@@ -204,8 +207,10 @@ class Worker:
                 item = (index, occurrence)
                 prepare_sample(job.reader, job.pipeline, item, command["seed"], command["epoch"], job.image, job.boxes)
                 digests.append(sample_digest(job.image, job.boxes))
-            except EngineError as error:
-                digests.append(f"error: {error}")
+            except SampleError as error:
+                digests.append(f"{'refused' if error.by_operator else 'error'}: {error}")
+            except EngineError as error:  # the job can't be done here at all
+                digests.append(f"refused: {error}")
             self._look(None, 0)
         self._channel.send("probed", job=command["job"], digests=digests)
 
@@ -225,9 +230,10 @@ def main(arguments: Optional[List[str]] = None) -> None:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
     _die_with_the_service()
-    reports = os.dup(1)
+    commands, reports = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may a forgotten breakpoint() in a user's operator eat commands
     os.dup2(2, 1)  # a stray print must not garble the reports
-    Worker(WorkerChannel(0, reports), options.slowdown).run()
+    Worker(WorkerChannel(commands, reports), options.slowdown).run()
 
 
 if __name__ == "__main__":

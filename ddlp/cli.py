@@ -18,6 +18,8 @@ _COMMANDS = {
     "status": ("ddlp.deploy.status", "how each device is: reachable, version, jobs, images/s, memory, spool, temperature"),
     "logs": ("ddlp.deploy.logs", "what a device's engine has logged"),
     "stop": ("ddlp.deploy.stop", "stop a device's engine"),
+    "doctor": ("ddlp.deploy.doctor", "find out what is wrong with a device, and what to do"),
+    "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
     "start": ("ddlp.deploy.start", "start it again"),
 }
 _BENCHES = {

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -23,34 +22,14 @@ from csd_engine.errors import WrongPixels
 from ddlp.ledger import Cancel, Ledger, Side
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
+from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
 from ddlp.strategies import Strategy
 
 LOOK_UP_S = 1.0
 VANISHED_S = 2.0  # a file that is gone is told after this long, unless its device turns out to be gone as well
+FETCHERS = 2  # one batch comes over the network, or waits for a slow file system, while another one is finished
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
-
-
-class DeviceJob(Protocol):
-    """What an epoch asks of a device that has joined it. None of these blocks."""
-
-    def lease(self, lease: int, position: int) -> None:
-        """Prepare the batch at this position."""
-
-    def cancel(self, lease: int) -> None:
-        """Stop working on this lease."""
-
-    def release(self, lease: int) -> None:
-        """The file of this lease is not needed any more."""
-
-    def waiting(self, waiting: bool) -> None:
-        """Training waits for a batch (or does not any more)."""
-
-    def read(self, lease: int, position: int, path: Path) -> Pixels:
-        """A published batch, verified. Blocks; raises `csd_engine.errors.DamagedBatch` or OSError."""
-
-    def close(self) -> None:
-        """Nothing more is wanted."""
 
 
 @dataclass
@@ -116,9 +95,10 @@ class EpochRun:
         self._warnings: list[str] = []
         self._vanished: list[tuple[float, str, str]] = []  # (when, device, warning): files gone, perhaps with their device
         self._notes: dict[str, str] = {}
+        self._remarks: dict[str, str] = {}
         self._pid = os.getpid()
         rates.host.parallel = workers
-        loops = [self._host_worker] * workers + ([self._fetcher] if ledger.devices else [])
+        loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
         self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
         for thread in self._threads:
             thread.start()
@@ -140,7 +120,10 @@ class EpochRun:
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # it holds this frame by its traceback: a circle would keep the loader
                 position = self.strategy.next_delivery()
                 if position is not None:
                     break
@@ -167,7 +150,10 @@ class EpochRun:
             counts.samples += self.recipe.plan.size(position)
             self._act()
         if isinstance(made, _Failure):
-            raise made.error
+            try:
+                raise made.error
+            finally:
+                del made  # as above
         return Delivered(position, side, made.images, made.boxes)
 
     def extend(self, batches: int, ended: bool) -> None:
@@ -204,7 +190,7 @@ class EpochRun:
                 host_cpu_s=counts.host_cpu_s,
                 rate_cpu=None if r_cpu is None else r_cpu * self._full_batch,
                 rate_csd=None if r_csd is None else r_csd * self._full_batch,
-                notes=tuple(f"{device}: {text}" for device, text in self._notes.items() if text),
+                notes=tuple(f"{d}: {text}" for said in (self._remarks, self._notes) for d, text in said.items() if text),
             )
 
     def delivered(self) -> list[tuple[int, int]]:
@@ -224,11 +210,11 @@ class EpochRun:
             self._wake.notify_all()
         if not first:
             return
+        for job in jobs:
+            job.close()  # first: a batch that is on the way is not waited for
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        for job in jobs:
-            job.close()
         self._ready.clear()
         self.recipe.reader.close()
         self._on_closed()
@@ -291,7 +277,7 @@ class EpochRun:
                 self._counts.host_cpu_s += time.thread_time() - cpu
                 if made is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
-                    if self.ledger.damaged(lease) and self.ledger.devices[device].alive:
+                    if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
                         text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
                         if vanished:
                             self._vanished.append((time.monotonic(), device, text))
@@ -351,6 +337,11 @@ class EpochRun:
         """Have the training thread tell the user."""
         with self._lock:
             self._warnings.append(text)
+
+    def remark(self, device: str, text: str) -> None:
+        """What the report should tell about a device."""
+        with self._lock:
+            self._remarks[device] = text
 
     def note(self, device: str, text: str) -> None:
         """What a device says of itself (its spool is full, ...): for the report."""

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -301,11 +301,7 @@ class Shell:
                         with contextlib.suppress(OSError):
                             stream.close()
         done = Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
-        if done.status == _OWN_FAILURE and (self._master is None or self._master.poll() is not None):
-            raise ConnectionLost(
-                f"the connection to {self.destination} broke off ({' '.join(done.err.split())[-200:] or 'without a word'}). "
-                "See whether the device still runs, then do the same again: what was done stays done."
-            )
+        self._check_connected(done)
         return done
 
     def must(self, command: str, doing: str, *, input: bytes | IO[bytes] = b"", timeout_s: float) -> str:
@@ -325,6 +321,73 @@ class Shell:
         said = " ".join((done.err.strip() or done.out.strip() or f"exit status {done.status}").split())[-600:]
         way_out = "Free some space there" if "No space left" in said else "Mend that and do the same again"
         raise CommandFailed(f"{doing} failed on {self.destination}: {said}. {way_out}.", done)
+
+    @contextlib.contextmanager
+    def stream(
+        self, command: str, doing: str, *, input: bytes = b"", timeout_s: float | None = None
+    ) -> Iterator[Callable[[int], bytes]]:
+        """Run a command that has to succeed, and read the bytes that it prints while it runs.
+
+        Gives a function that returns the next bytes, at most as many as asked for, none at the end. Where the block ends the
+        command's end is waited for, unless the block ends by an exception.
+
+        Args:
+            command, input: as for `run`.
+            doing: for the message: "comparing data sets".
+            timeout_s: of the whole; None: it may take as long as it takes.
+
+        Raises:
+            CommandFailed: it ended with an error; says what it said.
+            ShellError: as `run`.
+        """
+        self.connect()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as words:
+            stdin.write(input)  # a file: of two pipes both could be full at once
+            stdin.seek(0)
+            process = subprocess.Popen(
+                [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(command)}"],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=words,
+            )
+            assert process.stdout is not None
+            out = process.stdout.fileno()
+
+            def read(count: int) -> bytes:
+                while not select.select([out], [], [], _TICK_S)[0]:
+                    if process.poll() is not None:  # the master may hold the other end for longer
+                        return b""
+                    if until is not None and time.monotonic() > until:
+                        raise Slow(
+                            f"{doing} on {self.destination} has not finished within {timeout_s:g} s. Is it overloaded? "
+                            "Try again."
+                        )
+                return os.read(out, count)
+
+            try:
+                yield read
+                while read(1 << 16):
+                    pass
+                process.wait()
+            finally:
+                process.stdout.close()
+                process.kill()
+                process.wait()
+            words.seek(0)
+            said = " ".join(words.read().decode(errors="replace").split())[-600:]
+        done = Done(process.returncode, "", said)
+        self._check_connected(done)
+        if done.status:
+            raise CommandFailed(f"{doing} failed on {self.destination}: {said or f'exit status {done.status}'}.", done)
+
+    def _check_connected(self, done: Done) -> None:
+        """Raise ConnectionLost where a command ended because the connection did."""
+        if done.status == _OWN_FAILURE and (self._master is None or self._master.poll() is not None):
+            raise ConnectionLost(
+                f"the connection to {self.destination} broke off ({' '.join(done.err.split())[-200:] or 'without a word'}). "
+                "See whether the device still runs, then do the same again: what was done stays done."
+            )
 
     def put(self, data: bytes, path: str, mode: int = 0o644, *, timeout_s: float = 300.0) -> None:
         """Write a file on the device, whole or not at all; directories above it are made, for this user alone.

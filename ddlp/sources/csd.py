@@ -7,6 +7,7 @@ leases. So the host is at work from the first moment, and a device that is slow 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from csd_engine.batchfile import Layout, read_batch
+from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset, fingerprint
-from csd_engine.errors import EngineError, WrongPixels
+from csd_engine.errors import EngineError, EngineRefused, WrongPixels
+from csd_engine.jobs import Quota
 from csd_engine.samples import sample_digest
+from csd_engine.transforms import Pipeline
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
+from ddlp.operators import by_name, operator_files, put_operators
+from ddlp.sources.culprit import first_difference
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
@@ -36,22 +42,31 @@ class DifferentBits(DDLPError):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a device is reached: its link, and the directory for what travels to it (shared with it, for arrays)."""
+    """Where a device is reached: its link, and what travels to it.
+
+    ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
+    ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
+    already, having come by SSH, or they are missing.
+    """
 
     name: str
     link: EngineLink
     luggage: Luggage
+    shared: bool = True
+    remark: str = ""
+    operators: Path | None = None
 
 
 class CsdJob:
-    """One epoch on one device: what `ddlp.epoch.DeviceJob` asks."""
+    """One epoch on one device: what `ddlp.sources.device.DeviceJob` asks."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, layout: Layout, audit: int | None) -> None:
         self._recipe, self._layout, self._audit = recipe, layout, audit
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, str] = {}
-        self._read = 0
+        self._read = itertools.count(1)
         self.handle: JobHandle | None = None
+        self.fetching: Fetching | None = None
 
     @property
     def _open(self) -> JobHandle:
@@ -85,13 +100,13 @@ class CsdJob:
         self._open.close()
 
     def read(self, lease: int, position: int, path: Path) -> Pixels:
-        """The batch from its file, verified; one sample in every ``audit`` batches is made again and compared."""
+        """The published batch, verified; one sample in every ``audit`` batches is made again and compared."""
+        assert self.fetching is not None
         size = self._recipe.plan.size(position)
         images, _ = fresh_rows(self._recipe, size)
         layout = dataclasses.replace(self._layout, batch=size)
-        batch = read_batch(path, self._identities[lease], lease, layout, images)
-        self._read += 1
-        if self._audit is not None and self._read % self._audit == 0:
+        batch = self.fetching.read(path, self._identities[lease], lease, layout, images)
+        if self._audit is not None and next(self._read) % self._audit == 0:
             self._check_one(position, images, batch.boxes)
         return Pixels(torch.from_numpy(images), None if batch.boxes is None else torch.from_numpy(batch.boxes))
 
@@ -130,10 +145,13 @@ def join(
     run; one that was there before is a warning and a slower epoch.
     """
     job: CsdJob | None = None
+    recipe = run.recipe
+    files = operator_files(recipe.pipeline)
     try:
-        recipe = run.recipe
         place = reach()
         welcome = place.link.open()
+        if place.operators is not None:
+            put_operators(files, place.operators)
         dataset = place.luggage.describe(portable)
         layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
         job = CsdJob(recipe, dataset, layout, audit)
@@ -144,7 +162,7 @@ def join(
                 run.published(name, event.lease, event.path, event.busy_s)
             elif isinstance(event, LeaseFailed):
                 kind = event.reason.partition(":")[0]
-                run.failed(name, event.lease, None if kind in reasons else event.reason)
+                run.failed(name, event.lease, None if kind in reasons else by_name(event.reason, files))
                 reasons.add(kind)
             elif isinstance(event, LeaseProgress):
                 run.progressed(name, event.samples)
@@ -153,10 +171,16 @@ def join(
             elif isinstance(event, EngineLost):
                 run.lost(name, event.reason)
 
-        job.handle = place.link.open_job(recipe.pipeline, dataset, layout, place.luggage.manifest, on_event)
-        _compare_bits(run, name, job.handle, allow_different_bits)
+        def open_job(pipeline: Pipeline, layout: Layout, on_event: Callable[[EngineEvent], None]) -> JobHandle:
+            luggage = place.luggage
+            return place.link.open_job(pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part)
+
+        job.handle = open_job(recipe.pipeline, layout, on_event)
+        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text))
+        run.remark(name, place.remark)
+        _compare_bits(run, name, job.handle, allow_different_bits, open_job)
         on_met()
-        quota = min(welcome.quota_batches, welcome.quota_bytes // layout.file_bytes)
+        quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
@@ -164,6 +188,9 @@ def join(
             )
         run.joined(name, job, quota=quota, workers=welcome.workers)
         job = None  # the run's from here on
+    except EngineRefused as error:
+        reason = by_name(str(error), files)
+        run.lost(name, reason, None if met_before else EngineRefused(reason))
     except (EngineError, DDLPError, OSError) as error:
         run.lost(name, str(error), None if met_before else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
@@ -173,7 +200,10 @@ def join(
             job.handle.close()
 
 
-def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> None:
+_OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]
+
+
+def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
     """The parity probe: a few samples of the first batch, made by both sides."""
     recipe = run.recipe
     if not len(recipe.plan):
@@ -184,12 +214,33 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool) -> N
             ours = host_digest(recipe, item)
         except Exception:
             continue  # an unreadable sample tells nothing of the device; it raises in its own batch
+        if theirs.startswith("refused:"):
+            raise EngineRefused(f"{name} can't do the job, which this host can: {theirs[8:].strip()}")
         if theirs.startswith("error:"):
             run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs[6:].strip()}")
         elif ours != theirs and not allow:
+            yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
             raise DifferentBits(
-                f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host "
-                f"(pipeline {recipe.pipeline.to_data()}; versions there {handle.versions}). Bring Pillow and numpy "
-                "on both sides to one version, or allow the difference with allow_different_bits=True."
+                f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host. "
+                f"{_what_differs(recipe, item, open_job)} (pipeline {recipe.pipeline.to_data()}; versions there "
+                f"{handle.versions}). "
+                + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
+                + "Bring Pillow and numpy on both sides to one version, or allow the difference with "
+                "allow_different_bits=True."
             )
 
+
+def _what_differs(recipe: Recipe, item: tuple[int, int], open_job: _OpenJob) -> str:
+    """A sentence that names the operator."""
+
+    def ask(pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
+        job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)
+        try:
+            return job.probe(recipe.seed, recipe.epoch, [item])[0]
+        finally:
+            job.close()
+
+    culprit = first_difference(recipe, item, ask)
+    if not culprit:
+        return "Each of its operators makes the same pixels when the device is asked again, so the device may be faulty"
+    return f"What differs is {culprit}"

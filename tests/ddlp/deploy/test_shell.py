@@ -50,6 +50,32 @@ def test_a_file_arrives_whole_or_not_at_all(sshd: Sshd) -> None:
             there.put(b"x", str(sshd.home / "file" / "x"))
 
 
+def all_of(read: Callable[[int], bytes]) -> bytes:
+    return b"".join(iter(lambda: read(4096), b""))
+
+
+def test_bytes_come_while_a_command_runs(sshd: Sshd) -> None:
+    with Shell("board", sshd.options) as there:
+        command = "printf 'a\\0\\377'; while [ ! -e ~/go ]; do sleep 0.1; done; cat"
+        with there.stream(command, "x", input=b"b" * 300_000) as read:
+            assert read(10) == b"a\0\xff"
+            (sshd.home / "go").touch()
+            assert all_of(read) == b"b" * 300_000
+        with pytest.raises(shell.CommandFailed, match=r"counting failed on board: sheep lost\."):
+            with there.stream("echo 12; echo sheep lost >&2; exit 3", "counting") as read:
+                assert all_of(read) == b"12\n"
+        with pytest.raises(shell.Slow, match="counting on board has not finished within 1 s"):
+            with there.stream("echo 1; sleep 60", "counting", timeout_s=1) as read:
+                all_of(read)
+        with pytest.raises(ZeroDivisionError), there.stream("sleep 60", "counting"):
+            raise ZeroDivisionError
+        with pytest.raises(shell.ConnectionLost, match="broke off"):
+            with there.stream("echo 1; sleep 60", "counting") as read:
+                assert read(10) == b"1\n"
+                sshd.stop()
+                assert all_of(read) == b""
+
+
 def test_a_file_s_progress_can_be_watched(sshd: Sshd, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(bytes(3_000_000))
     told: list[int] = []

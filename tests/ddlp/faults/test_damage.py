@@ -169,6 +169,43 @@ def test_the_probe_finds_an_engine_with_other_pixels(leaves_nothing, data, truth
         assert all(bool((x == truth_of[int(y)]).all()) for x, y in zip(images, labels))
 
 
+ONE_WRONG = """
+import sys
+if any("csd_engine" in word for word in sys.orig_argv):
+    import csd_engine.transforms.pipeline as pipeline
+    from csd_engine.transforms import masks, primitives
+    from csd_engine import datasets
+    right, erase, decode = pipeline.apply_primitive, masks.RandomErasing.rectangle, datasets.open_image
+    def apply(image, step, order):
+        made = right(image, step, order)
+        return made.point(lambda value: value ^ 1) if type(step).__name__ == "{step}" else made
+    pipeline.apply_primitive = apply
+    if "{step}" == "mask":
+        masks.RandomErasing.rectangle = lambda *a: tuple(value + 1 for value in erase(*a))
+    if "{step}" == "decode":
+        datasets.open_image = lambda *a: decode(*a).convert("L")
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        ("decode", "What differs is the JPEG itself, which is another one there or is read otherwise"),
+        ("Crop", r"What differs is RandomResizedCrop\(size=\[32, 32\], scale="),
+        ("Resize", r"What differs is RandomResizedCrop\(size=\[32, 32\], scale="),
+        ("Flip", r"What differs is RandomHorizontalFlip\(p=0\.5\) \("),
+        ("mask", r"What differs is RandomErasing\(p=0\.5, "),
+    ],
+)
+def test_the_operator_that_differs_is_named(leaves_nothing, data, tmp_path, monkeypatch, step, named):
+    (tmp_path / "sitecustomize.py").write_text(ONE_WRONG.format(step=step))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    loader = make_loader(data, "csd")
+    with pytest.raises(DifferentBits, match=f"(?s)image .*than this host\\. {named}.*versions there .*'pillow'"):
+        next(iter(loader))
+
+
 def test_allowed_differences_pass(leaves_nothing, data, wrong_engine, told):
     wrong_engine(0)
     loader = make_loader(data, "csd", allow_different_bits=True)

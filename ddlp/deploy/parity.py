@@ -1,0 +1,309 @@
+"""`ddlp parity NAME`: whether a device makes the same pixels as this host, operator by operator.
+
+Each operator runs alone, with the parameters that matter, on a few images on both sides; every value is compared. The images
+are made here and travel as pixels, so that decoders play no part; they have rows of their own, for which files travel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import io
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from csd_engine.errors import EngineError
+from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
+from csd_engine.transforms import native_order
+from csd_engine.transforms.resample import FILTERS
+from ddlp.deploy import book
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.shell import Shell
+from ddlp.errors import DDLPError
+
+__all__ = ["Parity", "Row", "compare_device", "table"]
+
+TIMEOUT_S = 600.0  # a slow board takes ten seconds
+KEYS = 3  # draws of each random operator on each image
+
+Data = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator with its parameters, on all images.
+
+    Attributes:
+        name: what a person reads.
+        values: uint8 values (and coordinates of boxes) compared.
+        differ: how many of them differ.
+        largest: by how much at most.
+        error: where it failed on one side only, or gave another shape.
+        ours: whether ddlp relies on it: False for what is there to show why ddlp does otherwise.
+    """
+
+    name: str
+    values: int
+    differ: int
+    largest: int
+    error: str = ""
+    ours: bool = True
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides make the same."""
+        return not self.differ and not self.error
+
+    def __str__(self) -> str:
+        share = f"{self.differ / max(self.values, 1):.2%} of values differ, by at most {self.largest}"
+        return f"{self.name}: {self.error or share}"
+
+
+@dataclass(frozen=True)
+class Parity:
+    """All rows, and what made them on either side."""
+
+    here: dict[str, str]
+    there: dict[str, str]
+    rows: tuple[Row, ...]
+
+    @property
+    def differing(self) -> tuple[Row, ...]:
+        """The rows that matter and differ."""
+        return tuple(row for row in self.rows if row.ours and not row.same)
+
+
+def pixel_sources() -> dict[str, np.ndarray]:
+    """Images as pixels: smooth and noisy, wide, tall and tiny, colour and grey."""
+
+    def pattern(height: int, width: int, seed: int) -> np.ndarray:
+        y, x, c = np.ogrid[:height, :width, :3]
+        smooth = (y * (3 + c) * 256 // height + x * (2 + c) * 256 // width) % 512
+        folded = np.where(smooth < 256, smooth, 511 - smooth)  # smooth, but for edges every few dozen pixels
+        edges = ((y // 23 + x // 31 + c) % 5 == 0) * 90
+        noise = np.random.PCG64(seed).random_raw(-(-height * width * 3 // 8)).view(np.uint8)[: height * width * 3]
+        return np.clip(folded + edges + noise.reshape(height, width, 3) // 6 - 20, 0, 255).astype(np.uint8)
+
+    tall = pattern(331, 113, 2)
+    return {"wide": pattern(167, 251, 1), "tall": tall, "tiny": pattern(29, 37, 3), "grey": tall[:, ::-1, 1].copy()}
+
+
+def file_sources(pixels: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Image files of the kinds that data sets hold, as bytes."""
+    wide, square = Image.fromarray(pixels["wide"]), Image.fromarray(pixels["wide"][:160, :160])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: to be turned, which nobody does
+    jpegs: dict[str, tuple[Image.Image, dict[str, object]]] = {
+        "JPEG 4:2:0": (wide, {"subsampling": 2}),
+        "JPEG 4:2:2": (wide, {"subsampling": 1}),
+        "JPEG 4:4:4": (wide, {"subsampling": 0}),
+        "JPEG progressive": (wide, {"progressive": True}),
+        "JPEG greyscale": (wide.convert("L"), {}),
+        "JPEG CMYK": (wide.convert("CMYK"), {}),
+        "JPEG quality 30": (wide, {"quality": 30}),
+        "JPEG with EXIF": (wide, {"exif": exif}),
+        "JPEG restart markers": (wide, {"restart_marker_blocks": 3}),
+    }
+    found = {name: _encoded(image, "JPEG", **options) for name, (image, options) in jpegs.items()}
+    # The same blocks in another arrangement: what a camera's picture becomes that was turned without loss.
+    found["JPEG 4:4:0"] = _sampled(_encoded(square, "JPEG", subsampling=1), 0x21, 0x12)
+    found["JPEG 4:1:1"] = _sampled(_encoded(square, "JPEG", subsampling=2), 0x22, 0x41)
+    found["JPEG cut off"] = found["JPEG 4:2:0"][:-700]
+    found |= {f"PNG {mode}": _encoded(wide.convert(mode), "PNG") for mode in ("RGB", "L", "P", "RGBA", "LA", "1")}
+    found["PNG 16 bit"] = _encoded(Image.fromarray(pixels["grey"].astype(np.uint16) * 257), "PNG")
+    found |= {kind: _encoded(wide, kind) for kind in ("BMP", "PPM", "GIF", "TIFF")}
+    found["WebP"] = _encoded(wide, "WEBP", quality=80)
+    return found
+
+
+def _encoded(image: Image.Image, kind: str, **options: object) -> np.ndarray:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return np.frombuffer(out.getvalue(), np.uint8)
+
+
+def _sampled(jpeg: np.ndarray, before: int, after: int) -> np.ndarray:
+    """The file with another sampling of its first component, of as many blocks."""
+    changed = bytearray(jpeg.tobytes())
+    at = changed.index(b"\xff\xc0") + 11  # SOF0: length, precision, height, width, components, then the first one's number
+    assert changed[at] == before
+    changed[at] = after
+    return np.frombuffer(bytes(changed), np.uint8)
+
+
+def _op(name: str, **parameters: object) -> Data:
+    return {"op": name, **parameters}
+
+
+def operator_rows() -> dict[str, list[Data]]:
+    """Pipelines to compare, by the name of their row."""
+    size = [96, 128]
+    rows: dict[str, list[Data]] = {}
+    for filter_name in FILTERS:
+        rows[f"Resize {filter_name}"] = [_op("Resize", size=size, max_size=None, interpolation=filter_name)]
+    rows["Resize shorter side"] = [_op("Resize", size=64, max_size=None, interpolation="bilinear")]
+    rows["Resize shorter side, at most"] = [_op("Resize", size=64, max_size=100, interpolation="bilinear")]
+    rows["Resize longer side"] = [_op("Resize", size=None, max_size=100, interpolation="bilinear")]
+    for filter_name in FILTERS:
+        crop = _op("RandomResizedCrop", size=size, scale=[0.08, 1.0], ratio=[0.75, 4 / 3], interpolation=filter_name)
+        rows[f"RandomResizedCrop {filter_name}"] = [crop]
+    rows["CenterCrop"] = [_op("CenterCrop", size=[25, 31])]
+    rows["CenterCrop of a smaller image"] = [_op("CenterCrop", size=[350, 300])]
+    for mode in ("constant", "edge", "reflect", "symmetric"):
+        padded = _op("RandomCrop", size=[33, 41], padding=[5, 6, 7, 8], pad_if_needed=False, fill=[7], padding_mode=mode)
+        rows[f"RandomCrop, padding {mode}"] = [padded]
+        rows[f"Pad {mode}"] = [_op("Pad", padding=[40, 3, 50, 60], fill=[9], padding_mode=mode)]
+    needed = _op("RandomCrop", size=size, padding=None, pad_if_needed=True, fill=[0], padding_mode="constant")
+    rows["RandomCrop, padded if needed"] = [needed]
+    rows["Pad by negative borders"] = [_op("Pad", padding=[-3, 4, -5, 6], fill=[255], padding_mode="constant")]
+    rows["RandomHorizontalFlip"] = [_op("RandomHorizontalFlip", p=0.6)]
+    rows["RandomVerticalFlip"] = [_op("RandomVerticalFlip", p=0.6)]
+    rows["Grayscale, 1 channel"] = [_op("Grayscale", channels=1)]
+    rows["Grayscale, 3 channels"] = [_op("Grayscale", channels=3)]
+    rows["RandomGrayscale"] = [_op("RandomGrayscale", p=0.6)]
+    rows["RandomErasing (boxes)"] = [_op("RandomErasing", p=0.9, scale=[0.02, 0.33], ratio=[0.3, 3.3])]
+    rows["Cutout (boxes)"] = [_op("Cutout", holes=3, length=16)]
+    flips = [[_op("RandomHorizontalFlip", p=0.6)], [_op("RandomVerticalFlip", p=0.5)], [_op("RandomGrayscale", p=0.5)]]
+    rows["RandomApply"] = [{"op": "RandomApply", "ops": flips[0] + flips[1], "p": 0.6}]
+    rows["RandomChoice"] = [{"op": "RandomChoice", "groups": flips, "p": [0.2, 0.5, 0.3]}]
+    rows["RandomOrder"] = [{"op": "RandomOrder", "groups": flips}]
+    return rows
+
+
+def _pipeline(ops: list[Data], mode: str, order: str) -> Data:
+    return {"format": 1, "order": order, "mode": mode, "ops": ops}
+
+
+def all_cases() -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
+    """The sources by name; and (row, whether ddlp relies on it, case)."""
+    pixels = pixel_sources()
+    files = file_sources(pixels)
+    order = native_order()
+    cases: list[tuple[str, bool, Case]] = []
+    for name in files:
+        cases.append((f"decode {name}", True, Case(name, 0, _pipeline([], "RGB", order))))
+    for name, ops in operator_rows().items():
+        keys = range(KEYS) if "Random" in name or "Cutout" in name else range(1)
+        for source in pixels:
+            mode = "L" if source == "grey" else "RGB"
+            cases += [(name, True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
+    for filter_name in FILTERS:
+        ops = [_op("Resize", size=[96, 32], max_size=None, interpolation=filter_name)]
+        for source in pixels:
+            mode = "L" if source == "grey" else "RGB"
+            name = f"Resize {filter_name}, each Pillow's own order of passes"
+            cases.append((name, False, Case(source, 0, _pipeline(ops, mode, "native"))))
+    return {**pixels, **files}, cases
+
+
+def compare(here: Result, there: Result, cases: Sequence[tuple[str, bool, Case]]) -> Parity:
+    """The rows of two results of the same cases."""
+    rows: dict[str, Row] = {}
+    for number, (name, ours, case) in enumerate(cases):
+        one = _compare_case(number, here, there)
+        before = rows.get(name, Row(name, 0, 0, 0, "", ours))
+        error = before.error or (f"{one.error} (on {case.source})" if one.error else "")
+        rows[name] = Row(
+            name, before.values + one.values, before.differ + one.differ, max(before.largest, one.largest), error, ours
+        )
+    return Parity(here.versions, there.versions, tuple(rows.values()))
+
+
+def _compare_case(number: int, here: Result, there: Result) -> Row:
+    ours, theirs = here.errors.get(number), there.errors.get(number)
+    if ours is not None and theirs is not None:
+        return Row("", 0, 0, 0)
+    if number in there.same:
+        return Row("", sum(made[number].size for made in (here.pixels, here.boxes) if number in made), 0, 0)
+    if ours is not None or theirs is not None:
+        return Row("", 0, 0, 0, f"fails {'here' if theirs is None else 'on the device'} only: {ours or theirs}")
+    values = differ = largest = 0
+    for kind in ("pixels", "boxes"):
+        mine, other = getattr(here, kind).get(number), getattr(there, kind).get(number)
+        if mine is None and other is None:
+            continue
+        if mine is None or other is None or mine.shape != other.shape:
+            shapes = [None if array is None else array.shape for array in (mine, other)]
+            return Row("", 0, 0, 0, f"{kind} of shape {shapes[0]} here, {shapes[1]} on the device")
+        distance = np.abs(mine.astype(np.int64) - other)
+        values, differ = values + distance.size, differ + int(np.count_nonzero(distance))
+        largest = max(largest, int(distance.max(initial=0)))
+    return Row("", values, differ, largest)
+
+
+def compare_device(shell: Shell, record: DeviceRecord, timeout_s: float = TIMEOUT_S) -> Parity:
+    """Run all cases on the device and here.
+
+    Raises:
+        ShellError: the device can't be asked, or its engine's Python fails.
+        DDLPError: what it answered makes no sense.
+    """
+    sources, cases = all_cases()
+    plain = [case for _, _, case in cases]
+    here = run_cases(sources, plain)
+    request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
+    command = f"cd {shlex.quote(record.home)}/current && exec {shlex.quote(record.python)} -m csd_engine.parity"
+    with shell.stream(command, "comparing operators", input=request, timeout_s=timeout_s) as read:
+        reply = b"".join(iter(lambda: read(1 << 16), b""))
+    try:
+        there = read_results(reply)
+    except ValueError as error:
+        raise DDLPError(
+            f"{record.name} answered the comparison of operators with something else ({error}). Bring this host's engine "
+            f"there: ddlp deploy --upgrade {record.name}"
+        ) from None
+    return compare(here, there, cases)
+
+
+def table(parity: Parity) -> str:
+    """The comparison in Markdown, with what made it in its head."""
+
+    def made_by(versions: Mapping[str, str]) -> str:
+        return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+    lines = [
+        f"Host: {made_by(parity.here)}.  ",
+        f"Device: {made_by(parity.there)}.  ",
+        f"Made on {datetime.date.today().isoformat()}.",
+        "",
+        "| operator | values compared | differ | largest difference |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for row in parity.rows:
+        share = f"{row.differ:,} ({row.differ / row.values:.3%})" if row.differ else "0"
+        values = f"{row.values:,}" if row.values or row.error else "fails on both sides"
+        lines.append(f"| {row.name} | {values} | {row.error or share} | {row.largest} |")
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("name", metavar="NAME", help="the device, as ddlp deploy named it")
+    parser.add_argument("--table", action="store_true", help="print all operators as a table in Markdown")
+    parser.add_argument("--json", action="store_true", help="print all operators as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare and print; the exit status is 1 where an operator differs."""
+    record = book.load(options.name)
+    with Shell(record.destination, record.ssh_options) as shell:
+        try:
+            parity = compare_device(shell, record)
+        except EngineError as error:
+            raise DDLPError(str(error)) from error
+    if options.json:
+        rows = [{**vars(row), "same": row.same} for row in parity.rows]
+        print(json.dumps({"here": parity.here, "there": parity.there, "rows": rows}))
+    elif options.table:
+        print(table(parity))
+    else:
+        for row in parity.differing:
+            print(row)
+        print(f"{sum(row.ours for row in parity.rows) - len(parity.differing)} operators and decoders make the same pixels, "
+              f"{len(parity.differing)} differ.")  # fmt: skip
+    return 1 if parity.differing else 0

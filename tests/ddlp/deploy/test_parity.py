@@ -1,0 +1,118 @@
+"""Operators compared between this process and another Python on which one of them was changed."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sshd import Sshd
+
+import csd_engine
+from csd_engine.parity import run_cases
+from csd_engine.transforms.parse import CONTAINERS, LEAVES
+from ddlp.cli import main
+from ddlp.deploy import book
+from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
+
+
+def test_every_operator_has_a_row():
+    names = {name for name in [*LEAVES, *CONTAINERS] if name != "User"}  # User: what a user's own file does, nobody knows
+    text = json.dumps(operator_rows())
+    assert {name for name in names if f'"op": "{name}"' in text} == names
+
+
+def test_every_case_runs_here_and_random_ones_draw():
+    sources, cases = all_cases()
+    result = run_cases(sources, [case for _, _, case in cases])
+    assert {cases[number][0] for number in result.errors} == {"decode JPEG cut off"}
+    by_row = {}
+    for number, (name, _, case) in enumerate(cases):
+        if case.source == "tall" and number in result.pixels:
+            by_row.setdefault(name, set()).add(result.digest(number))
+    assert all(len(digests) > 1 for name, digests in by_row.items() if "Random" in name or "Cutout" in name)
+
+
+def test_files_are_of_the_kind_that_they_say():
+    files = file_sources(pixel_sources())
+    sampled = {"JPEG 4:2:0": (2, 2), "JPEG 4:2:2": (2, 1), "JPEG 4:4:4": (1, 1), "JPEG 4:4:0": (1, 2), "JPEG 4:1:1": (4, 1)}
+    for name, (across, down) in sampled.items():
+        content = files[name].tobytes()
+        at = content.index(b"\xff\xc0") + 11
+        assert content[at] == across << 4 | down, name
+        assert Image.open(io.BytesIO(content)).convert("RGB").size
+    assert b"\xff\xc2" in files["JPEG progressive"].tobytes() and b"\xff\xdd" in files["JPEG restart markers"].tobytes()
+    assert all(file_sources(pixel_sources())[name].tobytes() == files[name].tobytes() for name in files)
+
+
+def test_rows_say_how_much_differs():
+    sources, cases = all_cases()
+    plain = [case for _, _, case in cases]
+    here, there = run_cases(sources, plain), run_cases(sources, plain)
+    number = next(n for n, (name, _, _) in enumerate(cases) if name == "Resize bicubic")
+    there.pixels[number] = there.pixels[number].copy()
+    there.pixels[number][3, 4, 0] ^= 2
+    there.pixels[number][0, 0] ^= 1
+    boxed = next(n for n, (name, _, _) in enumerate(cases) if name.startswith("Cutout"))
+    there.boxes[boxed] = there.boxes[boxed] + 7
+    failed = next(n for n, (name, _, _) in enumerate(cases) if name == "decode WebP")
+    del there.pixels[failed]
+    there.errors[failed] = "UnidentifiedImageError: cannot identify image file"
+    native = next(n for n, (name, ours, _) in enumerate(cases) if not ours)
+    there.pixels[native] = there.pixels[native] + 1
+    found = {row.name: row for row in compare(here, there, cases).differing}
+    assert list(found) == ["decode WebP", "Resize bicubic", "Cutout (boxes)"]
+    assert (found["Resize bicubic"].differ, found["Resize bicubic"].largest) == (4, 2)
+    assert (found["Cutout (boxes)"].differ, found["Cutout (boxes)"].largest) == (12, 7)
+    assert "fails on the device only: Unidentified" in str(found["decode WebP"])
+
+
+@pytest.fixture
+def device(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A device `board0` in the book; its engine's files, to be changed."""
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
+    home = tmp_path / "there"
+    shutil.copytree(Path(csd_engine.__file__).parent, home / "engines/1/csd_engine")
+    (home / "current").symlink_to("engines/1")
+    book.save(
+        book.DeviceRecord(
+            "board0", "board", sshd.options, "tcp://127.0.0.1:1", (), None, str(tmp_path), str(home), sys.executable, "", "x"
+        )
+    )
+    return home / "engines/1/csd_engine"
+
+
+def test_the_same_through_ssh(device, capsys):
+    assert main(["parity", "board0"]) == 0
+    assert "operators and decoders make the same pixels, 0 differ" in capsys.readouterr().out
+
+
+def test_an_operator_that_differs_is_named(device, capsys):
+    steps = device / "transforms/primitives.py"
+    text = steps.read_text()
+    assert "return luma if" in text
+    steps.write_text(text.replace("return luma if", "luma = luma.point(lambda v: v + (v < 200) * 3)\n    return luma if"))
+    assert main(["parity", "board0"]) == 1
+    said = capsys.readouterr().out
+    assert "Grayscale, 1 channel: " in said and "% of values differ, by at most 3" in said
+    assert "Resize" not in said and "Pad" not in said
+    assert main(["parity", "board0", "--table"]) == 1
+    table = capsys.readouterr().out
+    assert f"numpy {np.__version__}, pillow {Image.__version__}" in table and "| Resize bicubic | 122,880 | 0 | 0 |" in table
+    assert main(["parity", "board0", "--json"]) == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["Grayscale, 3 channels"]["largest"] == 3 and not rows["Grayscale, 3 channels"]["same"]
+
+
+def test_a_device_that_can_t_compare_is_told(device, capsys):
+    (device / "parity.py").write_text("print('hello')")
+    assert main(["parity", "board0"]) == 1
+    assert "answered the comparison of operators with something else" in capsys.readouterr().err
+    (device / "parity.py").unlink()
+    assert main(["parity", "board0"]) == 1
+    assert "comparing operators failed on board: " in capsys.readouterr().err
