@@ -12,7 +12,7 @@ import pytest
 
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/test_embedded", "ddlp/test_operators_travel",
-    "csd_engine/test_engine",
+    "ddlp/deploy/", "board/", "csd_engine/test_engine", "csd_engine/test_supervisor",
 )  # fmt: skip
 
 

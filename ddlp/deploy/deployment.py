@@ -365,7 +365,8 @@ class _Deployment:
                 return bad(
                     f"data {host}: {found.different[0]} gives other pixels there ({len(found.different)} of those tried)",
                     f"other files, or versions that decode otherwise ({versions})",
-                    f"ddlp doctor {self._record.name} compares the files; allow_different_bits=True takes the difference.",
+                    f"ddlp doctor {self._record.name} compares the files, ddlp parity {self._record.name} the operators; "
+                    "allow_different_bits=True takes the difference.",
                 )
             text = f"data {host}: {found.compared} images give the same bits there"
             if self._record.images_per_s is None or self._wanted.measure:

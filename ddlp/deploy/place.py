@@ -12,7 +12,6 @@ HOME/spool-is-ours               the spool directory was made by us
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import shlex
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from csd_engine.build import build
 from csd_engine.keys import load_public, make_pair
+from csd_engine.operatorfile import SUFFIX, content_hash
 from ddlp.deploy import book
 from ddlp.deploy.archive import archive, code_bytes
 from ddlp.deploy.shell import CommandFailed, Shell
@@ -152,8 +152,6 @@ def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
 
 def operator_options(shell: Shell, survey: Survey) -> list[str]:
     """The engine's option for the directory of operators, which is made: new files there need no restart."""
-    if importlib.util.find_spec("csd_engine.operatorfile") is None:
-        return []
     directory = f"{survey.home}/operators"
     if survey.settings is None or directory not in survey.settings:
         shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
@@ -173,9 +171,9 @@ def put_operators(shell: Shell, survey: Survey, files: Sequence[Path]) -> dict[s
             compile(content, str(path), "exec")
         except (OSError, SyntaxError, ValueError) as error:
             raise DDLPError(f"--operators {path}: {error}. Give a file of Python functions.") from None
-        number = hashlib.blake2b(content, digest_size=16).hexdigest()
+        number = content_hash(content)
         if number not in survey.operators:
-            shell.put(content, f"{survey.home}/operators/{number}.py")
+            shell.put(content, f"{survey.home}/operators/{number}{SUFFIX}")
             new[number] = path.name
     return new
 
