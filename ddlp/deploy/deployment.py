@@ -165,11 +165,12 @@ class _Deployment:
             changed = place.exchange_keys(shell, found, record.name, self._number)
             self._restart |= changed and found.server_key is None
             self._note(step, changed, "exchanged: each side's secret key was made there, and stays there")
-        if wanted.operators:
+        if wanted.operators or record.operators:
             with self._steps.step("operators") as step:
-                new = place.put_operators(shell, found, wanted.operators)
-                self._record = record = dataclasses.replace(record, operators={**record.operators, **new})
-                self._note(step, bool(new), f"copied: {', '.join(new.values())}")
+                files = place.put_operators(shell, found, record.name, wanted.operators)
+                new = set(files) - set(found.operators)
+                self._record = record = dataclasses.replace(record, operators={**files, **record.operators})
+                self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[one] for one in new))}")
         if self._keeps_another_build:
             return  # its options may be others than ours
         with self._steps.step("settings") as step:

@@ -158,13 +158,16 @@ def operator_options(shell: Shell, survey: Survey) -> list[str]:
     return ["--operators", directory]
 
 
-def put_operators(shell: Shell, survey: Survey, files: Sequence[Path]) -> dict[str, str]:
-    """Copy files of the user's operators under their hashes; returns hash -> name of those that were not there.
+def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]) -> dict[str, str]:
+    """Copy files of the user's operators under their hashes, these and those of earlier runs; returns hash -> name of the new.
+
+    This host keeps a copy of each beside the device's record: the file itself may change, and the device be set up anew.
 
     Raises:
         DDLPError: a file can't be read.
     """
-    new = {}
+    kept = book.directory(name) / "operators"
+    given = {}
     for path in files:
         try:
             content = path.read_bytes()
@@ -172,10 +175,15 @@ def put_operators(shell: Shell, survey: Survey, files: Sequence[Path]) -> dict[s
         except (OSError, SyntaxError, ValueError) as error:
             raise DDLPError(f"--operators {path}: {error}. Give a file of Python functions.") from None
         number = content_hash(content)
-        if number not in survey.operators:
-            shell.put(content, f"{survey.home}/operators/{number}{SUFFIX}")
-            new[number] = path.name
-    return new
+        given[number] = path.name
+        kept.mkdir(exist_ok=True)
+        (kept / f"{number}{SUFFIX}").write_bytes(content)
+    new = {}
+    for path in sorted(kept.glob(f"*{SUFFIX}")):
+        if path.stem not in survey.operators:
+            shell.put(path.read_bytes(), f"{survey.home}/operators/{path.name}")
+            new[path.stem] = given.get(path.stem, path.name)
+    return {**new, **given}
 
 
 def remove_all(shell: Shell, home: str, spool: str | None) -> None:

@@ -311,6 +311,10 @@ def test_operators_travel(device: Device, capsys, tmp_path: Path) -> None:
     got = epoch(device, csd="csd0", strategy="csd", more=[inverted])
     assert device.report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
     assert not torch.equal(expected[0], epoch(device, strategy="cpu")[0])
+    shutil.rmtree(device.home / "operators")
+    (tmp_path / "my_ops.py").unlink()
+    assert "copied: my_ops.py" in ddlp(capsys, "deploy", "--name", "csd0")
+    assert (device.home / "operators" / f"{number}.py").exists()
     (tmp_path / "broken.py").write_text("def broken(:\n")
     assert "broken.py" in ddlp(capsys, *device.arguments("--operators", str(tmp_path / "broken.py")), status=1)
 

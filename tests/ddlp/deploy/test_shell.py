@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +76,23 @@ def test_bytes_come_while_a_command_runs(sshd: Sshd) -> None:
                 assert read(10) == b"1\n"
                 sshd.stop()
                 assert all_of(read) == b""
+
+
+def test_a_connection_that_breaks_off_in_the_middle_leaves_no_half_file(sshd: Sshd) -> None:
+    target, data = sshd.home / "file", bytes(300_000_000)
+    with Shell("board", sshd.options) as there:
+        there.connect()
+        sending = threading.Thread(target=_quietly, args=(there, data, target))
+        sending.start()
+        until(lambda: (sshd.home / "file.part").exists(), what="the first bytes")
+        sshd.stop()
+        sending.join(60)
+    assert not sending.is_alive() and not target.exists()
+
+
+def _quietly(there: Shell, data: bytes, target: Path) -> None:
+    with contextlib.suppress(shell.ShellError):
+        there.put(data, str(target))
 
 
 def test_a_file_s_progress_can_be_watched(sshd: Sshd, tmp_path: Path) -> None:
