@@ -85,9 +85,12 @@ def test_a_connection_that_breaks_off_in_the_middle_leaves_no_half_file(sshd: Ss
         sending = threading.Thread(target=_quietly, args=(there, data, target))
         sending.start()
         until(lambda: (sshd.home / "file.part").exists(), what="the first bytes")
-        sshd.stop()
+        assert there._master is not None
+        there._master.kill()  # over there the input ends, as it does where all was sent
         sending.join(60)
-    assert not sending.is_alive() and not target.exists()
+    assert not sending.is_alive()
+    until(lambda: not (sshd.home / "file.part").exists(), what="the end of the command over there")
+    assert not target.exists()
 
 
 def _quietly(there: Shell, data: bytes, target: Path) -> None:
@@ -201,10 +204,9 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
         with Shell("board", {sshd.options!r}) as there:
             there.connect()
             print("there", flush=True)
-            there.attach("tail -F {sshd.home}/log")
+            there.attach("sh -c 'echo one; exec sleep 98{sshd.port}'")
         """
     )
-    (sshd.home / "log").write_text("one\n")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -213,7 +215,7 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
         assert len(clients) == 2
         process.send_signal(number)
         process.wait(10)
-        until(lambda: not _runs(f"tail -F {sshd.home}/log") and not _runs(str(sshd.config)), what="the end of ssh and tail")
+        until(lambda: not _runs(f"sleep 98{sshd.port}") and not _runs(str(sshd.config)), what="the end of ssh and sleep")
     finally:
         kill_tree(process.pid)
 
