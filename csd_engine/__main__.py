@@ -108,6 +108,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="arrays that hosts send, kept in the spool for the next time; the least recently used go first; default 4G",
     )
     add(
+        "--memory",
+        type=_size,
+        default=0,
+        metavar="SIZE",
+        help="memory to reckon with: where it is scarce, workers decode very large images one at a time; default: what "
+        "this computer, or this process's control group, has",
+    )
+    add(
         "--lease-timeout",
         type=_at_least(float, 0.1),
         default=30.0,
@@ -170,6 +178,7 @@ def _run(options: argparse.Namespace) -> None:
             quota_bytes=options.quota_bytes,
             reserve_bytes=options.reserve_bytes,
             upload_bytes=options.upload_bytes,
+            memory_bytes=options.memory,
             lease_timeout_s=options.lease_timeout,
             worker_timeout_s=options.worker_timeout,
             slowdown=options.slowdown,

@@ -30,7 +30,10 @@ from typing import BinaryIO, Callable, Collection, Iterable, Iterator, List, Nam
 from csd_engine.errors import EngineError
 from csd_engine.regular import open_regular
 
-__all__ = ["CensusError", "CensusReader", "Entry", "Newest", "digests", "hashed", "sort_key", "walk", "write_census"]
+__all__ = [
+    "CensusBrokenOff", "CensusError", "CensusReader", "Entry", "Newest", "digests", "hashed", "sort_key", "walk",
+    "write_census",
+]  # fmt: skip
 
 FIRST = b"ddlp census 1"
 NEWEST = 16  # files changed last that a census ends with: where something was changed, it is most likely among them
@@ -48,6 +51,10 @@ _HASHED_AT_ONCE = 256  # files
 
 class CensusError(EngineError):
     """A census cannot be taken or read; says where and why."""
+
+
+class CensusBrokenOff(CensusError):
+    """A census ends too soon; the way in which its writer ended tells why."""
 
 
 class Entry(NamedTuple):
@@ -268,7 +275,7 @@ class CensusReader:
         while True:
             chunk = unzip.unconsumed_tail or self._read(_CHUNK_BYTES)
             if not chunk:
-                raise CensusError("the census broke off. Look whether the connection or the device did, and try again.")
+                raise CensusBrokenOff("the census broke off. Look whether the connection or the device did, and try again.")
             *records, left = (left + unzip.decompress(chunk, _CHUNK_BYTES)).split(b"\0")
             yield from records
 

@@ -13,6 +13,7 @@ import zmq
 
 import csd_engine
 from csd_engine import protocol as say
+from csd_engine.computer import memory
 from csd_engine.crew import WorkerProcess
 from csd_engine.desk import Desk, versions
 from csd_engine.door import Door
@@ -20,7 +21,8 @@ from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.parcels import Parcels
 from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
-from csd_engine.spool import Spool, look_at
+from csd_engine.spool import Spool, look_at, remove_tree
+from csd_engine.turnstile import large_bytes
 
 __all__ = ["EngineOptions", "Service"]
 
@@ -44,6 +46,7 @@ class EngineOptions:
     quota_bytes: int = 8 << 30
     reserve_bytes: int = 1 << 30
     upload_bytes: int = 4 << 30
+    memory_bytes: int = 0  # 0: what the computer has
     lease_timeout_s: float = 30.0
     worker_timeout_s: float = 30.0
     slowdown: float = 1.0
@@ -60,9 +63,8 @@ class Service:
         self._spool = Spool(options.spool, options.quota_batches, options.quota_bytes, options.reserve_bytes)
         self._crew: List[WorkerProcess] = []
         try:
-            room = self._spool.room_bytes
-            manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, room)
-            arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, room)
+            manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
+            arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, self._spool.room_bytes)
             self._door = Door(options.listen, options.keys)
         except BaseException:
             self._spool.close()
@@ -75,7 +77,13 @@ class Service:
         self._parcels = Parcels(self._desk.published, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
+        self._shown: Dict[bytes, str] = {}  # each one's directory below the spool's files/, where it sees the spool
         self._start_after = 0.0
+        memory_bytes = options.memory_bytes or memory().total
+        self._worker_arguments = [
+            *("--slowdown", repr(options.slowdown), "--turnstile", str(self._spool.directory / ".large")),
+            *("--large-bytes", str(large_bytes(memory_bytes, options.workers))),
+        ]
         self._trouble = ""
         self._stop = False
         self._wake, self._woken = os.pipe()
@@ -212,6 +220,8 @@ class Service:
 
     def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
         spool = self._spool
+        if message.file:
+            self._shown[peer] = message.file.split("/")[1]
         digest = look_at(spool.directory / message.file, spool.files)
         self._door.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
 
@@ -223,12 +233,14 @@ class Service:
             self._parcels.forget(peer)
             self._door.forget(peer)
             self._desk.drop_host(peer)
+            if peer in self._shown:  # where the host has removed it, it is gone already
+                remove_tree(self._spool.files / self._shown.pop(peer))
 
     # -- workers
 
     def _start_workers(self) -> None:
         while len(self._crew) < self._options.workers and time.monotonic() >= self._start_after:
-            worker = WorkerProcess(["--slowdown", repr(self._options.slowdown)])
+            worker = WorkerProcess(self._worker_arguments)
             self._poller.register(worker.read_descriptor, zmq.POLLIN)
             self._crew.append(worker)
 

@@ -197,7 +197,7 @@ class Probe(Message):
 @dataclass(frozen=True)
 class ProbeDone(Message):
     """Engine: `samples.sample_digest` of each item, in order; for one that failed, 'error: ' and the reason, or
-    'refused: ' where it is not the sample that is at fault: the job can't be done there.
+    'refused: ' where a user's operator does not run there.
     """
 
     job: str = _checked(_name)

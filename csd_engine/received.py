@@ -65,7 +65,7 @@ class FileCache:
         directory: made if missing.
         kind: MANIFEST or ARRAY.
         limit_bytes: of all together. The least recently used go first, used ones never.
-        room_bytes: tells what may still be written there without touching the reserve.
+        room_bytes: tells what may still be written there.
     """
 
     def __init__(self, directory: Path, kind: str, limit_bytes: int, room_bytes: Callable[[], int]) -> None:
@@ -163,7 +163,7 @@ class FileCache:
         if len(content) != expected:
             raise DatasetError(f"{self._kind} part at {offset} has not the {expected} bytes expected. Send it again.")
         incoming.stream.write(content)
-        os.fdatasync(incoming.stream.fileno())  # mapped while dirty, it would count as a worker's private memory
+        os.fdatasync(incoming.stream.fileno())  # before it has its name: a power cut must not leave half of it there
         incoming.digest.update(content)
         incoming.offset += len(content)
 
@@ -214,7 +214,7 @@ class FileCache:
                 missing -= size
         if held + total > limit or missing > 0:
             why = (
-                f"{missing} bytes are missing on its disk (--reserve-bytes stay free)"
+                f"{missing} bytes are missing on its disk, less what stays reserved"
                 if missing > 0
                 else f"it keeps {self._limit_bytes} bytes, {held} of them are in use"
             )

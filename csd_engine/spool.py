@@ -1,10 +1,11 @@
 """The engine's spool on disk: job directories, the quota and the reserve of free space. One engine a spool.
 
 SPOOL/.lock                 held (flock) by the engine that uses it
+SPOOL/.large                held by the worker that decodes a large image (csd_engine.turnstile)
 SPOOL/job-N-HEX/            one job's batch files
 SPOOL/here-HEX              random content: a host that can tell it sees this very spool
 SPOOL/manifests/, arrays/   what hosts have sent, by fingerprint, kept from job to job
-SPOOL/files/                arrays that hosts put here for their jobs; read, never written
+SPOOL/files/                a directory a host, with arrays for its jobs; read here, and removed once the host is gone
 """
 
 from __future__ import annotations
@@ -179,9 +180,10 @@ class Spool:
         if self._lock < 0:
             return
         self._clear()
-        try:
-            os.unlink(self.directory / ".lock")
-        except OSError:
-            pass
+        for name in (".large", ".lock"):
+            try:
+                os.unlink(self.directory / name)
+            except OSError:
+                pass
         os.close(self._lock)
         self._lock = -1

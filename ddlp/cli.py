@@ -18,13 +18,14 @@ _COMMANDS = {
     "status": ("ddlp.deploy.status", "how each device is: reachable, version, jobs, images/s, memory, spool, temperature"),
     "logs": ("ddlp.deploy.logs", "what a device's engine has logged"),
     "stop": ("ddlp.deploy.stop", "stop a device's engine"),
+    "start": ("ddlp.deploy.start", "start it again"),
     "doctor": ("ddlp.deploy.doctor", "find out what is wrong with a device, and what to do"),
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
-    "start": ("ddlp.deploy.start", "start it again"),
 }
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
+    "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
 }
 
 

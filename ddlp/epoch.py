@@ -88,7 +88,9 @@ class EpochRun:
         self._ready: dict[int, Pixels | _Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
         self._jobs: dict[str, DeviceJob] = {}
-        self._gone: set[str] = set()
+        self._gone: set[str] = set()  # lost; may come back
+        self._barred: set[str] = set()  # not to be used again in this epoch
+        self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
         self._counts = _Counts()
         self._closing = False
         self._error: BaseException | None = None
@@ -208,6 +210,7 @@ class EpochRun:
             self._counts.ended_s = self._counts.ended_s or time.monotonic()
             jobs, self._jobs = list(self._jobs.values()), {}
             self._wake.notify_all()
+            self._ends.notify_all()
         if not first:
             return
         for job in jobs:
@@ -240,6 +243,7 @@ class EpochRun:
                 if self.ledger.made(claim) and made is not None:
                     self._ready[position] = made
                 self._act()
+            made = None  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
     def _next_claim(self) -> tuple[int, int] | None:
         with self._lock:
@@ -291,6 +295,8 @@ class EpochRun:
         with self._lock:
             if device not in self._gone:
                 self._gone.add(device)
+                self._barred.add(device)
+                self._ends.notify_all()
                 self.ledger.distrust(device)
                 self._warnings.append(f"device {device} is not used any more in this epoch: {reason}.")
                 self._act()
@@ -306,15 +312,34 @@ class EpochRun:
         return None
 
     def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
-        """A device may be given leases from now on."""
+        """A device may be given leases from now on; one that was lost comes back so."""
         with self._lock:
-            if not self._closing and device not in self._gone:  # it may be lost before it has joined
-                self._jobs[device] = job
+            before: DeviceJob | None = job
+            if not self._closing and device not in self._barred:
+                if device in self._gone:
+                    self._gone.remove(device)
+                    self._warnings.append(f"device {device} is back.")
+                before = self._jobs.get(device)
+                self._notes.pop(device, None)
                 self.rates.device(device).parallel = workers
                 self.ledger.join(device, quota=quota, window=workers + 1)
+                self._drain()  # what it published before goes with the job it had then
+                self._jobs[device] = job
                 self._act()
-                return
-        job.close()
+        if before is not None:
+            before.close()
+
+    def lost_or_over(self, device: str) -> bool:
+        """Wait until a device is lost, or the epoch is over for it. True where it was lost and may come back."""
+        with self._lock:
+            while not (self._closing or device in self._gone):
+                self._ends.wait()
+            return not self._closing and device not in self._barred
+
+    def over_within(self, seconds: float) -> bool:
+        """Wait, but not longer than the epoch. True where it is over."""
+        with self._lock:
+            return self._ends.wait_for(lambda: self._closing, seconds)
 
     def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
         """A device's batch stands in the spool."""
@@ -365,9 +390,11 @@ class EpochRun:
             if self._closing or device in self._gone:
                 return
             self._gone.add(device)
+            self._ends.notify_all()
             self._vanished = [one for one in self._vanished if one[1] != device]  # an engine that ends removes its files
             self.ledger.leave(device)
             if error is not None:
+                self._barred.add(device)
                 self._error = error
             else:
                 self._warnings.append(f"device {device} is gone ({reason}); the host prepares its batches.")
@@ -381,13 +408,16 @@ class EpochRun:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published
                 while (position := self.strategy.next_lease(device, time.monotonic())) is not None:
                     job.lease(self.ledger.lease(device, position, time.monotonic()), position)
+        self._drain()
+        self._wake.notify_all()
+
+    def _drain(self) -> None:
         while self.ledger.effects:
             effect = self.ledger.effects.popleft()
             self._files.pop(effect.lease, None)
             job_ = self._jobs.get(effect.device)
             if job_ is not None:
                 job_.cancel(effect.lease) if isinstance(effect, Cancel) else job_.release(effect.lease)
-        self._wake.notify_all()
 
     def _tell_waiting(self, waiting: bool) -> None:
         for job in self._jobs.values():

@@ -28,7 +28,7 @@ from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
-from ddlp.sources.csd import join
+from ddlp.sources.csd import attend
 from ddlp.sources.embedded import EmbeddedOptions
 from ddlp.sources.reach import Device, Keep, Reach
 from ddlp.sources.sharing import TRANSFERS
@@ -282,16 +282,15 @@ class DDLPLoader(DataLoader):
             iterator.keep = self._keep
             for device in devices:
                 threading.Thread(
-                    target=join,
+                    target=attend,
                     args=(iterator.run, device, now.dataset, partial(reach.place, device)),
                     kwargs=dict(
                         batch=iterator.largest,
                         audit=self.audit,
-                        met_before=device in reach.met,
-                        on_met=partial(reach.met.add, device),
+                        met=reach.met,
                         allow_different_bits=self.allow_different_bits,
                     ),
-                    name=f"ddlp-join-{device}",
+                    name=f"ddlp-attend-{device}",
                     daemon=True,
                 ).start()
         return iterator

@@ -11,8 +11,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
 from csd_engine.census import OUTSIDE, CensusReader, Entry, Newest, digests, hashed, sort_key, walk
 
 __all__ = ["CensusResult", "Few", "compare", "take_census"]
@@ -20,6 +18,7 @@ __all__ = ["CensusResult", "Few", "compare", "take_census"]
 NAMED = 5  # files named of each kind of difference
 SAMPLE = 256  # files drawn at random, of which the contents are compared
 SAMPLE_BYTES = 1 << 30  # of all of them: a device reads as much in a minute
+_TELL_FILES = 256
 
 
 def shown(path: bytes) -> str:
@@ -186,7 +185,7 @@ def take_census(
     verify: bool = False,
     skip: Iterable[bytes] = (),
     draw: random.Random | None = None,
-    progress: bool = True,
+    progress: Callable[[CensusResult], None] = lambda _: None,
 ) -> CensusResult:
     """Compare the tree below `root` with a device's.
 
@@ -197,7 +196,7 @@ def take_census(
         verify: compare the contents of all files, not of a sample.
         skip: relative paths to leave out; the device's census must leave out the same.
         draw: draws the sample; another one each time by default.
-        progress: show a progress bar on a terminal.
+        progress: called now and then with what was found so far.
 
     Raises:
         CensusError: the root can't be listed here, or the device's census broke off.
@@ -206,12 +205,12 @@ def take_census(
     theirs = CensusReader(read)
     sample, newest = _Sample(draw or random.Random()), Newest()
     ours = walk(root, set(skip), confined=False)
-    with tqdm(desc="comparing data sets", unit=" files", unit_scale=True, disable=None if progress else True) as bar:
-        for entry in compare(hashed(root, ours, confined=False) if verify else ours, theirs, result):
-            bar.update()
-            if not verify:
-                sample.add(entry)
-                newest.add(entry)
+    for entry in compare(hashed(root, ours, confined=False) if verify else ours, theirs, result):
+        if result.files % _TELL_FILES == 0:
+            progress(result)
+        if not verify:
+            sample.add(entry)
+            newest.add(entry)
     if not verify:
         theirs_too = (entry for entry in theirs.newest if _bytes_here(root, entry.path) == entry.size)
         chosen = {entry.path: entry for entry in (*theirs_too, *newest.entries(), *sample.entries())}

@@ -195,7 +195,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         record=record,
         address=address,
         port=port,
-        reserve_bytes=_reserve(engine),
+        reserve_bytes=reserve_bytes(engine),
         python=options.python,
         install=options.install,
         bundle=options.bundle,
@@ -240,7 +240,8 @@ def _engine_options(options: argparse.Namespace, before: DeviceRecord | None) ->
     return flat
 
 
-def _reserve(engine: tuple[str, ...]) -> int:
+def reserve_bytes(engine: tuple[str, ...]) -> int:
+    """What the engine leaves free on its spool's disk with these options."""
     from csd_engine.__main__ import make_parser
 
     reserve = make_parser().parse_args(engine).reserve_bytes

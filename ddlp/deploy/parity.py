@@ -10,7 +10,6 @@ import argparse
 import datetime
 import io
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from csd_engine.transforms import native_order
 from csd_engine.transforms.resample import FILTERS
 from ddlp.deploy import book
 from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell
 from ddlp.errors import DDLPError
 
@@ -247,7 +247,7 @@ def compare_device(shell: Shell, record: DeviceRecord, timeout_s: float = TIMEOU
     plain = [case for _, _, case in cases]
     here = run_cases(sources, plain)
     request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
-    command = f"cd {shlex.quote(record.home)}/current && exec {shlex.quote(record.python)} -m csd_engine.parity"
+    command = engine_module(record.python, record.home, "csd_engine.parity")
     with shell.stream(command, "comparing operators", input=request, timeout_s=timeout_s) as read:
         reply = b"".join(iter(lambda: read(1 << 16), b""))
     try:

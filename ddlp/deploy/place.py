@@ -28,8 +28,8 @@ from ddlp.deploy.survey import Survey
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "absolute_home", "check_home", "drop_old_builds", "exchange_keys", "make_spool", "operator_options", "own_build_is_there",
-    "put_engine", "put_operators", "put_settings", "remove_all", "settings_text", "switch",
+    "absolute_home", "check_home", "drop_old_builds", "engine_module", "exchange_keys", "make_spool", "operator_options",
+    "own_build_is_there", "put_engine", "put_operators", "put_settings", "remove_all", "settings_text", "switch",
 ]  # fmt: skip
 
 _SPOOL_NAMES = ("manifests", "arrays", "files", ".lock")
@@ -48,6 +48,11 @@ def absolute_home(shell: Shell, home: str) -> str:
     if not check_home(home).startswith("~"):
         return home
     return shell.must('echo "$HOME"', "asking for the home directory", timeout_s=60).strip() + home[1:]
+
+
+def engine_module(python: str, home: str, *words: str) -> str:
+    """The shell command that runs a module of the engine that `current` leads to, with its arguments."""
+    return f"cd / && PYTHONPATH={shlex.quote(home + '/current')} PYTHONSAFEPATH=1 {shlex.quote(python)} -m {shlex.join(words)}"
 
 
 def own_build_is_there(survey: Survey) -> bool:

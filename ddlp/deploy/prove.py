@@ -70,24 +70,41 @@ def some_images(root: str, limit: int = _IMAGES) -> list[str]:
 
 
 def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
-    """Whether the host's spool and the device's are the same directory: a file that one writes, the other reads."""
-    name, word = f".ddlp-{secrets.token_hex(8)}", secrets.token_hex(16)
-    here = Path(host_spool) / name
+    """Whether the host's spool and the device's are the same directory: what either writes there, the other reads."""
+    name, words = f".ddlp-{secrets.token_hex(8)}", (secrets.token_hex(16), secrets.token_hex(16))
+    here, there = Path(host_spool) / name, shlex.quote(f"{device_spool}/{name}")
     what = f"spool {host_spool} here, {device_spool} there"
     stream = "Batches will travel over the network instead (transfer='stream'); or share the directory, see docs/devices.md."
     try:
-        here.write_text(word)
+        here.write_text(words[0])
     except OSError as error:
         return warn(what, f"it can't be written here ({error.strerror})", stream)
     try:
         # Listed first, so that a network file system's client asks its server again.
-        there = shlex.quote(f"{device_spool}/{name}")
-        script = f"ls -a {shlex.quote(device_spool)} > /dev/null; cat {there} 2> /dev/null || {{ sleep 1; cat {there}; }}"
-        if shell.run(script, timeout_s=60).out.strip() == word:
-            return ok(f"{what}: both see the same")
-        return warn(what, "a file that this host has written there is not seen by the device", stream)
+        script = (
+            f"ls -a {shlex.quote(device_spool)} > /dev/null; cat {there} 2> /dev/null || {{ sleep 1; cat {there}; }}; "
+            f"printf %s {words[1]} > {there}.back"
+        )
+        if shell.run(script, timeout_s=60).out.strip() != words[0]:
+            return warn(what, "a file that this host has written there is not seen by the device", stream)
+        if not _appears(Path(f"{here}.back"), words[1]):
+            return warn(what, "a file that the device has written there is not seen by this host", stream)
+        return ok(f"{what}: both see the same")
     finally:
         here.unlink(missing_ok=True)
+        shell.run(f"rm -f {there}.back", timeout_s=60)
+
+
+def _appears(path: Path, text: str) -> bool:
+    """Whether a file with this text is there, within the time for which NFS may not show a new file."""
+    for pause_s in (0.0, 1.0, 2.0):
+        time.sleep(pause_s)
+        os.listdir(path.parent)
+        try:
+            return path.read_text() == text
+        except OSError:
+            continue
+    return False
 
 
 def check_port(address: str) -> Finding:

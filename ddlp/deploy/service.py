@@ -101,6 +101,10 @@ class Service:
         )
         return "changed" in self.shell.must(script, "installing the systemd unit", timeout_s=60)
 
+    def is_enabled(self) -> bool:
+        """Whether systemd starts it at boot."""
+        return self.shell.run(f"{_SYSTEMD}$ctl -q is-enabled {self._unit}", timeout_s=60).status == 0
+
     def _enable_cron(self) -> bool:
         line = shlex.quote(self._boot_line)
         done = self.shell.must(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from ddlp.sources.travel import Luggage
 from ddlp.translate.datasets import PortableSet
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is looked for again; doubled each time
 
 
 class DifferentBits(DDLPError):
@@ -127,7 +129,7 @@ def host_digest(recipe: Recipe, item: tuple[int, int]) -> str:
     return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
-def join(
+def attend(
     run: EpochRun,
     name: str,
     portable: PortableSet,
@@ -135,15 +137,36 @@ def join(
     *,
     batch: int,
     audit: int | None,
-    met_before: bool,
-    on_met: Callable[[], None],
+    met: set[str],
     allow_different_bits: bool = False,
 ) -> None:
-    """Bring a device into an epoch. Runs in a thread of its own, since connecting may take its time (``reach``).
+    """Bring a device into an epoch, and again whenever it is back after a loss, until the epoch is over.
 
-    A device that was never met (``met_before``) and can't be reached, or makes other bits, is an error of the training
-    run; one that was there before is a warning and a slower epoch.
+    Runs in a thread of its own, since connecting may take its time (``reach``). A device that was never met (it is not in
+    ``met``, which this adds it to) and can't be reached, or makes other bits, is an error of the training run; one that was
+    there before is a warning and a slower epoch.
     """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began = time.monotonic()
+        _join(run, name, portable, reach, batch, audit, met, allow_different_bits)
+        if not run.lost_or_over(name):
+            return
+        pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+        if run.over_within(pause_s):
+            return
+
+
+def _join(
+    run: EpochRun,
+    name: str,
+    portable: PortableSet,
+    reach: Callable[[], Place],
+    batch: int,
+    audit: int | None,
+    met: set[str],
+    allow_different_bits: bool,
+) -> None:
     job: CsdJob | None = None
     recipe = run.recipe
     files = operator_files(recipe.pipeline)
@@ -179,7 +202,7 @@ def join(
         job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text))
         run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
-        on_met()
+        met.add(name)
         quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
@@ -190,9 +213,9 @@ def join(
         job = None  # the run's from here on
     except EngineRefused as error:
         reason = by_name(str(error), files)
-        run.lost(name, reason, None if met_before else EngineRefused(reason))
+        run.lost(name, reason, None if name in met else EngineRefused(reason))
     except (EngineError, DDLPError, OSError) as error:
-        run.lost(name, str(error), None if met_before else error)
+        run.lost(name, str(error), None if name in met else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
         run.lost(name, repr(error), error)
     finally:
@@ -215,7 +238,7 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open
         except Exception:
             continue  # an unreadable sample tells nothing of the device; it raises in its own batch
         if theirs.startswith("refused:"):
-            raise EngineRefused(f"{name} can't do the job, which this host can: {theirs[8:].strip()}")
+            raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs[8:].strip()}")
         if theirs.startswith("error:"):
             run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs[6:].strip()}")
         elif ours != theirs and not allow:

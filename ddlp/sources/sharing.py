@@ -5,6 +5,7 @@ A path that exists on both sides proves nothing: /data/spool may be two disks.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -33,8 +34,14 @@ def share_spool(link: EngineLink) -> Luggage:
         EngineGone: the engine is lost.
     """
     assert link.spool is not None and link.welcome is not None
-    spool, there = link.spool, link.welcome.spool
-    if not spool.is_dir():
+    try:
+        return _share(link, link.spool, link.welcome.spool)
+    except OSError as error:
+        raise NotShared(f"the engine's spool cannot be used at {link.spool}: {error}") from error
+
+
+def _share(link: EngineLink, spool: Path, there: str) -> Luggage:
+    if not os.path.isdir(spool):
         raise NotShared(f"the engine's spool {there} should be {spool} here, which is no directory")
     sign = link.look("")
     if not _seen(spool / sign.own, sign.own_digest):

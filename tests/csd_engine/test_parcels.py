@@ -168,6 +168,8 @@ def test_an_engine_that_dies_or_hangs_in_mid_fetch(large_published, large, numbe
     parts = job.fetch(lease, large.layout.file_bytes)
     next(parts)
     engine.process.send_signal(number)
+    if number == signal.SIGKILL:
+        engine.process.wait()
     try:
         break_off(parts, EngineGone, "broken off" if number == signal.SIGKILL else "silent", 10)
     finally:

@@ -94,7 +94,7 @@ def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
     with pytest.raises(SpoolError, match="--upload-bytes"):
         receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
     room[0] = 2 * MAX_PART_BYTES
-    with pytest.raises(SpoolError, match="free"):
+    with pytest.raises(SpoolError, match="missing on its disk"):
         receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
     room[0] = 1 << 40
     part, total = read_part(tmp_path / "3", 0)

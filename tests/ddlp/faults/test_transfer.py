@@ -6,6 +6,8 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -210,6 +212,55 @@ def test_a_spool_that_shows_files_a_little_late(engines, data, truth, told, imag
         assert loader.report().batches_csd and not len(told), list(told)
         (place,) = loader._reach._links.values()
         assert place.shared and place.link.stream._fetches == 0
+
+
+@pytest.fixture
+def late_view(tmp_path):
+    """Mount a spool so that new files in it come late, as the kernel's own caches have it (late_view.py)."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting a FUSE file system needs root and /dev/fuse")
+    mounted = []
+
+    def mount(spool, late_s, way):
+        seen = tmp_path / "mounted"
+        seen.mkdir()
+        command = [sys.executable, str(Path(__file__).parent / "late_view.py"), str(spool), str(seen), str(late_s), way]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if not server.stdout.readline():
+            pytest.skip(f"FUSE cannot be mounted here: {server.communicate()[1]}")
+        mounted.append((seen, server))
+        return seen
+
+    yield mount
+    for seen, server in mounted:
+        subprocess.run(["umount", "-l", str(seen)], check=True)
+        server.terminate()
+        server.communicate()
+
+
+@pytest.mark.parametrize("way", ["absent", "short"])
+def test_a_real_file_system_that_remembers_what_is_no_longer_so(engines, data, truth, told, images, late_view, way):
+    """The kernel answers from its cache for a minute, whatever the file system has by then."""
+    engine = engines("--root", str(images))
+    seen = late_view(engine.spool, 0.3, way)
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
+    truth.check(train(loader))
+    report = loader.report()
+    assert report.batches_csd == 40 and not len(told), list(told)
+    assert "shows new files late" in report.notes[0]
+    del loader
+    gc.collect()
+
+
+def test_a_real_file_system_that_is_not_late(engines, data, truth, told, images, late_view):
+    engine = engines("--root", str(images))
+    seen = late_view(engine.spool, -1, "absent")
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
+    truth.check(train(loader))
+    (place,) = loader._reach._links.values()
+    assert place.shared and place.link.stream._fetches == 0 and not loader.report().notes
+    del loader, place
+    gc.collect()
 
 
 class LaggingView:

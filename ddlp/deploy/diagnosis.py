@@ -1,0 +1,180 @@
+"""What the facts about a deployed device mean, each with its way out. Pure, but for this host's own keys and files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from csd_engine.build import build
+from csd_engine.errors import EngineError
+from csd_engine.keys import load_pair, load_public
+from csd_engine.protocol import Status
+from ddlp.deploy import book
+from ddlp.deploy.archive import code_bytes
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.census import CensusResult, Few
+from ddlp.deploy.checks import MIB
+from ddlp.deploy.findings import Finding, bad, ok, warn
+from ddlp.deploy.parity import Parity
+from ddlp.deploy.survey import Survey
+
+__all__ = ["of_census", "of_files", "of_keys", "of_leftovers", "of_parity", "of_service", "of_status", "of_versions"]
+
+_LITTLE_MEMORY_BYTES = 32 * MIB  # a large image more, and the kernel ends a worker
+
+
+def of_files(record: DeviceRecord, survey: Survey) -> Iterator[Finding]:
+    """The engine's files, settings and operators on the device."""
+    again = f"ddlp deploy --name {record.name}"
+    if survey.current is None or not survey.whole:
+        yield bad(f"no engine in {survey.home}", "its files were removed, or never came there", again)
+    elif survey.current != build():
+        yield warn(
+            f"build {survey.current[:12]} is there, this host has {build()[:12]}",
+            "versions differ: what one side has learnt the other may not know",
+            f"{again} --upgrade",
+        )
+    elif survey.whole != code_bytes():
+        yield bad(f"the engine's files in {survey.home} were changed", f"{survey.whole} bytes, not {code_bytes()}", again)
+    else:
+        yield ok(f"build {build()[:12]}, as here")
+    if survey.settings is None:
+        yield bad(f"no engine.json in {survey.home}", "the engine's settings are in it", again)
+    for number in sorted(set(record.operators) - set(survey.operators)):
+        name = record.operators[number]
+        yield bad(f"your operators {name} are not there", "pipelines that use them are refused", f"{again} --operators {name}")
+
+
+def of_keys(record: DeviceRecord, survey: Survey) -> Finding:
+    """Whether each side has the other's public key."""
+    again = f"ddlp deploy --name {record.name}"
+    where = book.directory(record.name)
+    try:
+        ours = load_pair(where / "host.key_secret").public.decode()
+        theirs = load_public(where / "server.key").decode()
+    except (OSError, EngineError) as error:
+        return bad(f"this host's keys in {where}", str(error), f"{again} (makes and exchanges them)")
+    if survey.server_key is None:
+        return bad(f"no keys in {survey.home}/keys", "the engine can't start without", f"{again} (makes and exchanges them)")
+    if survey.server_key != theirs:
+        return bad("the engine has another key than this host knows", "its keys were made anew", f"{again} (exchanges them)")
+    if ours not in survey.clients:
+        return bad(
+            "the engine does not know this host's key", "it lets in only hosts that it knows", f"{again} (exchanges them)"
+        )
+    return ok("each side knows the other's key")
+
+
+def of_service(record: DeviceRecord, survey: Survey, boots: bool | None) -> Iterator[Finding]:
+    """Whether the engine runs and listens where this host asks, and is started at boot (``boots``; None: nothing can do it)."""
+    logs = f"See ddlp logs {record.name}"
+    kind, _, rest = survey.state.partition(" ")
+    port = record.address.rpartition(":")[2]
+    if survey.supervisor is None:
+        said = f"it last said: {survey.state}" if survey.state else "it has left no word"
+        yield bad("the engine does not run", f"stopped, ended, or the device was switched off in between ({said})",
+                  f"ddlp start {record.name}")  # fmt: skip
+    elif kind == "failed":
+        reason = rest.partition(" ")[2]
+        yield bad("the engine ends again and again", reason[-400:] or "it says nothing", f"Mend that. {logs}")
+    elif kind != "ready":
+        yield bad(f"the engine is not ready ({survey.state or 'no word'})", "it starts just now, or hangs", f"Wait. {logs}")
+    elif rest.split()[0].rpartition(":")[2] != port:
+        yield bad(f"the engine listens on {rest.split()[0]}", f"this host asks at {record.address}",
+                  f"ddlp deploy --name {record.name} --listen-port {port}")  # fmt: skip
+    else:
+        yield ok(f"the engine runs ({record.service}) and listens on {rest.split()[0]}")
+    if boots is False:
+        yield warn("nothing starts the engine at boot", "its entry is gone", f"ddlp deploy --name {record.name}")
+
+
+def of_versions(record: DeviceRecord, versions: dict[str, str]) -> Iterator[Finding]:
+    """The versions that a running engine tells."""
+    told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "python", "numpy", "pillow") if name in versions)
+    if versions.get("build") == build():
+        yield ok(f"{record.address} answers: {told}")
+    else:
+        yield warn(f"{record.address} answers: {told}", "it runs another build of the engine than this host's",
+                   f"ddlp deploy --name {record.name} --upgrade; if its files are this host's already: "
+                   f"ddlp stop {record.name} && ddlp start {record.name}")  # fmt: skip
+    changed = [
+        f"{name} {record.versions[name]} -> {versions[name]}"
+        for name in ("python", "numpy", "pillow", "pyzmq")
+        if name in versions and record.versions.get(name, versions[name]) != versions[name]
+    ]
+    if changed:
+        yield warn("versions there have changed since it was deployed", ", ".join(changed), "See below whether pixels differ.")
+
+
+def of_status(record: DeviceRecord, status: Status) -> Iterator[Finding]:
+    """What a running engine says about its computer."""
+    if status.note:
+        yield warn("the engine says", status.note, f"See ddlp status {record.name}")
+    if status.memory_available_bytes < _LITTLE_MEMORY_BYTES:
+        yield warn(
+            f"{status.memory_available_bytes // MIB} MB of memory left",
+            "one large image more, and the kernel ends a worker",
+            f"End what else runs there, or use fewer workers: ddlp deploy --name {record.name} --workers N",
+        )
+    if status.spool_bytes > status.quota_bytes * 0.95 and not status.jobs:
+        yield warn("the spool is full, though no job runs", f"{status.spool_batches} batches wait",
+                   f"ddlp stop {record.name} && ddlp start {record.name}")  # fmt: skip
+
+
+def of_leftovers(record: DeviceRecord, directories: int, jobs: int | None) -> Iterator[Finding]:
+    """Job directories in the spool that no job owns; ``jobs`` is None where the engine can't be asked."""
+    if directories > (jobs or 0):
+        yield warn(
+            f"{directories - (jobs or 0)} directories of jobs that are over lie in {record.device_spool}",
+            "an engine was killed, or another one uses this spool; they take space",
+            f"ddlp stop {record.name}; ddlp start {record.name} (an engine that starts removes them)",
+        )
+
+
+def of_census(record: DeviceRecord, host: str, device: str, found: CensusResult) -> Iterator[Finding]:
+    """What a comparison of a data set has found."""
+    ssh = f" -e {shlex.quote(shlex.join(['ssh', *record.ssh_options]))}" if record.ssh_options else ""
+    copy = f"rsync -a{ssh} {shlex.quote(host + '/')} {shlex.quote(f'{record.destination}:{device}/')}"
+    root = f"correct it with ddlp deploy --name {record.name} --root DIR --host-root {shlex.quote(host)}"
+
+    def differ(few: Few, what: str, why: str, way_out: str, make: type | object = bad) -> Iterator[Finding]:
+        if few.count:
+            subject = "file" if few.count == 1 else "files"
+            yield make(f"{few.count:,} {subject} {what}: {few}", why, way_out)  # type: ignore[operator]
+
+    if not found.files and found.missing_there.count:
+        yield bad(
+            f"{device} on the device holds none of the {found.missing_there.count:,} files of {host}",
+            "it is another directory, or what should be there is not mounted",
+            f"Mount it there; or {root}",
+        )
+        return
+    mend = f"Copy what differs: {copy}; or, if {device} is another directory, {root}"
+    yield from differ(found.unreadable, f"can't be read in {device}", "the engine needs them", "Let its user read them there.")
+    yield from differ(found.refused, f"in {device} are links that lead out of it", "the engine follows none of those",
+                      "Put the files there themselves, or deploy with a --root that holds what they lead to.")  # fmt: skip
+    yield from differ(found.missing_there, f"missing in {device}", "the host makes their batches itself", mend)
+    yield from differ(found.sizes, f"of another size in {device}", "the device would make other images of them", mend)
+    yield from differ(found.contents, f"with other contents in {device}", "the device would make other images of them",
+                      mend.replace("rsync -a", "rsync -a --checksum"))  # fmt: skip
+    yield from differ(found.unreadable_here, f"can't be read here, in {host}", "a loader reads them here as well",
+                      "Let this user read them.", warn)  # fmt: skip
+    yield from differ(found.missing_here, f"more in {device}", "no loader of this host asks for them", "", warn)
+    if found.same:
+        yield ok(f"{host} is {device} there: {found.coverage}")
+
+
+def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
+    """Whether the operators make the same pixels, and which don't."""
+    versions = ", ".join(
+        f"{name} {parity.there.get(name, 'none')} there, {parity.here.get(name, 'none')} here"
+        for name in ("pillow", "libjpeg", "numpy")
+        if parity.here.get(name) != parity.there.get(name)
+    )
+    count = sum(row.ours for row in parity.rows)
+    for row in parity.differing:
+        yield bad(str(row), f"the device makes other pixels ({versions or 'same versions of Pillow and numpy'})",
+                  "Bring Pillow there and here to one version (pip install Pillow==...); or do without this in pipelines; "
+                  "or take the difference: allow_different_bits=True")  # fmt: skip
+    if not parity.differing:
+        yield ok(f"{count} operators and decoders make the same pixels" + (f" ({versions})" if versions else ""))

@@ -1,0 +1,345 @@
+"""Find out what is wrong with a device, and what to do: its SSH, system, files, keys, service, spool, data and pixels.
+
+Checks go from causes to effects; what depends on a failed one is not asked. At the end stands the one thing to do first.
+Nothing is changed. The exit status is 1 where something stands in the way, else 0.
+
+The data sets on both sides are compared: all names and sizes, and the contents of a sample (drawn anew each time, with the
+largest and the last changed files); --verify compares the contents of all files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+import posixpath
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+
+from csd_engine.census import CensusBrokenOff
+from csd_engine.errors import EngineError, EngineUnreachable
+from ddlp.deploy import book, checks, diagnosis
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.census import CensusResult, take_census
+from ddlp.deploy.command import reserve_bytes
+from ddlp.deploy.findings import Finding, Level, bad, ok, warn
+from ddlp.deploy.parity import compare_device
+from ddlp.deploy.place import engine_module
+from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
+from ddlp.deploy.service import Service
+from ddlp.deploy.shell import CommandFailed, Shell
+from ddlp.deploy.steps import Step, Steps
+from ddlp.deploy.survey import Survey, survey
+from ddlp.errors import DDLPError
+from ddlp.sources.device import Device
+from ddlp.sources.link import EngineLink
+
+__all__ = ["Checkup", "examine"]
+
+_START_S = 60  # Python with numpy takes its time on a board
+_DIGESTS_TIMEOUT_S = 1800.0  # of the sample: at most 1 GiB
+
+
+@dataclasses.dataclass
+class Checkup:
+    """What was found, in the order of causes: (check, finding); and checks that were left out for want of another."""
+
+    name: str
+    findings: list[tuple[str, Finding]] = dataclasses.field(default_factory=list)
+    not_asked: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing stands in the way."""
+        return all(finding.level is not Level.BAD for _, finding in self.findings)
+
+    @property
+    def first(self) -> Finding | None:
+        """What to do first: about the first that stands in the way, else the first warning with a way out."""
+        for level in (Level.BAD, Level.WARN):
+            for _, finding in self.findings:
+                if finding.level is level and finding.way_out:
+                    return finding
+        return None
+
+    def to_data(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        first = self.first
+        return {
+            "name": self.name,
+            "healthy": self.healthy,
+            "first": None if first is None else first.way_out,
+            "checks": [
+                {"check": check, "level": one.level.value, "what": one.what, "why": one.why, "way_out": one.way_out}
+                for check, one in self.findings
+            ],
+            "not_asked": self.not_asked,
+        }
+
+
+def examine(record: DeviceRecord, steps: Steps, *, verify: bool = False) -> Checkup:
+    """Check a device.
+
+    Args:
+        record: of it.
+        steps: prints as it goes.
+        verify: compare the contents of all files of the data sets.
+    """
+    with Shell(record.destination, record.ssh_options) as shell:
+        return _Examination(record, shell, steps, verify).run()
+
+
+class _Examination:
+    """One examination; the attributes are what the checks have found out so far."""
+
+    def __init__(self, record: DeviceRecord, shell: Shell, steps: Steps, verify: bool) -> None:
+        self._record, self._shell, self._steps, self._verify = record, shell, steps, verify
+        self._checkup = Checkup(record.name)
+        self._found: Survey | None = None
+        self._link: EngineLink | None = None
+        self._jobs: int | None = None
+        self._spool_fits = True  # it is where the record says, or need not be
+
+    def run(self) -> Checkup:
+        try:
+            reached = connected = self._check("ssh", self._connect)
+            fit = self._check("device", self._system, reached)
+            reached = reached and self._found is not None
+            files = self._check("engine", self._files, reached)
+            keys = self._check("keys", lambda _: iter([diagnosis.of_keys(self._record, self._survey)]), reached)
+            runs = self._check("service", self._service, files)
+            # Where ssh fails the engine may answer all the same: then training goes on, and it is ssh that must be mended.
+            greeted = self._check("handshake", self._greet, runs and keys if connected else True)
+            self._check("spool", self._spool, reached)
+            alike = self._check("data", self._data, files and self._python_runs)
+            # The engine's own checks of versions can be passed by; what counts is whether the pixels are the same.
+            same = self._check("pixels", self._pixels, files and fit)
+            self._check("images", self._images, greeted and alike and same and self._spool_fits)
+        finally:
+            if self._link is not None:
+                self._link.close()
+        return self._checkup
+
+    def _check(self, title: str, ask: Callable[[Step], Iterable[Finding]], possible: bool = True) -> bool:
+        """Make one check if that is possible; True if nothing in it stands in the way."""
+        if not possible:
+            self._checkup.not_asked.append(title)
+            return False
+        good = True
+        with self._steps.step(title) as step:
+
+            def tell(finding: Finding) -> None:
+                nonlocal good
+                good = good and finding.level is not Level.BAD
+                self._checkup.findings.append((title, finding))
+                step.say(finding)
+
+            try:
+                for finding in ask(step):
+                    tell(finding)
+            except (DDLPError, EngineError) as error:
+                what, _, way_out = str(error).partition(". ")
+                tell(bad(what, "", way_out or "Mend that, and ask again."))
+        return good
+
+    @property
+    def _survey(self) -> Survey:
+        assert self._found is not None
+        return self._found
+
+    @property
+    def _python_runs(self) -> bool:
+        return self._survey.python is not None and self._survey.python.new_enough
+
+    # -- the checks
+
+    def _connect(self, _: Step) -> Iterator[Finding]:
+        self._shell.connect()
+        yield ok(f"{self._record.destination} answers")
+
+    def _system(self, _: Step) -> Iterator[Finding]:
+        record = self._record
+        roots = [device for _, device in record.roots]
+        self._found = survey(self._shell, record.home, record.device_spool, roots, record.python)
+        for finding in checks.check(self._survey, reserve_bytes(record.engine_options)):
+            if finding.level is not Level.OK and "--" in finding.way_out:
+                way_out = f"{finding.way_out} (These are options of: ddlp deploy --name {record.name})"
+                finding = dataclasses.replace(finding, way_out=way_out)
+            yield finding
+
+    def _files(self, _: Step) -> Iterator[Finding]:
+        return diagnosis.of_files(self._record, self._survey)
+
+    def _service(self, _: Step) -> Iterator[Finding]:
+        boots = None
+        if self._record.service == "systemd":
+            boots = Service.of(self._record, self._shell).is_enabled()
+        elif self._survey.cron is not None:
+            boots = self._survey.boot
+        state = self._survey.state
+        if self._survey.supervisor is not None and not state.startswith(("ready", "failed")):
+            self._found = dataclasses.replace(self._survey, state=self._settled(state))
+        return diagnosis.of_service(self._record, self._survey, boots)
+
+    def _settled(self, state: str) -> str:
+        """The state of an engine that is just starting, once that has come to something."""
+        file = shlex.quote(f"{self._survey.home}/run/state")
+        script = (
+            f"i=0; while [ $i -lt {_START_S} ]; do state=$(cat {file}); case $state in ready* | failed*) break ;; esac; "
+            'sleep 1; i=$((i+1)); done; echo "$state"'
+        )
+        return self._shell.run(script, timeout_s=_START_S + 60).out.strip() or state
+
+    def _greet(self, _: Step) -> Iterator[Finding]:
+        record = self._record
+        if self._found is not None:
+            port = check_port(record.address)
+            if port.level is Level.BAD:
+                yield port if self._answers_itself() else self._hangs("its port does not answer on the device itself either")
+                return
+        link = Device.at(record.name).link()
+        try:
+            welcome = link.open()
+            status = link.status()
+        except EngineError as error:
+            link.close()
+            yield self._why_not_greeted(error)
+            return
+        self._link, self._jobs = link, len(status.jobs)
+        yield from diagnosis.of_versions(record, dict(welcome.versions))
+        yield from diagnosis.of_status(record, status)
+
+    def _hangs(self, why: str) -> Finding:
+        name = self._record.name
+        return bad("the engine runs, but hangs", why, f"ddlp stop {name} && ddlp start {name}. See ddlp logs {name}")
+
+    def _why_not_greeted(self, error: EngineError) -> Finding:
+        name = self._record.name
+        what, _, way_out = str(error).partition(". ")
+        if self._found is None:
+            return bad(what, "", f"Mend ssh first; then ask again: ddlp doctor {name}")
+        if isinstance(error, EngineUnreachable):
+            return self._hangs(f"its port is open, and nothing comes from it ({what})")
+        return bad(what, "", f"ddlp deploy --name {name} --upgrade" if "protocol" in str(error) else way_out)
+
+    def _answers_itself(self) -> bool:
+        """Whether the engine's port is open when asked for from the device."""
+        host, _, port = self._survey.state.split()[1].removeprefix("tcp://").rpartition(":")
+        host = "localhost" if host in ("0.0.0.0", "[::]", "*") else host.strip("[]")
+        script = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
+        return self._shell.run(f"{shlex.quote(self._record.python)} -c {shlex.quote(script)}", timeout_s=60).status == 0
+
+    def _spool(self, _: Step) -> Iterator[Finding]:
+        record = self._record
+        if record.host_spool is None:
+            yield ok(f"spool {record.device_spool} is not shared: batches travel over the network")
+        elif not os.path.isdir(record.host_spool):
+            self._spool_fits = False
+            yield warn(
+                f"spool {record.host_spool} is not there on this host", "it should be the device's " + record.device_spool,
+                f"Mount it; or give its right path: ddlp deploy --name {record.name} --host-spool DIR",
+            )  # fmt: skip
+        else:
+            finding = seen_by_both(self._shell, record.host_spool, record.device_spool)
+            self._spool_fits = finding.level is Level.OK
+            yield finding
+        done = self._shell.run(f"ls -d {shlex.quote(record.device_spool)}/job-*-* 2> /dev/null | wc -l", timeout_s=60)
+        yield from diagnosis.of_leftovers(record, int(done.out.strip() or 0), self._jobs)
+
+    def _data(self, step: Step) -> Iterator[Finding]:
+        for host, device in self._record.roots:
+            if not os.path.isdir(host):
+                yield bad(f"data {host} is not there on this host", "a loader reads it here as well",
+                          f"Mount it; or ddlp deploy --name {self._record.name} --root {device} --host-root DIR")  # fmt: skip
+                continue
+            try:
+                yield from diagnosis.of_census(self._record, host, device, self._compare(host, device, step))
+            except CommandFailed as error:
+                yield bad(
+                    f"the data set in {device} can't be compared",
+                    str(error),
+                    f"ddlp deploy --name {self._record.name} --upgrade",
+                )
+
+    def _compare(self, host: str, device: str, step: Step) -> CensusResult:
+        record = self._record
+        skip = _left_out(host, record.host_spool) | _left_out(device, record.device_spool, record.home)
+        census = [record.python, record.home, "csd_engine.census", device]
+        options = [f"--skip={path}" for path in sorted(skip)] + ["--verify"] * self._verify
+
+        def ask(paths: list[bytes]) -> Iterable[bytes]:
+            step.doing = f"contents of {len(paths)} files"
+            command, doing = engine_module(*census, "--digests"), "comparing contents"
+            names = b"".join(path + b"\0" for path in paths)
+            with self._shell.stream(command, doing, input=names, timeout_s=_DIGESTS_TIMEOUT_S) as read:
+                return b"".join(iter(lambda: read(1 << 16), b"")).split(b"\0")[:-1]
+
+        def progress(found: CensusResult) -> None:
+            step.doing = f"{found.files:,} files"
+
+        broken: CensusBrokenOff
+        with self._shell.stream(engine_module(*census, *options), "comparing data sets") as read:
+            left_out = {os.fsencode(path) for path in skip}
+            try:
+                return take_census(host, read, ask, verify=self._verify, skip=left_out, progress=progress)
+            except CensusBrokenOff as error:
+                broken = error  # the command's own end mostly says why, and is raised first
+        raise broken
+
+    def _pixels(self, _: Step) -> Iterator[Finding]:
+        return diagnosis.of_parity(self._record, compare_device(self._shell, self._record))
+
+    def _images(self, _: Step) -> Iterator[Finding]:
+        """The engine itself on some of the user's images: all of the above together."""
+        assert self._link is not None
+        for host, device in self._record.roots:
+            paths = some_images(host)
+            if not paths:
+                continue
+            with Trial(self._link, host, paths) as trial:
+                found = trial.parity()
+            for where in found.different:
+                yield bad(f"{where} gives other pixels there", "though its operators don't: another file, or another decoder",
+                          f"Compare all files: ddlp doctor {self._record.name} --verify")  # fmt: skip
+            for why in found.unreadable:
+                yield bad(f"an image in {device} can't be read there", why, "See that its user can read it, and Pillow too.")
+            if found.compared and not found.different:
+                yield ok(f"{found.compared} images of {host} give the same bits there")
+
+
+def _left_out(root: str, *directories: str | None) -> set[str]:
+    """Those of the directories that lie below the root, relative to it: ours, and no part of a data set."""
+    inside = set()
+    for directory in directories:
+        if directory is not None and posixpath.normpath(directory).startswith(posixpath.normpath(root).rstrip("/") + "/"):
+            inside.add(posixpath.relpath(directory, root))
+    return inside
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("name", metavar="NAME", help="the device, as it was deployed")
+    parser.add_argument("--verify", action="store_true", help="compare the contents of all files, not of a sample")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine and print; the exit status is 1 where something stands in the way."""
+    record = book.load(options.name)
+    checkup = examine(record, Steps(io.StringIO() if options.json else None), verify=options.verify)
+    if options.json:
+        print(json.dumps(checkup.to_data()))
+        return 0 if checkup.healthy else 1
+    print()
+    if checkup.not_asked:
+        print(f"Not asked, since it depends on what failed: {', '.join(checkup.not_asked)}.")
+    first = checkup.first
+    if first is None:
+        print(f"Nothing is wrong with {record.name}.")
+    elif checkup.healthy:
+        print(f"{record.name} works. What could be better: {first.what}. {first.way_out}")
+    else:
+        print(f"Do this first: {first.way_out}")
+    return 0 if checkup.healthy else 1

@@ -1,0 +1,302 @@
+"""`ddlp doctor` on a device of this machine: each common fault is made, found and named with its way out.
+
+Real sshd, engine, keys, files and spool; tests/board does the same on an ARM board.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_deploy import Device, base, ddlp, device, make_device  # noqa: F401
+
+from csd_engine.keys import make_pair
+from ddlp.deploy import book, doctor, prove
+from ddlp.deploy.findings import bad, ok, warn
+
+
+@pytest.fixture
+def deployed(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Device:  # noqa: F811
+    """With a copy of the data set of its own. Its images/s are not measured, which takes longer than all the rest."""
+    monkeypatch.setattr(prove.Trial, "images_per_s", lambda *_: 100.0)
+    device.data_there.unlink()
+    shutil.copytree(device.data_here, device.data_there)
+    ddlp(capsys, *device.arguments())
+    return device
+
+
+class Patient:
+    """Asks the doctor, and looks into the answer."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def ask(self, *arguments: str, status: int = 1) -> dict:
+        answer = json.loads(ddlp(self._capsys, "doctor", "csd0", "--json", *arguments, status=status))
+        self.checks = [one["check"] for one in answer["checks"]]
+        return answer
+
+    def wrong(self, *arguments: str, status: int = 1) -> dict:
+        """What is said of the first check that found something."""
+        answer = self.ask(*arguments, status=status)
+        level = "bad" if status else "warn"
+        found = next(one for one in answer["checks"] if one["level"] == level and one["check"] != "device")
+        if status:
+            assert found["way_out"] == answer["first"] and not answer["healthy"]
+        return {**found, "not_asked": answer["not_asked"]}
+
+
+@pytest.fixture
+def patient(capsys: pytest.CaptureFixture[str]) -> Patient:
+    return Patient(capsys)
+
+
+EVERYTHING = ["ssh", "device", "engine", "keys", "service", "handshake", "spool", "data", "pixels", "images"]
+
+
+def test_a_healthy_device(deployed: Device, patient: Patient, capsys) -> None:
+    before = sorted(str(path) for path in deployed.home.rglob("*") if "__pycache__" not in str(path))
+    answer = patient.ask(status=0)
+    assert answer["healthy"] and list(dict.fromkeys(patient.checks)) == EVERYTHING and not answer["not_asked"]
+    assert not [one for one in answer["checks"] if one["level"] == "bad"]
+    assert before == sorted(str(path) for path in deployed.home.rglob("*") if "__pycache__" not in str(path))
+    assert not [name for name in os.listdir(deployed.spool) if name.startswith(".ddlp")]
+    said = ddlp(capsys, "doctor", "csd0", "--verify")
+    assert (
+        "names, sizes and contents of all 24 files compared" in said and "operators and decoders make the same pixels" in said
+    )
+
+
+def test_the_data_sets_differ(deployed: Device, patient: Patient) -> None:
+    there = deployed.data_there
+    one, two, three = (there / path for path in deployed.paths[:3])
+    whole = one.read_bytes()
+    one.unlink()
+    found = patient.wrong()
+    assert found["check"] == "data" and "1 file missing in" in found["what"] and deployed.paths[0] in found["what"]
+    assert found["way_out"].startswith("Copy what differs: rsync -a -e ") and "board:" in found["way_out"]
+    assert "images" in found["not_asked"]
+    one.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    os.utime(one, (0, 0))
+    for arguments in ((), ("--verify",)):  # 24 files: all are in the sample
+        found = patient.wrong(*arguments)
+        assert "1 file with other contents in" in found["what"] and "--checksum" in found["way_out"]
+    one.write_bytes(whole)
+    two.write_bytes(b"short")
+    (there / "more.jpg").write_bytes(whole)
+    found = patient.wrong()
+    assert "1 file of another size in" in found["what"] and deployed.paths[1] in found["what"]
+    shutil.copy(deployed.data_here / deployed.paths[1], two)
+    three.rename(deployed.data_there.parent / "elsewhere.jpg")
+    three.symlink_to(deployed.data_there.parent / "elsewhere.jpg")
+    found = patient.wrong()
+    assert "1 file in" in found["what"] and "links that lead out of it" in found["what"]
+    three.unlink()
+    shutil.copy(deployed.data_here / deployed.paths[2], three)
+    found = patient.wrong(status=0)
+    assert "1 file more in" in found["what"] and "more.jpg" in found["what"]
+
+
+def test_the_wrong_directory(deployed: Device, patient: Patient) -> None:
+    shutil.rmtree(deployed.data_there)
+    found = patient.ask()
+    assert any("is not there" in one["what"] and one["check"] == "device" for one in found["checks"])
+    deployed.data_there.mkdir()
+    found = patient.wrong()
+    assert "holds none of the 24 files of" in found["what"] and "not mounted" in found["why"] and "--root" in found["way_out"]
+    deployed.data_here.rename(deployed.data_here.parent / "moved")
+    assert "is not there on this host" in patient.wrong()["what"]
+
+
+def test_ours_in_the_data_directory_is_no_part_of_it(deployed: Device, patient: Patient) -> None:
+    record = book.load("csd0")
+    (deployed.data_here / "spool").mkdir()
+    (deployed.data_here / "spool" / "x.part").write_bytes(b"")
+    assert doctor._left_out(str(deployed.data_here), str(deployed.data_here / "spool"), None, "/elsewhere") == {"spool"}
+    assert not doctor._left_out("/data", "/data", "/data2", "/") and doctor._left_out("/", "/a/b") == {"a/b"}
+    assert "spool/x.part" in patient.wrong()["what"]
+    book.save(dataclasses.replace(record, host_spool=str(deployed.data_here / "spool")))
+    found = patient.wrong(status=0)
+    assert found["check"] == "spool" and "data" in patient.checks and found["not_asked"] == ["images"]
+
+
+def test_ssh_is_down_and_the_engine_is_not(deployed: Device, patient: Patient) -> None:
+    server = deployed.sshd
+    server.stop()
+    answer = patient.ask()
+    assert [(one["check"], one["level"]) for one in answer["checks"]] == [("ssh", "bad"), ("handshake", "ok")]
+    assert "no SSH server does" in answer["checks"][0]["what"] and "Start sshd" in answer["first"]
+    assert answer["not_asked"] == [name for name in EVERYTHING if name not in ("ssh", "handshake")]
+    server.keygen("host")
+    server.start()
+    found = patient.wrong()
+    assert "its host key is not the one that this host knows" in found["what"] and "ssh-keygen" in found["way_out"]
+    server.knows()
+    (server.directory / "authorized_keys").write_text("")
+    found = patient.wrong()
+    assert "does not let this user in" in found["what"] and "ssh-copy-id" in found["way_out"]
+
+
+def test_the_engine_does_not_run(deployed: Device, patient: Patient, capsys) -> None:
+    ddlp(capsys, "stop", "csd0")
+    found = patient.wrong()
+    assert (found["check"], found["what"], found["way_out"]) == ("service", "the engine does not run", "ddlp start csd0")
+    assert set(found["not_asked"]) == {"handshake", "images"} and "pixels" in patient.checks and "data" in patient.checks
+    settings = (deployed.home / "engine.json").read_text()
+    (deployed.home / "engine.json").write_text(settings.replace('"--workers", "2"', '"--workers", "many"'))
+    ddlp(capsys, "start", "csd0", status=1)
+    found = patient.wrong()
+    assert found["what"] == "the engine ends again and again" and "invalid int value: 'many'" in found["why"]
+    assert "ddlp logs csd0" in found["way_out"]
+
+
+def test_ports(deployed: Device, patient: Patient, capsys) -> None:
+    """A record with another port, a port that is closed to this host though not to the device, and an engine that hangs."""
+    record = book.load("csd0")
+    book.save(dataclasses.replace(record, address="tcp://127.0.0.1:1"))
+    found = patient.wrong()
+    assert found["check"] == "service" and "listens on tcp://0.0.0.0" in found["what"] and "tcp://127.0.0.1:1" in found["why"]
+    book.save(record)
+    os.kill(deployed.engine(), signal.SIGSTOP)
+    try:
+        found = patient.wrong()
+        assert (found["check"], found["what"]) == ("handshake", "the engine runs, but hangs")
+        assert found["way_out"].startswith("ddlp stop csd0 && ddlp start csd0")
+    finally:
+        os.kill(deployed.engine(), signal.SIGCONT)
+    ddlp(capsys, "stop", "csd0")
+    settings = (deployed.home / "engine.json").read_text()
+    (deployed.home / "engine.json").write_text(settings.replace("tcp://0.0.0.0:", "tcp://127.0.0.2:"))
+    ddlp(capsys, "start", "csd0")
+    found = patient.wrong()
+    assert found["check"] == "handshake" and "of 127.0.0.1 is closed, though the engine runs" in found["why"]
+    assert "firewall" in found["why"] and "--listen-port" in found["way_out"]
+
+
+def test_keys(deployed: Device, patient: Patient, tmp_path: Path) -> None:
+    clients = list((deployed.home / "keys/clients").iterdir())
+    clients[0].rename(tmp_path / "client")
+    found = patient.wrong()
+    assert found["check"] == "keys" and "does not know this host's key" in found["what"]
+    assert "ddlp deploy --name csd0" in found["way_out"] and "handshake" in found["not_asked"]
+    (tmp_path / "client").rename(clients[0])
+    make_pair(tmp_path, "server")
+    ours = book.directory("csd0") / "server.key"
+    kept = ours.read_bytes()
+    ours.write_bytes((tmp_path / "server.key").read_bytes())
+    assert "another key than this host knows" in patient.wrong()["what"]
+    ours.write_bytes(kept)
+    (deployed.home / "keys/server.key_secret").unlink()
+    assert "no keys in" in patient.wrong()["what"]
+    (book.directory("csd0") / "host.key_secret").unlink()
+    assert "this host's keys in" in patient.wrong()["what"]
+
+
+def test_files_of_the_engine(deployed: Device, patient: Patient) -> None:
+    record = book.load("csd0")
+    book.save(dataclasses.replace(record, operators={"f" * 32: "my_ops.py"}))
+    found = patient.wrong()
+    assert (
+        found["check"] == "engine"
+        and "my_ops.py are not there" in found["what"]
+        and "--operators my_ops.py" in found["way_out"]
+    )
+    book.save(record)
+    spare = deployed.home / "current/csd_engine/meter.py"
+    spare.write_text(spare.read_text() + "\n")
+    assert "were changed" in patient.wrong()["what"]
+    (deployed.home / "engine.json").unlink()
+    assert "were changed" in patient.wrong()["what"]
+    shutil.rmtree(deployed.home / "engines")
+    found = patient.wrong()
+    assert "no engine in" in found["what"] and found["way_out"] == "ddlp deploy --name csd0"
+    assert found["not_asked"] == ["service", "handshake", "data", "pixels", "images"]
+
+
+def another_build(deployed: Device) -> Path:
+    """Let `current` lead to a copy of the engine, as if it were another version."""
+    old = deployed.home / "engines" / ("0" * 32)
+    shutil.copytree(deployed.home / "current", old)
+    (deployed.home / "current").unlink()
+    (deployed.home / "current").symlink_to(old)
+    return old
+
+
+def test_another_build_and_an_older_protocol(deployed: Device, patient: Patient, capsys) -> None:
+    old = another_build(deployed)
+    found = patient.wrong(status=0)
+    assert found["check"] == "engine" and "build 000000000000 is there" in found["what"] and "--upgrade" in found["way_out"]
+    protocol = old / "csd_engine/protocol.py"
+    text = protocol.read_text()
+    number = int(text.split("\nPROTOCOL = ")[1].split("\n")[0])
+    protocol.write_text(text.replace(f"\nPROTOCOL = {number}\n", f"\nPROTOCOL = {number - 1}\n"))
+    ddlp(capsys, "stop", "csd0")
+    ddlp(capsys, "start", "csd0")
+    found = patient.wrong()
+    assert (
+        found["check"] == "handshake"
+        and "protocol" in found["what"]
+        and found["way_out"] == "ddlp deploy --name csd0 --upgrade"
+    )
+
+
+def test_an_operator_that_differs(deployed: Device, patient: Patient) -> None:
+    steps = another_build(deployed) / "csd_engine/transforms/primitives.py"
+    text = steps.read_text()
+    assert "return luma if" in text
+    steps.write_text(text.replace("return luma if", "luma = luma.point(lambda v: v ^ 1)\n    return luma if"))
+    answer = patient.ask()
+    (found,) = [one for one in answer["checks"] if one["what"].startswith("Grayscale, 1 channel")]
+    assert found["check"] == "pixels" and "% of values differ, by at most 1" in found["what"]
+    assert answer["not_asked"] == ["images"]
+
+
+def test_spools(deployed: Device, patient: Patient, base: Path) -> None:  # noqa: F811
+    record = book.load("csd0")
+    (base / "another").mkdir()
+    book.save(dataclasses.replace(record, host_spool=str(base / "another")))
+    found = patient.wrong(status=0)
+    assert found["check"] == "spool" and "written there is not seen by the device" in found["why"]
+    book.save(dataclasses.replace(record, host_spool=str(base / "nothing")))
+    found = patient.wrong(status=0)
+    assert "is not there on this host" in found["what"] and "--host-spool DIR" in found["way_out"]
+    assert os.listdir(base / "another") == []
+    book.save(record)
+    left = deployed.spool / "job-7-abcd"
+    left.mkdir()
+    found = patient.wrong(status=0)
+    assert "1 directories of jobs that are over" in found["what"] and "ddlp start csd0" in found["way_out"]
+
+
+def test_no_python_and_no_pillow(deployed: Device, patient: Patient, tmp_path: Path) -> None:
+    record = book.load("csd0")
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    book.save(dataclasses.replace(record, python=str(bare / "bin/python")))
+    answer = patient.ask()
+    found = next(one for one in answer["checks"] if one["level"] == "bad")
+    assert (found["check"], found["what"]) == ("device", "no numpy") and "python3-pil" in found["way_out"]
+    assert "ddlp deploy --name csd0" in answer["first"] and answer["not_asked"] == ["pixels", "images"]
+    book.save(dataclasses.replace(record, python=str(tmp_path / "gone/python")))
+    answer = patient.ask()
+    found = next(one for one in answer["checks"] if one["level"] == "bad")
+    assert found["what"] == "no Python" and {"data", "pixels"} < set(answer["not_asked"])
+
+
+def test_what_to_do_first() -> None:
+    checkup = doctor.Checkup("x", [("a", ok("1")), ("b", warn("2", "why", "mend 2")), ("c", bad("3", "why", "mend 3"))])
+    assert not checkup.healthy and checkup.first.way_out == "mend 3"
+    checkup = doctor.Checkup("x", [("a", warn("0", "")), ("b", warn("2", "why", "mend 2"))])
+    assert checkup.healthy and checkup.first.way_out == "mend 2" and doctor.Checkup("x").first is None
+
+
+def test_an_unknown_device(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path))
+    assert "no device is called 'csd9'" in ddlp(capsys, "doctor", "csd9", status=1)
