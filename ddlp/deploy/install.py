@@ -102,11 +102,11 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     venv = shlex.quote(f"{survey.home}/venv")
     on_arm = " (for 32-bit ARM PyPI has no wheels: pip compiles, which takes long; prefer --install apt)"
     doing = f"pip install {names}{on_arm if survey.machine.startswith(('armv6', 'armv7')) else ''}"
-    if python.own and python.modules.get("pip") is not None:  # the user's own environment, or ours of last time
+    if python.own and python.pip:  # the user's own environment, or ours of last time
         script = f"{there} -m pip install -q {names}"
     elif python.venv and python.ensurepip:
         script = f"{there} -m venv --system-site-packages {venv} && {venv}/bin/python -m pip install -q {names}"
-    elif python.modules.get("pip") is not None:
+    elif python.pip:
         # Debian marks its Python as its own; --user leaves it alone all the same.
         script = (
             f"{there} -m pip install -q --user {names} 2> /dev/null"
