@@ -14,6 +14,7 @@ from csd_engine.computer import cpus
 from csd_engine.engine import EngineOptions, Service
 from csd_engine.errors import EngineError
 from csd_engine.keys import make_keys, make_pair
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.spool import remove_tree
 
@@ -27,8 +28,10 @@ An engine prepares batches of images for training jobs on other computers. Run i
                               --root /data/imagenet --spool /data/spool
   3. On the host:         DDLPLoader(..., csd="tcp://device:7711")
 
-The host must see the spool directory too: a shared file system, never one disk that two systems mount at once.
-The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool.
+Where the host sees the spool directory too (a shared file system; never one disk that two systems mount at once), it
+reads the batches there; elsewhere they are sent over the connection.
+The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool. Of users' code it
+runs only the files in its --operators directory, which come by SSH and are named by their contents' hash.
 SIGTERM or Ctrl-C ends it cleanly.
 """
 
@@ -76,6 +79,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--spool", metavar="DIR", help="where batch files are written; one engine a spool")
     add("--keys", metavar="DIR", help="key directory, see above")
+    add(
+        "--operators",
+        metavar="DIR",
+        help="directory of users' operator files, <hash>.py each; outside the roots and the spool, writable by its owner only",
+    )
     add("--workers", type=_at_least(int, 1), metavar="N", help="worker processes; default: one for each CPU it may use")
     add(
         "--quota-batches",
@@ -91,6 +99,21 @@ def make_parser() -> argparse.ArgumentParser:
         default=1 << 30,
         metavar="SIZE",
         help="free space to leave on the spool's disk; default 1G",
+    )
+    add(
+        "--upload-bytes",
+        type=_size,
+        default=4 << 30,
+        metavar="SIZE",
+        help="arrays that hosts send, kept in the spool for the next time; the least recently used go first; default 4G",
+    )
+    add(
+        "--memory",
+        type=_size,
+        default=0,
+        metavar="SIZE",
+        help="memory to reckon with: where it is scarce, workers decode very large images one at a time; default: what "
+        "this computer, or this process's control group, has",
     )
     add(
         "--lease-timeout",
@@ -139,21 +162,29 @@ def _run(options: argparse.Namespace) -> None:
             os.sched_setaffinity(0, options.cpus)  # inherited by the workers
         except (OSError, ValueError) as error:
             raise EngineError(f"--cpus {options.cpus}: {error}. Name CPUs of this computer, see lscpu.") from None
+    roots = Roots.parse(options.root, options.trust_roots)
+    operators = None
+    if options.operators:
+        hosts_write = [device for _, device in roots.pairs] + [options.spool]
+        operators = OperatorDirectory.at_start(options.operators, hosts_write)
     service = Service(
         EngineOptions(
             listen=options.listen,
             keys=os.path.abspath(options.keys),
             spool=options.spool,
-            roots=Roots.parse(options.root, options.trust_roots),
+            roots=roots,
             workers=options.workers or cpus(),
             quota_batches=options.quota_batches,
             quota_bytes=options.quota_bytes,
             reserve_bytes=options.reserve_bytes,
+            upload_bytes=options.upload_bytes,
+            memory_bytes=options.memory,
             lease_timeout_s=options.lease_timeout,
             worker_timeout_s=options.worker_timeout,
             slowdown=options.slowdown,
             parent=options.parent,
             exit_with_stdin=options.exit_with_stdin,
+            operators=operators,
         )
     )
 

@@ -13,89 +13,27 @@ Until published its name ends in `.part`. Then it never changes, and none is ren
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from csd_engine.checksum import BLOCK_BYTES, Checksum
-from csd_engine.errors import DamagedBatch, EngineError, SpoolError, SpoolFull
+from csd_engine.errors import DamagedBatch, MissingBatch, SpoolError, SpoolFull
+from csd_engine.layout import DATA_OFFSET, Layout, file_name, header, identity
 
-__all__ = ["Batch", "BatchWriter", "Layout", "file_name", "identity", "read_batch"]
+__all__ = ["Batch", "BatchReceiver", "BatchWriter", "Layout", "file_name", "identity", "read_batch"]
 
-DATA_OFFSET = 4096
-FORMAT = "ddlp-batch-1"
 PART_SUFFIX = ".part"
 
-_BOX_BYTES = 16  # four int32
 _READ_BYTES = 4 * BLOCK_BYTES  # stays in a core's second-level cache between the read and its checksum
 _ZEROS_BYTES = 1 << 20  # one write where a file system cannot allocate
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_NOT_THERE = {errno.ENOENT, errno.ESTALE}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Shape of a batch: uint8 images (batch, height, width, channels) and int32 boxes (batch, boxes, 4)."""
-
-    batch: int
-    height: int
-    width: int
-    channels: int
-    boxes: int = 0
-
-    def __post_init__(self) -> None:
-        limits = (("batch", 1, 1 << 24), ("height", 1, 1 << 16), ("width", 1, 1 << 16), ("channels", 1, 4))
-        for name, low, high in limits + (("boxes", 0, 64),):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise EngineError(f"layout: {name} is {value!r}; it must be an integer from {low} to {high}.")
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one image."""
-        return self.height * self.width * self.channels
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of all images."""
-        return self.batch * self.row_bytes
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of images and boxes."""
-        return self.image_bytes + self.batch * self.boxes * _BOX_BYTES
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the batch file."""
-        return DATA_OFFSET + self.data_bytes
-
-    @property
-    def image_shape(self) -> Tuple[int, int, int, int]:
-        """(batch, height, width, channels)."""
-        return (self.batch, self.height, self.width, self.channels)
-
-    def to_data(self) -> Dict[str, int]:
-        """Return plain data for JSON."""
-        return {name: getattr(self, name) for name in ("batch", "height", "width", "channels", "boxes")}
-
-    @staticmethod
-    def parse(data: Any) -> "Layout":
-        """Make a layout from `to_data`'s result.
-
-        Raises:
-            EngineError: a field is missing, unknown or out of range.
-        """
-        names = ["batch", "boxes", "channels", "height", "width"]
-        if not isinstance(data, dict) or sorted(data) != names:
-            raise EngineError(f"layout: {data!r:.200} is not an object with exactly the fields {names}.")
-        return Layout(**data)
 
 
 class Batch(NamedTuple):
@@ -103,54 +41,6 @@ class Batch(NamedTuple):
 
     images: np.ndarray
     boxes: Optional[np.ndarray]
-
-
-def identity(
-    pipeline_digest: str, dataset_fingerprint: str, seed: int, epoch: int, items: Sequence[Tuple[int, int]]
-) -> str:
-    """Return the batch's identity: 32 hex digits, blake2b-128 over all that decides its content.
-
-    Args:
-        pipeline_digest: 32 hex digits.
-        dataset_fingerprint: 32 hex digits.
-        seed: any integer.
-        epoch: any integer.
-        items: ordered (source index, occurrence) pairs, both from 0 to 2**63 - 1.
-    """
-    digest = hashlib.blake2b(digest_size=16, person=b"ddlp batch")
-    digest.update(f"{pipeline_digest} {dataset_fingerprint} {int(seed)} {int(epoch)} {len(items)}\n".encode("ascii"))
-    digest.update(np.asarray(items, dtype="<i8").reshape(-1, 2).tobytes())
-    return digest.hexdigest()
-
-
-def file_name(batch_identity: str, lease: int) -> str:
-    """Return the name of a published batch file.
-
-    Raises:
-        EngineError: the identity is not 32 hex digits, or the lease's number is negative.
-    """
-    if len(batch_identity) != 32 or not set(batch_identity) <= set("0123456789abcdef"):
-        raise EngineError(f"batch identity {batch_identity!r:.80} is not 32 lower-case hex digits.")
-    if not 0 <= lease < 1 << 63:
-        raise EngineError(f"lease {lease!r} is not a number from 0 to 2**63 - 1.")
-    return f"{batch_identity}.{lease}.safetensors"
-
-
-def _header(layout: Layout, batch_identity: str, lease: int, checksum: str) -> bytes:
-    """Return the file's first DATA_OFFSET bytes. One spelling only, so a reader can compare bytes."""
-    tensors: Dict[str, Any] = {
-        "__metadata__": {"format": FORMAT, "identity": batch_identity, "lease": str(lease), "checksum": checksum},
-        "images": {"dtype": "U8", "shape": list(layout.image_shape), "data_offsets": [0, layout.image_bytes]},
-    }
-    if layout.boxes:
-        tensors["boxes"] = {
-            "dtype": "I32",
-            "shape": [layout.batch, layout.boxes, 4],
-            "data_offsets": [layout.image_bytes, layout.data_bytes],
-        }
-    text = json.dumps(tensors, separators=(",", ":")).encode("ascii")
-    length = DATA_OFFSET - 8
-    return length.to_bytes(8, "little") + text.ljust(length)
 
 
 def _pwrite(descriptor: int, data: Any, offset: int) -> None:
@@ -273,8 +163,8 @@ class BatchWriter:
             if layout.boxes:
                 self._checksum.update(memoryview(self._boxes))
                 _pwrite(self._descriptor, self._boxes, DATA_OFFSET + layout.image_bytes)
-            header = _header(layout, self._identity, self._lease, self._checksum.hexdigest())
-            _pwrite(self._descriptor, header, 0)
+            first = header(layout, self._identity, self._lease, self._checksum.hexdigest())
+            _pwrite(self._descriptor, first, 0)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)  # before the name: a network file system writes back, and fails, at close
             _publish_name(self._part, self._final)
@@ -308,22 +198,6 @@ class BatchWriter:
         )
 
 
-def _read_into(descriptor: int, view: memoryview, checksum: Optional[Checksum]) -> None:
-    """Fill `view` from the file's position, feeding the checksum while each piece is still in the cache."""
-    position = 0
-    while position < len(view):
-        piece = view[position : min(position + _READ_BYTES, len(view))]
-        filled = 0
-        while filled < len(piece):
-            count = os.readv(descriptor, [piece[filled:]])
-            filled += count
-            if count == 0:
-                raise DamagedBatch("the file ended early")
-        if checksum is not None:
-            checksum.update(piece)
-        position += filled
-
-
 def _check_header(raw: bytes, expect_identity: str, expect_lease: int, layout: Layout) -> str:
     """Return the checksum that the header promises, after comparing all else in it; raises DamagedBatch."""
     try:
@@ -337,12 +211,94 @@ def _check_header(raw: bytes, expect_identity: str, expect_lease: int, layout: L
     if found.get("lease") != str(expect_lease):
         raise DamagedBatch(f"it was made for lease {found.get('lease')!r:.30}, expected was {expect_lease}")
     try:
-        same = raw == _header(layout, expect_identity, expect_lease, checksum)
+        same = raw == header(layout, expect_identity, expect_lease, checksum)
     except UnicodeEncodeError:
         same = False
     if not same:
         raise DamagedBatch("its header does not describe the expected tensors")
     return checksum
+
+
+class BatchReceiver:
+    """Takes a batch file's bytes in order, from wherever they come, into their places, and verifies them.
+
+    Whoever reads asks for `space()`, fills part of it and says how much with `filled`; whoever is given bytes calls
+    `take`. Sans I/O: the file and the socket use the same checks.
+
+    Args:
+        expect_identity: 32 hex digits.
+        expect_lease: the lease's number.
+        layout: the expected shape.
+        images: a C-contiguous writable uint8 array of the layout's image bytes to fill; else fresh memory.
+
+    Raises:
+        ValueError: `images` has the wrong type or size.
+    """
+
+    def __init__(
+        self, expect_identity: str, expect_lease: int, layout: Layout, images: Optional[np.ndarray] = None
+    ) -> None:
+        if images is None:
+            images = np.empty(layout.image_shape, dtype=np.uint8)
+        elif images.dtype != np.uint8 or images.size != layout.image_bytes or not images.flags.c_contiguous:
+            raise ValueError(f"images must be a C-contiguous uint8 array of {layout.image_bytes} bytes")
+        self._expected = (expect_identity, expect_lease, layout)
+        self._images = images
+        self._boxes = np.empty((layout.batch, layout.boxes, 4), dtype="<i4") if layout.boxes else None
+        self._header = bytearray(DATA_OFFSET)
+        self._places = [memoryview(self._header), images.reshape(-1).data]
+        if self._boxes is not None:
+            self._places.append(self._boxes.reshape(-1).data.cast("B"))
+        self._place = self._position = 0
+        self._checksum = Checksum()
+        self._promised = ""
+
+    def space(self) -> memoryview:
+        """Return where the next bytes belong; empty once all have come.
+
+        At most 256 KiB: summed while they are still in the cache, so that a batch crosses the memory bus once.
+        """
+        if self._place == len(self._places):
+            return memoryview(b"")
+        return self._places[self._place][self._position : self._position + _READ_BYTES]
+
+    def filled(self, count: int) -> None:
+        """Take note of `count` bytes that were written to the beginning of `space()`.
+
+        Raises:
+            DamagedBatch: they complete a header that is not the expected one's.
+        """
+        place, start = self._places[self._place], self._position
+        self._position += count
+        if self._place > 0:
+            self._checksum.update(place[start : self._position])
+        if self._position == len(place):
+            if self._place == 0:
+                self._promised = _check_header(bytes(self._header), *self._expected)
+            self._place, self._position = self._place + 1, 0
+
+    def take(self, data: Union[bytes, memoryview]) -> None:
+        """Take the next bytes. Raises DamagedBatch, also where there are too many."""
+        view = memoryview(data)
+        while len(view):
+            space = self.space()
+            if not len(space):
+                raise DamagedBatch("it is longer than expected")
+            count = min(len(space), len(view))
+            space[:count] = view[:count]
+            self.filled(count)
+            view = view[count:]
+
+    def batch(self) -> Batch:
+        """Return the verified batch. Raises DamagedBatch where bytes are missing or not those of its writer."""
+        if self._place < len(self._places):
+            raise DamagedBatch("it ended early")
+        found = self._checksum.hexdigest()
+        if found != self._promised:
+            raise DamagedBatch(f"its checksum is {found}, its header promises {self._promised}")
+        layout = self._expected[2]
+        boxes = None if self._boxes is None else self._boxes.astype(np.int32, copy=False)
+        return Batch(self._images.reshape(layout.image_shape), boxes)
 
 
 def read_batch(
@@ -362,17 +318,12 @@ def read_batch(
         images: a C-contiguous writable uint8 array of the layout's image bytes to read into; else fresh memory.
 
     Raises:
-        DamagedBatch: the file is missing, unreadable or not the expected one; `images` then holds garbage.
+        MissingBatch: there is no such file, or it is shorter than it must be; `images` then holds garbage.
+        DamagedBatch: it is unreadable or not the expected one; as above.
         ValueError: `images` has the wrong type or size.
 
-    Notes:
-        Pieces of 256 KiB are read and summed one after another, so the bytes cross the memory bus once.
     """
-    if images is None:
-        images = np.empty(layout.image_shape, dtype=np.uint8)
-    elif images.dtype != np.uint8 or images.size != layout.image_bytes or not images.flags.c_contiguous:
-        raise ValueError(f"images must be a C-contiguous uint8 array of {layout.image_bytes} bytes")
-    boxes = np.empty((layout.batch, layout.boxes, 4), dtype="<i4") if layout.boxes else None
+    receiver = BatchReceiver(expect_identity, expect_lease, layout, images)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -380,22 +331,22 @@ def read_batch(
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedBatch("it is not a regular file")
             if status.st_size != layout.file_bytes:
-                raise DamagedBatch(f"it has {status.st_size} bytes, expected were {layout.file_bytes}")
-            header = bytearray(DATA_OFFSET)
-            _read_into(descriptor, memoryview(header), None)
-            promised = _check_header(bytes(header), expect_identity, expect_lease, layout)
-            checksum = Checksum()
-            _read_into(descriptor, images.reshape(-1).data, checksum)
-            if boxes is not None:
-                _read_into(descriptor, boxes.reshape(-1).data.cast("B"), checksum)
+                kind = MissingBatch if status.st_size < layout.file_bytes else DamagedBatch
+                raise kind(f"it has {status.st_size} bytes, expected were {layout.file_bytes}")
+            while True:
+                space = receiver.space()
+                if not len(space):
+                    return receiver.batch()
+                count = os.readv(descriptor, [space])
+                if count == 0:
+                    raise MissingBatch("the file ended early")
+                receiver.filled(count)
         finally:
             os.close(descriptor)
-        if checksum.hexdigest() != promised:
-            raise DamagedBatch(f"its checksum is {checksum.hexdigest()}, its header promises {promised}")
     except (OSError, DamagedBatch) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise DamagedBatch(
+        missing = isinstance(error, MissingBatch) or (isinstance(error, OSError) and error.errno in _NOT_THERE)
+        raise (MissingBatch if missing else DamagedBatch)(
             f"batch file {os.fspath(path)} cannot be used: {why}. The batch is prepared again elsewhere; "
             "if this repeats, check the spool's file system and disk."
         ) from error
-    return Batch(images.reshape(layout.image_shape), None if boxes is None else boxes.astype(np.int32, copy=False))

@@ -28,6 +28,10 @@ def child_environment() -> Dict[str, str]:
     environment["PYTHONSAFEPATH"] = "1"  # a zmq.py in the working directory must not be imported
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environment[name] = "1"  # numpy's thread pools would take memory and do nothing here
+    # glibc's threshold grows with the largest block freed, up to 32 MB: so much would stay with each worker. Fixed, large
+    # images go back to the kernel at once, and ordinary ones need no new pages each time.
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(4 << 20)
+    environment["MALLOC_TRIM_THRESHOLD_"] = str(4 << 20)
     return environment
 
 

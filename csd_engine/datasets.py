@@ -192,6 +192,24 @@ class Reader:
         """Unmap what is mapped."""
 
 
+def _content(path: str, beneath: Optional[Sequence[str]]) -> bytes:
+    """Return the file's bytes, in one system call instead of one each 64 KiB."""
+    descriptor = open_regular(path, beneath)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > MAX_FILE_BYTES:
+            raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
+        content = os.read(descriptor, size)
+        while len(content) < size:  # interrupted, or on a network file system
+            more = os.read(descriptor, size - len(content))
+            if not more:
+                break  # it became shorter meanwhile; the decoder will tell
+            content += more
+        return content
+    finally:
+        os.close(descriptor)
+
+
 def open_image(path: str, beneath: Optional[Sequence[str]] = None) -> Image.Image:
     """Return the file's image with its header read and its pixels not yet decoded; no descriptor stays open.
 
@@ -199,12 +217,7 @@ def open_image(path: str, beneath: Optional[Sequence[str]] = None) -> Image.Imag
         SampleError: missing, larger than MAX_FILE_BYTES, not an image, or really outside `beneath`.
     """
     try:
-        # Read whole: one system call instead of one each 64 KiB.
-        with open(open_regular(path, beneath), "rb", buffering=0) as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-        if content is None or len(content) > MAX_FILE_BYTES:
-            raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return Image.open(io.BytesIO(content))
+        return Image.open(io.BytesIO(_content(path, beneath)))
     except SampleError:
         raise
     except OSError as error:  # UnidentifiedImageError is one

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import platform
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy
@@ -19,11 +21,12 @@ from csd_engine import protocol as say
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
 from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
-from csd_engine.datasets import ArraySet, ConcatSet, Dataset, fingerprints, parse_dataset
-from csd_engine.errors import DatasetError, EngineError, PipelineError
-from csd_engine.jobs import Board, Job, LeaseState, Work
-from csd_engine.manifests import ManifestCache
+from csd_engine.datasets import ArraySet, ConcatSet, Dataset, parse_dataset
+from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError
+from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
 from csd_engine.meter import Meter
+from csd_engine.operatorfile import OperatorDirectory
+from csd_engine.received import ARRAY, MANIFEST, FileCache, needed_files
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
 from csd_engine.transforms import Pipeline
@@ -58,33 +61,57 @@ def _image_size(dataset: Dataset) -> Optional[Tuple[int, int]]:
     return sizes.pop() if len(sizes) == 1 else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Opening:
+    """A job that waits for what its host still sends; files are (kind, fingerprint)."""
+
+    peer: bytes
+    message: say.OpenJob
+    files: Tuple[Tuple[str, str], ...]
+    missing: Tuple[str, str]
+
+
+def _short_name(host: str) -> str:
+    """Return 8 hex digits by which people tell hosts apart."""
+    return hashlib.blake2b(host.encode("utf-8"), digest_size=4).hexdigest()
+
+
 class Desk:
     """The jobs of all hosts on one spool.
 
     Args:
         spool: where batch files go.
-        manifests: received before, and being received.
+        manifests, arrays: received before, and being received.
         roots: what may be read.
         crew: the workers; the service adds and removes them.
         send: sends a message to a host.
+        host_of: names the computer that a connection comes from, for fairness.
+        operators: where files of users' operators lie; None: there are none.
     """
 
     def __init__(
         self,
         spool: Spool,
-        manifests: ManifestCache,
+        manifests: FileCache,
+        arrays: FileCache,
         roots: Roots,
         crew: List[WorkerProcess],
         send: Callable[[bytes, say.Message], None],
+        host_of: Callable[[bytes], str],
+        operators: Optional[OperatorDirectory] = None,
     ) -> None:
         self.note = ""  # what holds leases back now
         self._spool = spool
         self._roots = roots
         self._crew = crew
         self._send = send
+        self._host_of = host_of
+        self._quota = Quota(spool.quota_batches, spool.quota_bytes)
         self._manifests = manifests
+        self._received = {MANIFEST: manifests, ARRAY: arrays}
+        self._operators = operators
         self._board = Board()
-        self._opening: List[Tuple[bytes, say.OpenJob, str]] = []  # host, message, the manifest it waits for
+        self._opening: List[_Opening] = []
         self._full_until = 0.0
         self._began = time.monotonic()
         build()  # of the files that were loaded, not of those that replace them later
@@ -106,12 +133,12 @@ class Desk:
         spool = self._spool
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
 
-    def status(self, host_of: Callable[[bytes], str]) -> say.Status:
-        """Return how the engine and its computer are; `host_of` names a host by its connection."""
+    def status(self) -> say.Status:
+        """Return how the engine and its computer are."""
         now, spool = time.monotonic(), self._spool
         jobs = [
             say.JobStatus(
-                host_of(job.peer), job.key, job.samples, job.layout.batch, job.made, job.meter.per_s(now), job.unfetched,
+                _short_name(job.host), job.key, job.samples, job.layout.batch, job.made, job.meter.per_s(now), job.unfetched,
                 len(job.queue), say.shorten(job.held_back) if job.queue else "",
             )  # fmt: skip
             for job in self._board.of()
@@ -127,8 +154,9 @@ class Desk:
 
     def drop_host(self, peer: bytes) -> None:
         """End all that a host has here, without answers."""
-        self._manifests.forget(peer)
-        self._opening = [entry for entry in self._opening if entry[0] != peer]
+        for cache in self._received.values():
+            cache.forget(peer)
+        self._opening = [one for one in self._opening if one.peer != peer]
         for job in self._board.of(peer):
             job.silent = True
             self._end_job(job)
@@ -146,13 +174,13 @@ class Desk:
             dataset = parse_dataset(message.dataset)
             layout = Layout.parse(message.layout)
             self._check_job(message.pipeline, dataset, layout)
-            needed = tuple(fingerprints(dataset))
-            missing = [one for one in needed if not self._manifests.has(one)]
-            if missing:
-                asked = any(entry[0] == peer and entry[2] == missing[0] for entry in self._opening)
-                self._opening.append((peer, message, missing[0]))
+            files = tuple(needed_files(dataset, self._spool.arrays))
+            missing = next((one for one in files if not self._received[one[0]].has(one[1])), None)
+            if missing is not None:
+                asked = any((one.peer, one.missing) == (peer, missing) for one in self._opening)
+                self._opening.append(_Opening(peer, message, files, missing))
                 if not asked:
-                    self._send(peer, say.NeedManifest(missing[0], self._manifests.wanted(peer, missing[0])))
+                    self._send(peer, say.NeedFile(*missing, self._received[missing[0]].wanted(peer, missing[1])))
                 return
             directory = self._spool.make_job_directory()
         except EngineError as error:
@@ -165,10 +193,11 @@ class Desk:
             "layout": message.layout,
             "directory": str(directory),
             "roots": self._roots.to_data(),
+            "operators": None if self._operators is None else self._operators.path,
             "manifests": str(self._manifests.directory),
         }
-        meter = Meter(time.monotonic())
-        self._board.add(Job(peer, message.job, directory.name, layout, len(dataset), needed, command, meter))
+        host, meter = self._host_of(peer), Meter(time.monotonic())
+        self._board.add(Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter))
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
 
@@ -182,34 +211,46 @@ class Desk:
                 f"with "
                 f"{layout.boxes}. Make the layout from Pipeline.output_shape."
             )
+        for file in sorted({one.file for one in pipeline.user_operators}):
+            if self._operators is None:
+                raise OperatorFileError(
+                    f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "
+                    "deploy ... --operators FILE` sets it up; by hand, start it with a directory that holds the file."
+                )
+            self._operators.read(file)  # only looked at: workers run it
         refusal = self._spool.refusal(layout.file_bytes)
         if refusal:
             raise EngineError(refusal)
         for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
             place = part.path if isinstance(part, ArraySet) else part.root
+            if os.path.dirname(place) == str(self._spool.arrays):
+                continue  # sent, or about to be
             real = self._roots.resolve(place)
             if not os.path.exists(real):
                 raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")
 
-    def manifest_part(self, peer: bytes, message: say.ManifestPart, part: bytes) -> None:
-        """Take a part of a manifest; open what waited for it when it is complete."""
-        waiting = [entry for entry in self._opening if (entry[0], entry[2]) == (peer, message.fingerprint)]
-        if not waiting or message.offset != self._manifests.wanted(peer, message.fingerprint):
+    def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
+        """Take a part of what a data set needs; open what waited for it when it is complete."""
+        kind, fingerprint = file = (message.kind, message.fingerprint)
+        cache = self._received[kind]
+        waiting = [one for one in self._opening if (one.peer, one.missing) == (peer, file)]
+        if not waiting or message.offset != cache.wanted(peer, fingerprint):
             return  # sent twice, or its job was closed meanwhile
-        in_use = {one for job in self._board.of() for one in job.manifests}
+        in_use = {one for job in self._board.of() for one in job.files}.union(*(one.files for one in self._opening))
+        used = {name for one, name in in_use if one == kind}
         try:
-            following = self._manifests.add(peer, message.fingerprint, message.offset, message.total, part, in_use)
+            following = cache.add(peer, fingerprint, message.offset, message.total, part, used)
         except EngineError as error:
-            self._opening = [entry for entry in self._opening if entry not in waiting]
-            for entry in waiting:
-                self.refuse(peer, entry[1].job, str(error))
+            self._opening = [one for one in self._opening if one not in waiting]
+            for one in waiting:
+                self.refuse(peer, one.message.job, str(error))
             return
         if following is not None:
-            self._send(peer, say.NeedManifest(message.fingerprint, following))
+            self._send(peer, say.NeedFile(kind, fingerprint, following))
             return
-        self._opening = [entry for entry in self._opening if entry not in waiting]
-        for entry in waiting:
-            self.open_job(entry[0], entry[1], b"")
+        self._opening = [one for one in self._opening if one not in waiting]
+        for one in waiting:
+            self.open_job(one.peer, one.message, b"")
 
     def _job_of(self, peer: bytes, name: str) -> Optional[Job]:
         job = self._board.find(peer, name)
@@ -220,7 +261,7 @@ class Desk:
 
     def close_job(self, peer: bytes, message: say.CloseJob, _: bytes) -> None:
         """End a job."""
-        self._opening = [entry for entry in self._opening if (entry[0], entry[1].job) != (peer, message.job)]
+        self._opening = [one for one in self._opening if (one.peer, one.message.job) != (peer, message.job)]
         job = self._board.find(peer, message.job)
         if job is None:
             self._send(peer, say.JobClosed(message.job))
@@ -241,7 +282,7 @@ class Desk:
             return
         for work in job.work.values():
             self._unlink(job, work)
-            self._spool.give_back(work.layout.file_bytes)
+            self._spool.give_back(work.file_bytes)
         for worker in self._crew:
             worker.forget(job)
         self._board.remove(job)
@@ -311,6 +352,17 @@ class Desk:
         else:
             self._discard(job, work)
 
+    def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Path, int]]:
+        """Return a published batch's file and its size; None where the host has no such batch here."""
+        job = self._board.find(peer, name)
+        work = job.work.get(lease) if job is not None else None
+        if job is None or work is None or work.state is not LeaseState.PUBLISHED:
+            return None
+        return self._file(job, work), work.file_bytes
+
+    def _file(self, job: Job, work: Work) -> Path:
+        return self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
+
     def _discard(self, job: Job, work: Work) -> None:
         """Forget a lease that no worker is at, its file with it."""
         number = work.lease.lease
@@ -318,11 +370,11 @@ class Desk:
             job.queue.remove(number)
         else:
             self._unlink(job, work)
-            self._spool.give_back(work.layout.file_bytes)
+            self._spool.give_back(work.file_bytes)
         del job.work[number]
 
     def _unlink(self, job: Job, work: Work) -> None:
-        path = self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
+        path = self._file(job, work)
         for name in (str(path), str(path) + PART_SUFFIX):
             try:
                 os.unlink(name)
@@ -344,11 +396,11 @@ class Desk:
                 for job in self._board.of():
                     job.held_back = "the spool's disk is full"
                 return
-            taken, note = self._board.next_lease(self._spool.shortage, self._spool.quota_batches - self._spool.batches)
+            taken, note = self._board.next_lease(self._spool.shortage, self._quota)
             self.note = note and f"leases are held back: {note}"
             if taken is None:
                 return
-            self._spool.take(taken[1].layout.file_bytes)
+            self._spool.take(taken[1].file_bytes)
             worker.begin(*taken)
 
     def progressed(self, job: Job, work: Work, samples: int) -> None:
@@ -361,9 +413,10 @@ class Desk:
     def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
         """Take a worker's last word on a lease: published, failed or cancelled."""
         number = work.lease.lease
+        self._board.ended(job, work, report["busy_s"] if kind == "published" else None)
         work.state = LeaseState.PUBLISHED
         if kind == "failed" and report["full"] and not work.cancelled:
-            self._spool.give_back(work.layout.file_bytes)
+            self._spool.give_back(work.file_bytes)
             work.state, work.samples = LeaseState.QUEUED, 0
             job.queue.appendleft(number)
             self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
@@ -377,7 +430,7 @@ class Desk:
         elif kind == "published":
             job.made += 1
             self.progressed(job, work, work.layout.batch)
-            size, busy_s = work.layout.file_bytes, report["busy_s"]
+            size, busy_s = work.file_bytes, report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
         else:
             self._send(job.peer, say.Failed(job.name, number, say.shorten(report["reason"]), report["fatal"]))

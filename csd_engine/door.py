@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-from typing import NamedTuple, Optional
+from typing import Dict, Optional, Tuple
 
 import zmq
 from zmq.utils import z85
 
 from csd_engine.errors import BadMessage, EngineError
 from csd_engine.keys import allowed_clients, load_pair
-from csd_engine.protocol import MAX_FRAME_BYTES, Message, Refused, decode, encode, shorten
+from csd_engine.protocol import MAX_FRAME_BYTES, Hello, Message, Payload, Refused, decode, encode, shorten
 
 __all__ = ["Door"]
 
 _LOG = logging.getLogger("csd_engine")
 _DOMAIN = b"ddlp"
 _LINGER_MS = 200
-
-
-class Heard(NamedTuple):
-    """What came: `message` is None for nonsense, which was answered; `host` is the short name of the host's key."""
-
-    peer: bytes
-    message: Optional[Message]
-    payload: bytes
-    host: str
-
-
-def _host_name(frame: zmq.Frame) -> str:
-    """Return 8 hex digits of a hash of the key that the connection came in with (the ZAP reply's user id)."""
-    try:
-        key = str(frame.get("User-Id"))
-    except zmq.ZMQError:  # a libzmq that keeps no metadata
-        return ""
-    return hashlib.blake2b(key.encode("ascii"), digest_size=4).hexdigest()
 
 
 class Door:
@@ -64,6 +45,7 @@ class Door:
         if listen.startswith("tcp://") and "[" in listen:
             self.router.ipv6 = True
         self.endpoint = ""
+        self._hosts: Dict[bytes, str] = {}
         try:
             self.router.bind(listen)
         except zmq.ZMQError as error:
@@ -85,25 +67,35 @@ class Door:
         status = (b"200", b"OK", key) if allowed else (b"400", b"key not allowed", b"")
         self.gate.send_multipart([version, request, *status, b""])
 
-    def receive(self) -> Optional[Heard]:
-        """Return the next message; None when none waits."""
+    def receive(self) -> Optional[Tuple[bytes, Optional[Message], Payload]]:
+        """Return the next (host, message, payload), message None for nonsense (answered here); None when none waits."""
         try:
             frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        peer = frames[0].bytes
+        peer = bytes(frames[0].buffer)
         try:
-            message, payload = decode([frame.bytes for frame in frames[1:]])
+            message, payload = decode([frame.buffer for frame in frames[1:]])
         except BadMessage as error:
             _LOG.warning("message not understood: %s", error)
             self.send(peer, Refused("", shorten(str(error))))
-            return Heard(peer, None, b"", "")
-        return Heard(peer, message, payload, _host_name(frames[0]))
+            return peer, None, b""
+        if isinstance(message, Hello):
+            self._hosts[peer] = _sender(frames[-1])
+        return peer, message, payload
 
-    def send(self, peer: bytes, message: Message) -> None:
+    def host_of(self, peer: bytes) -> str:
+        """Name the computer that a connection comes from: by its key and its address."""
+        return self._hosts.get(peer, "")
+
+    def forget(self, peer: bytes) -> None:
+        """Drop what is known of a connection."""
+        self._hosts.pop(peer, None)
+
+    def send(self, peer: bytes, message: Message, payload: Optional[bytes] = None) -> None:
         """Send to a host; one that is gone gets nothing and is no error."""
         try:
-            self.router.send_multipart([peer, *encode(message)], zmq.NOBLOCK)
+            self.router.send_multipart([peer, *encode(message, payload)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _LOG.warning("message to a host lost: %s", error)
 
@@ -117,3 +109,13 @@ class Door:
                 os.unlink(self.endpoint[len("ipc://") :])
             except OSError:
                 pass
+
+
+def _sender(frame: zmq.Frame) -> str:
+    names = []
+    for name in ("User-Id", "Peer-Address"):  # the first is what the ZAP handler has answered
+        try:
+            names.append(str(frame.get(name)))
+        except zmq.ZMQError:  # an ipc socket has no addresses
+            pass
+    return " ".join(names)

@@ -7,18 +7,22 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Type
+from typing import Any, Callable, Dict, List, Optional, Type
 
 import zmq
 
 import csd_engine
 from csd_engine import protocol as say
+from csd_engine.computer import memory
 from csd_engine.crew import WorkerProcess
 from csd_engine.desk import Desk, versions
 from csd_engine.door import Door
-from csd_engine.manifests import ManifestCache
+from csd_engine.operatorfile import OperatorDirectory
+from csd_engine.parcels import Parcels
+from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
-from csd_engine.spool import Spool
+from csd_engine.spool import Spool, look_at, remove_tree
+from csd_engine.turnstile import large_bytes
 
 __all__ = ["EngineOptions", "Service"]
 
@@ -41,11 +45,14 @@ class EngineOptions:
     quota_batches: int = 1024
     quota_bytes: int = 8 << 30
     reserve_bytes: int = 1 << 30
+    upload_bytes: int = 4 << 30
+    memory_bytes: int = 0  # 0: what the computer has
     lease_timeout_s: float = 30.0
     worker_timeout_s: float = 30.0
     slowdown: float = 1.0
     parent: int = 0
     exit_with_stdin: bool = False
+    operators: Optional[OperatorDirectory] = None
 
 
 class Service:
@@ -56,17 +63,27 @@ class Service:
         self._spool = Spool(options.spool, options.quota_batches, options.quota_bytes, options.reserve_bytes)
         self._crew: List[WorkerProcess] = []
         try:
-            manifests = ManifestCache(self._spool.directory / "manifests")
+            manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
+            arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, self._spool.room_bytes)
             self._door = Door(options.listen, options.keys)
         except BaseException:
             self._spool.close()
             raise
-        roots = options.roots.with_files(str(self._spool.files), str(self._spool.files))
-        self._desk = Desk(self._spool, manifests, roots, self._crew, self._door.send)
+        roots = options.roots
+        for directory in (self._spool.files, self._spool.arrays):
+            roots = roots.with_files(str(directory), str(directory))
+        send, host_of = self._door.send, self._door.host_of
+        self._desk = Desk(self._spool, manifests, arrays, roots, self._crew, send, host_of, options.operators)
+        self._parcels = Parcels(self._desk.published, self._door.send)
         self.endpoint = self._door.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
-        self._names: Dict[bytes, str] = {}  # short hashes of their keys, for people to tell them apart
+        self._shown: Dict[bytes, str] = {}  # each one's directory below the spool's files/, where it sees the spool
         self._start_after = 0.0
+        memory_bytes = options.memory_bytes or memory().total
+        self._worker_arguments = [
+            *("--slowdown", repr(options.slowdown), "--turnstile", str(self._spool.directory / ".large")),
+            *("--large-bytes", str(large_bytes(memory_bytes, options.workers))),
+        ]
         self._trouble = ""
         self._stop = False
         self._wake, self._woken = os.pipe()
@@ -76,12 +93,14 @@ class Service:
         self._poller.register(self._wake, zmq.POLLIN)
         if options.exit_with_stdin:
             self._poller.register(0, zmq.POLLIN)
-        self._answers: Dict[Type[say.Message], Callable[[bytes, Any, bytes], None]] = {
+        self._answers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
             say.OpenJob: self._desk.open_job,
-            say.ManifestPart: self._desk.manifest_part,
+            say.FilePart: self._desk.file_part,
+            say.Look: self._look,
             say.Probe: self._desk.probe,
             say.Lease: self._desk.lease,
             say.Cancel: self._desk.cancel,
+            say.Fetch: self._parcels.ask,
             say.Release: self._desk.release,
             say.Ping: self._ping,
             say.AskStatus: self._status,
@@ -106,7 +125,7 @@ class Service:
         self._start_workers()
         announce()
         while not self._stop:
-            events = dict(self._poller.poll(int(_TICK_S * 1000)))
+            events = dict(self._poller.poll(0 if self._parcels.waiting else int(_TICK_S * 1000)))
             if self._orphaned(events):
                 _LOG.info("the process that started this engine is gone: ending")
                 break
@@ -119,6 +138,7 @@ class Service:
                     self._hear_worker(worker)
                 elif worker.write_descriptor in events:
                     worker.flush()
+            self._parcels.serve()
             self._expire()
             self._end_hanging()
             self._start_workers()
@@ -157,9 +177,9 @@ class Service:
             heard = self._door.receive()
             if heard is None:
                 return
-            peer, message, payload, host = heard
+            peer, message, payload = heard
             if isinstance(message, say.Hello):
-                self._hello(peer, message, host)
+                self._hello(peer, message)
             elif peer not in self._hosts:
                 if message is not None:
                     self._door.send(peer, say.Refused("", "say Hello first; was the engine restarted? Connect again."))
@@ -173,7 +193,7 @@ class Service:
                 else:
                     answer(peer, message, payload)
 
-    def _hello(self, peer: bytes, message: say.Hello, host: str) -> None:
+    def _hello(self, peer: bytes, message: say.Hello) -> None:
         if message.protocol != say.PROTOCOL:
             self._desk.refuse(
                 peer,
@@ -182,7 +202,7 @@ class Service:
                 f"{message.protocol} (version {message.version}). Install the same version on both.",
             )
             return
-        self._hosts[peer], self._names[peer] = time.monotonic(), host
+        self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
         self._door.send(peer, say.Welcome(versions(), *quotas, str(spool.directory), self._options.workers))
@@ -195,21 +215,32 @@ class Service:
         return say.shorten("; ".join(filter(None, (note, self._trouble))))
 
     def _status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
-        status = self._desk.status(lambda peer: self._names.get(peer, ""))
+        status = self._desk.status()
         self._door.send(peer, replace(status, note=self._with_trouble(status.note)))
+
+    def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
+        spool = self._spool
+        if message.file:
+            self._shown[peer] = message.file.split("/")[1]
+        digest = look_at(spool.directory / message.file, spool.files)
+        self._door.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
         for peer in [peer for peer, heard in self._hosts.items() if heard < limit]:
             _LOG.warning("a host was silent for %g s: its jobs are dropped", self._options.lease_timeout_s)
-            del self._hosts[peer], self._names[peer]
+            del self._hosts[peer]
+            self._parcels.forget(peer)
+            self._door.forget(peer)
             self._desk.drop_host(peer)
+            if peer in self._shown:  # where the host has removed it, it is gone already
+                remove_tree(self._spool.files / self._shown.pop(peer))
 
     # -- workers
 
     def _start_workers(self) -> None:
         while len(self._crew) < self._options.workers and time.monotonic() >= self._start_after:
-            worker = WorkerProcess(["--slowdown", repr(self._options.slowdown)])
+            worker = WorkerProcess(self._worker_arguments)
             self._poller.register(worker.read_descriptor, zmq.POLLIN)
             self._crew.append(worker)
 

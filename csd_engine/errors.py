@@ -10,6 +10,9 @@ __all__ = [
     "EngineGone",
     "EngineRefused",
     "EngineUnreachable",
+    "MissingBatch",
+    "OperatorFailed",
+    "OperatorFileError",
     "PipelineError",
     "RootNotAllowed",
     "SampleError",
@@ -27,6 +30,14 @@ class PipelineError(EngineError):
     """A pipeline is malformed, or asks for something that it cannot do; quotes the operator, parameter and value."""
 
 
+class OperatorFileError(EngineError):
+    """A file of the user's operators can't be used: missing, changed, not to be loaded here, or without the function."""
+
+
+class OperatorFailed(EngineError):
+    """A user's operator raised an exception (the cause) or returned something unfit; names file, line and function."""
+
+
 class DatasetError(EngineError):
     """A data set's description or its manifest is malformed, or its files are not as described."""
 
@@ -41,18 +52,22 @@ class SampleError(EngineError):
     Attributes:
         where: the file or array row.
         why: the reason, with the original error's name.
+        by_operator: a user's operator failed on it, so that the file itself may be sound.
     """
 
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(where, why)
+    def __init__(self, where: str, why: str, by_operator: bool = False) -> None:
+        super().__init__(where, why, by_operator)
         self.where = where
         self.why = why
+        self.by_operator = by_operator
 
     def __str__(self) -> str:
-        return (
-            f"sample {self.where} cannot be prepared: {self.why}. "
-            "Check the file (it may be missing, truncated or not an image) or leave it out of the data set."
+        way_out = (
+            "Correct the operator"
+            if self.by_operator
+            else "Check the file (it may be missing, truncated or not an image) or leave it out of the data set"
         )
+        return f"sample {self.where} cannot be prepared: {self.why}. {way_out}."
 
 
 class SpoolError(EngineError):
@@ -65,6 +80,10 @@ class SpoolFull(SpoolError):
 
 class DamagedBatch(EngineError):
     """A batch file is not the one expected, or not what its writer published; says which check failed."""
+
+
+class MissingBatch(DamagedBatch):
+    """A batch file is not there, or too short: lost, or not yet visible through a network file system."""
 
 
 class WrongPixels(DamagedBatch):

@@ -1,5 +1,6 @@
-"""The manifest: the file names of a data set in one compact file that is memory-mapped, so that it costs no private
-memory.
+"""The manifest: the file names of a data set in one compact file, read where a name is wanted, so that it costs no memory.
+
+Mapped into memory, the pages that a million look-ups touch would count as resident memory of every worker.
 
     magic        8 bytes, b"DDLPMAN1"
     counts       4 little-endian uint64: files, directories, bytes of directory names, bytes of file names
@@ -13,7 +14,6 @@ A manifest may come from another computer: every name is checked when it is look
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import struct
 from pathlib import Path
@@ -29,6 +29,7 @@ MAGIC = b"DDLPMAN1"
 MAX_NAME_BYTES = 4096  # Linux' PATH_MAX
 
 _HEADER = struct.Struct("<8s4Q")
+_TWO_OFFSETS = struct.Struct("<2Q")
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -124,34 +125,34 @@ def write_manifest(path: PathLike, relative_paths: Iterable[str]) -> str:
 
 
 class Manifest:
-    """A memory-mapped manifest: `len(manifest)`, `manifest[index] -> str`. Close it, or use it in a `with`."""
+    """An open manifest: `len(manifest)`, `manifest[index] -> str`. Close it, or use it in a `with`."""
 
-    def __init__(self, path: PathLike, mapped: mmap.mmap) -> None:
+    def __init__(self, path: PathLike, descriptor: int) -> None:
         self.path = Path(path)
-        self._map = mapped
-        magic, files, directories, directory_bytes, name_bytes = _HEADER.unpack_from(mapped, 0)
+        self._descriptor = descriptor
+        size = os.fstat(descriptor).st_size
+        magic, files, directories, directory_bytes, name_bytes = _HEADER.unpack(os.pread(descriptor, _HEADER.size, 0))
         ends = _sections(files, directories, directory_bytes, name_bytes)
-        if magic != MAGIC or ends[-1] != len(mapped):
-            raise DatasetError(f"{path} is not a manifest: its size is {len(mapped)}. Write it with write_manifest.")
+        if magic != MAGIC or ends[-1] != size:
+            raise DatasetError(f"{path} is not a manifest: its size is {size}. Write it with write_manifest.")
         self._count, self._directories = files, directories
         self._directory_bytes, self._name_bytes = directory_bytes, name_bytes
         self._files_end, self._directories_end, self._folders_at, self._names_at, _ = ends
 
     @classmethod
     def open(cls, path: PathLike) -> "Manifest":
-        """Map the manifest at `path`.
+        """Open the manifest at `path`.
 
         Raises:
-            DatasetError: it is missing, cannot be mapped, or is not a manifest.
+            DatasetError: it is missing, cannot be read, or is not a manifest.
         """
-        mapped = None
+        descriptor = -1
         try:
-            with open(path, "rb") as stream:
-                mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            return cls(path, mapped)
-        except (OSError, ValueError, struct.error, DatasetError) as error:
-            if mapped is not None:
-                mapped.close()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return cls(path, descriptor)
+        except (OSError, struct.error, DatasetError) as error:
+            if descriptor >= 0:
+                os.close(descriptor)
             if isinstance(error, DatasetError):
                 raise
             raise DatasetError(f"manifest {path} cannot be opened: {error}. Write it again.") from None
@@ -159,11 +160,20 @@ class Manifest:
     def __len__(self) -> int:
         return int(self._count)
 
+    def _read(self, count: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, count, offset)
+        except OSError as error:
+            raise DatasetError(f"manifest {self.path} cannot be read: {error.strerror}. Check the spool's disk.") from None
+        if len(data) != count:
+            raise DatasetError(f"manifest {self.path} ends at byte {offset + len(data)}. Write it again.")
+        return data
+
     def _slice(self, offsets_at: int, index: int, names_at: int, limit: int) -> bytes:
-        start, end = struct.unpack_from("<2Q", self._map, offsets_at + 8 * index)
+        start, end = _TWO_OFFSETS.unpack(self._read(_TWO_OFFSETS.size, offsets_at + 8 * index))
         if not start <= end <= limit or end - start > MAX_NAME_BYTES:
             raise DatasetError(f"manifest {self.path} is damaged at entry {index}. Write it again.")
-        return self._map[names_at + start : names_at + end]
+        return self._read(end - start, names_at + start)
 
     def __getitem__(self, index: int) -> str:
         """Return file `index`'s path, relative to the root.
@@ -174,7 +184,7 @@ class Manifest:
         """
         if not 0 <= index < self._count:
             raise IndexError(f"file {index} of a manifest of {self._count}")
-        (place,) = struct.unpack_from("<I", self._map, self._directories_end + 4 * index)
+        place = int.from_bytes(self._read(4, self._directories_end + 4 * index), "little")
         if place >= self._directories:
             raise DatasetError(f"manifest {self.path} is damaged at entry {index}. Write it again.")
         name = self._slice(_HEADER.size, index, self._names_at, self._name_bytes)
@@ -184,8 +194,10 @@ class Manifest:
         return os.fsdecode(relative)
 
     def close(self) -> None:
-        """Unmap it."""
-        self._map.close()
+        """Close its file. May be called again."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __enter__(self) -> "Manifest":
         return self

@@ -1,6 +1,6 @@
 """What host and engine say to each other: one frozen dataclass a message, parsed and checked; no pickle.
 
-A message is one or two frames: JSON `{"say": NAME, field: value, ...}`, and for ManifestPart the bytes. Encoding and
+A message is one or two frames: JSON `{"say": NAME, field: value, ...}`, and for FilePart and Part the bytes. Encoding and
 decoding touch no socket. Everything that arrives is hostile until it is decoded: types, ranges and lengths are checked
 here, once.
 """
@@ -8,29 +8,55 @@ here, once.
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from dataclasses import dataclass, fields
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from csd_engine.errors import BadMessage
+from csd_engine.fields import MAX_TEXT
+from csd_engine.fields import an_object as _object
+from csd_engine.fields import anything as _anything
+from csd_engine.fields import checked as _checked
+from csd_engine.fields import count as _count
+from csd_engine.fields import file as _file
+from csd_engine.fields import hex32 as _hex32
+from csd_engine.fields import integer as _integer
+from csd_engine.fields import items as _items
+from csd_engine.fields import kind as _kind
+from csd_engine.fields import list_of as _list
+from csd_engine.fields import name as _name
+from csd_engine.fields import number as _number
+from csd_engine.fields import optional as _optional
+from csd_engine.fields import rate as _rate
+from csd_engine.fields import seconds as _seconds
+from csd_engine.fields import shared_file as _shared_file
+from csd_engine.fields import signed as _signed
+from csd_engine.fields import text as _text
+from csd_engine.fields import truth as _truth
+from csd_engine.fields import tuple_of as _tuple
+from csd_engine.fields import versions as _versions
 
 __all__ = [
     "MAX_FRAME_BYTES",
+    "MAX_PART_BYTES",
     "PROTOCOL",
     "AskStatus",
     "Cancel",
     "Cancelled",
     "CloseJob",
     "Failed",
+    "Fetch",
+    "FilePart",
     "Hello",
     "JobClosed",
     "JobOpen",
     "JobStatus",
     "Lease",
-    "ManifestPart",
+    "Look",
     "Message",
-    "NeedManifest",
+    "NeedFile",
+    "NoPart",
     "OpenJob",
+    "Part",
     "Ping",
     "Pong",
     "Probe",
@@ -38,109 +64,19 @@ __all__ = [
     "Published",
     "Refused",
     "Release",
+    "Seen",
     "Status",
     "Welcome",
     "decode",
     "encode",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 8 << 20
-MAX_TEXT = 4096
-MAX_ITEMS = 1 << 17  # samples of one lease
-MAX_INT = (1 << 63) - 1
+MAX_PART_BYTES = 1 << 20  # of a file or a batch, in one message
 
 Item = Tuple[int, int]
-_Check = Callable[[Any], Any]
-
-
-def _integer(low: int, high: int) -> _Check:
-    def check(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(f"an integer from {low} to {high}")
-        return value
-
-    return check
-
-
-def _text(pattern: str, meaning: str) -> _Check:
-    compiled = re.compile(pattern, re.DOTALL)
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > MAX_TEXT or compiled.fullmatch(value) is None:
-            raise ValueError(meaning)
-        return value
-
-    return check
-
-
-def _list(one: _Check, longest: int) -> _Check:
-    def check(value: Any) -> Tuple[Any, ...]:
-        if not isinstance(value, (list, tuple)) or len(value) > longest:
-            raise ValueError(f"a list of at most {longest}")
-        return tuple(one(entry) for entry in value)
-
-    return check
-
-
-def _tuple(*checks: _Check) -> _Check:
-    def check(value: Any) -> Tuple[Any, ...]:
-        if not isinstance(value, (list, tuple)) or len(value) != len(checks):
-            raise ValueError(f"a list of exactly {len(checks)}")
-        return tuple(one(entry) for one, entry in zip(checks, value))
-
-    return check
-
-
-def _object(value: Any) -> Dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("an object")
-    return value
-
-
-def _versions(value: Any) -> Dict[str, str]:
-    if not isinstance(value, dict) or len(value) > 32:
-        raise ValueError("an object of at most 32 texts")
-    return {_anything(name): _anything(text) for name, text in value.items()}
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise ValueError("a number of seconds")
-    return float(value)
-
-
-def _number(low: float, high: float) -> _Check:
-    def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise ValueError(f"a number from {low:g} to {high:g}")
-        return float(value)
-
-    return check
-
-
-def _optional(one: _Check) -> _Check:
-    return lambda value: None if value is None else one(value)
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-_rate = _number(0, 1e9)
-_anything = _text(r".*", f"a text of at most {MAX_TEXT} characters")
-_count = _integer(0, MAX_INT)
-_signed = _integer(-(1 << 63), (1 << 64) - 1)
-_name = _text(r"[A-Za-z0-9_-]{1,64}", "a name of 1 to 64 letters, digits, '-' or '_'")
-_hex32 = _text(r"[0-9a-f]{32}", "32 hex digits")
-_file = _text(r"[A-Za-z0-9_-]{1,64}/[0-9a-f]{32}\.[0-9]{1,19}\.safetensors", "a batch file below the spool")
-_items = _list(_tuple(_count, _count), MAX_ITEMS)
-
-
-def _checked(check: _Check) -> Any:
-    return field(metadata={"check": check})
+Payload = Union[bytes, memoryview]
 
 
 class JobStatus(NamedTuple):
@@ -213,20 +149,39 @@ class JobOpen(Message):
 
 
 @dataclass(frozen=True)
-class NeedManifest(Message):
-    """Engine: send the part of this manifest that begins at byte `offset`; answered once per part (flow control)."""
+class NeedFile(Message):
+    """Engine: send the part of this manifest or array that begins at byte `offset`; answered once per part (flow control)."""
 
+    kind: str = _checked(_kind)
     fingerprint: str = _checked(_hex32)
     offset: int = _checked(_count)
 
 
 @dataclass(frozen=True)
-class ManifestPart(Message):
-    """Host: a piece of a manifest of `total` bytes, from `offset`; the second frame holds it, zlib-compressed."""
+class FilePart(Message):
+    """Host: a piece of a file of `total` bytes, from `offset`; the second frame holds it, a manifest's zlib-compressed."""
 
+    kind: str = _checked(_kind)
     fingerprint: str = _checked(_hex32)
     offset: int = _checked(_count)
     total: int = _checked(_count)
+
+
+@dataclass(frozen=True)
+class Look(Message):
+    """Host: tell what you see in `file`, which I have put below the spool as I see it, and show me a file of yours."""
+
+    file: str = _checked(_shared_file)
+
+
+@dataclass(frozen=True)
+class Seen(Message):
+    """Engine: digest of that file's content (empty: not seen), and a file of mine below the spool with its digest."""
+
+    file: str = _checked(_shared_file)
+    digest: str = _checked(_anything)
+    own: str = _checked(_name)
+    own_digest: str = _checked(_hex32)
 
 
 @dataclass(frozen=True)
@@ -241,7 +196,9 @@ class Probe(Message):
 
 @dataclass(frozen=True)
 class ProbeDone(Message):
-    """Engine: `datasets.sample_digest` of each item, in order; for one that failed, 'error: ' and the reason."""
+    """Engine: `samples.sample_digest` of each item, in order; for one that failed, 'error: ' and the reason, or
+    'refused: ' where a user's operator does not run there.
+    """
 
     job: str = _checked(_name)
     digests: Tuple[str, ...] = _checked(_list(_anything, 256))
@@ -269,6 +226,36 @@ class Published(Message):
     file: str = _checked(_file)
     file_bytes: int = _checked(_count)
     busy_s: float = _checked(_seconds)
+
+
+@dataclass(frozen=True)
+class Fetch(Message):
+    """Host: send these bytes of a published batch file; `number` is repeated in the answer. It asks for a few parts ahead,
+    no more: nothing else bounds what waits here to be sent.
+    """
+
+    number: int = _checked(_count)
+    job: str = _checked(_name)
+    lease: int = _checked(_count)
+    offset: int = _checked(_count)
+    length: int = _checked(_integer(1, MAX_PART_BYTES))
+
+
+@dataclass(frozen=True)
+class Part(Message):
+    """Engine: bytes of a batch file from `offset`, in the second frame. Answers come in the order of the questions."""
+
+    number: int = _checked(_count)
+    offset: int = _checked(_count)
+
+
+@dataclass(frozen=True)
+class NoPart(Message):
+    """Engine: the bytes from `offset` cannot be sent."""
+
+    number: int = _checked(_count)
+    offset: int = _checked(_count)
+    reason: str = _checked(_anything)
 
 
 @dataclass(frozen=True)
@@ -373,9 +360,10 @@ class JobClosed(Message):
 
 
 _MESSAGES: Tuple[Type[Message], ...] = (
-    Hello, Welcome, Refused, OpenJob, JobOpen, NeedManifest, ManifestPart, Probe, ProbeDone, Lease, Published, Failed,
-    Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, CloseJob, JobClosed,
+    Hello, Welcome, Refused, OpenJob, JobOpen, NeedFile, FilePart, Look, Seen, Probe, ProbeDone, Lease, Published, Fetch,
+    Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, CloseJob, JobClosed,
 )  # fmt: skip
+_WITH_PAYLOAD = (FilePart, Part)
 _BY_NAME = {message.__name__: message for message in _MESSAGES}
 
 
@@ -384,7 +372,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
-def encode(message: Message, payload: Optional[bytes] = None) -> List[bytes]:
+def encode(message: Message, payload: Optional[Payload] = None) -> List[Payload]:
     """Return the message's frames.
 
     Raises:
@@ -408,8 +396,8 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not allowed")
 
 
-def decode(frames: Sequence[bytes]) -> Tuple[Message, bytes]:
-    """Return the message and its payload (empty where there is none).
+def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:
+    """Return the message and its payload (empty where there is none), which is not copied.
 
     Raises:
         BadMessage: not a message, or a field is missing, unknown or out of range.
@@ -426,7 +414,7 @@ def decode(frames: Sequence[bytes]) -> Tuple[Message, bytes]:
     names = {one.name for one in fields(kind)}
     if set(data) != names:
         raise BadMessage(f"message {kind.__name__} has fields {sorted(data)!r:.200}, expected were {sorted(names)}.")
-    if (len(frames) == 2) != (kind is ManifestPart):
+    if (len(frames) == 2) != (kind in _WITH_PAYLOAD):
         raise BadMessage(f"message {kind.__name__} came with {len(frames)} frames.")
     checked = {one.name: _check(kind.__name__, one, data[one.name]) for one in fields(kind)}
-    return kind(**checked), bytes(frames[1]) if len(frames) == 2 else b""
+    return kind(**checked), frames[1] if len(frames) == 2 else b""

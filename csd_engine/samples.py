@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import numpy as np
 
 from csd_engine.datasets import Reader
-from csd_engine.errors import SampleError
+from csd_engine.errors import OperatorFailed, SampleError
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import Pipeline
 
@@ -35,6 +35,7 @@ def prepare_sample(
     epoch: int,
     out: np.ndarray,
     boxes: Optional[np.ndarray] = None,
+    before_decoding: Optional[Callable[[int, int], None]] = None,
 ) -> None:
     """Read one sample and run the pipeline on it. Host and engine both call this, and nothing else.
 
@@ -45,6 +46,7 @@ def prepare_sample(
         seed, epoch: with the item, the key of all random draws.
         out: uint8 (height, width, channels), filled.
         boxes: int32 (boxes, 4), filled, or None for a pipeline without masks.
+        before_decoding: called with the image's width and height, known from its header.
 
     Raises:
         SampleError: the sample cannot be read, decoded or transformed.
@@ -54,9 +56,13 @@ def prepare_sample(
     try:
         image = reader.image(index)
         with image:
+            if before_decoding is not None:
+                before_decoding(*image.size)
             pipeline.run(image, Keyed(seed, epoch, index, occurrence), out, boxes)
     except SampleError:
         raise
+    except OperatorFailed as error:
+        raise SampleError(reader.where(index), str(error), by_operator=True) from (error.__cause__ or error)
     except Exception as error:  # decoders raise nearly anything on a damaged file
         raise SampleError(
             reader.where(index) if 0 <= index < len(reader) else f"{index} of {len(reader)}",

@@ -1,23 +1,29 @@
 """The engine's spool on disk: job directories, the quota and the reserve of free space. One engine a spool.
 
 SPOOL/.lock                 held (flock) by the engine that uses it
+SPOOL/.large                held by the worker that decodes a large image (csd_engine.turnstile)
 SPOOL/job-N-HEX/            one job's batch files
-SPOOL/manifests/            manifests by fingerprint, kept from job to job
-SPOOL/files/                arrays that hosts put here for their jobs; read, never written
+SPOOL/here-HEX              random content: a host that can tell it sees this very spool
+SPOOL/manifests/, arrays/   what hosts have sent, by fingerprint, kept from job to job
+SPOOL/files/                a directory a host, with arrays for its jobs; read here, and removed once the host is gone
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
 from pathlib import Path
 from typing import Optional, Union
 
-from csd_engine.errors import SpoolError
+from csd_engine.errors import EngineError, SpoolError
+from csd_engine.regular import open_regular
 
-__all__ = ["Spool", "free_bytes", "remove_tree"]
+__all__ = ["Spool", "free_bytes", "look_at", "remove_tree"]
+
+_LOOK_BYTES = 4096
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -31,6 +37,22 @@ def free_bytes(directory: PathLike) -> int:
 def remove_tree(directory: PathLike) -> None:
     """Remove a directory with all in it; what is missing or vanishes meanwhile is no error."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def look_at(path: PathLike, beneath: Optional[PathLike] = None) -> str:
+    """Return a digest (32 hex digits) of a small file's content, or nothing where it cannot be seen.
+
+    For both sides: whoever can tell what the other one has just written sees the same file system.
+    """
+    directory = os.path.dirname(os.path.abspath(path))
+    try:
+        os.listdir(directory)  # a network file system's client asks its server again
+        allowed = None if beneath is None else [os.path.realpath(beneath)]
+        with open(open_regular(os.fspath(path), allowed), "rb") as stream:
+            content = stream.read(_LOOK_BYTES)
+    except (OSError, EngineError):
+        return ""
+    return hashlib.blake2b(content, digest_size=16).hexdigest() if content else ""
 
 
 def _gib(size: int) -> str:
@@ -53,6 +75,9 @@ class Spool:
     def __init__(self, directory: PathLike, quota_batches: int, quota_bytes: int, reserve_bytes: int) -> None:
         self.directory = Path(os.path.abspath(directory))
         self.files = self.directory / "files"
+        self.manifests = self.directory / "manifests"
+        self.arrays = self.directory / "arrays"
+        self.sign = self.directory / f"here-{secrets.token_hex(8)}"
         self.quota_batches, self.quota_bytes, self.reserve_bytes = quota_batches, quota_bytes, reserve_bytes
         self.batches = 0
         self.bytes = 0
@@ -71,15 +96,24 @@ class Spool:
             else:
                 why, advice = str(error.strerror), "Create it, make it writable, or choose another one with --spool."
             raise SpoolError(f"spool {self.directory} cannot be used: {why}. {advice}") from None
-        for left in self.directory.glob("job-*"):
-            remove_tree(left)
+        self._clear()
         try:
             if self.files.is_symlink():
                 self.files.unlink()  # what it leads to would be readable to every host
             self.files.mkdir(exist_ok=True)
+            self.sign.write_text(secrets.token_hex(16), "ascii")
         except OSError as error:
             self.close()
             raise SpoolError(f"{self.files} cannot be made: {error.strerror}. Make the spool writable.") from None
+
+    def _clear(self) -> None:
+        for left in self.directory.glob("job-*"):
+            remove_tree(left)
+        for left in self.directory.glob("here-*"):
+            try:
+                left.unlink()
+            except OSError:
+                pass
 
     def make_job_directory(self) -> Path:
         """Make and return a new job's directory; SpoolError if that fails."""
@@ -137,15 +171,19 @@ class Spool:
         except OSError:
             return 0
 
+    def room_bytes(self) -> int:
+        """Return what may be written beside batch files: the free bytes above the reserve."""
+        return self.free_bytes() - self.reserve_bytes
+
     def close(self) -> None:
-        """Remove the job directories and let go of the spool; the manifests stay."""
+        """Remove the job directories and let go of the spool; what hosts have sent stays."""
         if self._lock < 0:
             return
-        for left in self.directory.glob("job-*"):
-            remove_tree(left)
-        try:
-            os.unlink(self.directory / ".lock")
-        except OSError:
-            pass
+        self._clear()
+        for name in (".large", ".lock"):
+            try:
+                os.unlink(self.directory / name)
+            except OSError:
+                pass
         os.close(self._lock)
         self._lock = -1

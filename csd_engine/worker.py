@@ -1,7 +1,7 @@
 """A worker process of the engine: takes one lease at a time from its pipe and fills the batch file sample by sample.
 
-`python -m csd_engine.worker [--slowdown F]`, JSON lines on standard input and output. Between two samples it looks
-whether the lease was cancelled; when its pipe closes it drops what it has begun and exits.
+`python -m csd_engine.worker [--slowdown F] [--turnstile FILE --large-bytes N]`, JSON lines on standard input and output.
+Between two samples it looks whether the lease was cancelled; when its pipe closes it drops what it has begun and exits.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
-from csd_engine.errors import EngineError, SampleError, SpoolError, SpoolFull
+from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
+from csd_engine.turnstile import Turnstile
 
 __all__ = ["Worker", "main"]
 
@@ -77,7 +79,8 @@ class Slowdown:
 class Worker:
     """The loop. `channel` brings commands and takes reports."""
 
-    def __init__(self, channel: WorkerChannel, slowdown: float = 1.0) -> None:
+    def __init__(self, channel: WorkerChannel, slowdown: float, turnstile: Turnstile) -> None:
+        self._turnstile = turnstile
         self._channel = channel
         self._slowdown = Slowdown(slowdown)
         self._jobs: Dict[str, Any] = {}
@@ -108,7 +111,9 @@ class Worker:
     def _job(self, command: Dict[str, Any]) -> None:
         try:
             roots = Roots.from_data(command["roots"])
-            pipeline = Pipeline.parse(command["pipeline"])
+            operators = command["operators"]
+            calls = None if operators is None else OperatorDirectory(operators).call
+            pipeline = Pipeline.parse(command["pipeline"], calls)
             layout = Layout.parse(command["layout"])
             manifests = command["manifests"]
             reader = open_reader(
@@ -187,12 +192,19 @@ class Worker:
         seed, epoch, lease = command["seed"], command["epoch"], command["lease"]
         reported = time.monotonic()
         for row, (index, occurrence) in enumerate(command["items"]):
-            prepare_sample(job.reader, job.pipeline, (index, occurrence), seed, epoch, job.image, job.boxes)
+            self._prepare(job, (index, occurrence), seed, epoch)
             writer.write(row, job.image, job.boxes)
             self._pace(lease)
             if time.monotonic() - reported >= PROGRESS_S:
                 reported = time.monotonic()
                 self._channel.send("progress", job=command["job"], lease=lease, samples=row + 1)
+
+    def _prepare(self, job: _OpenJob, item: Tuple[int, int], seed: int, epoch: int) -> None:
+        """Fill the job's image and boxes; large images wait for their turn among the workers."""
+        try:
+            prepare_sample(job.reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
+        finally:
+            self._turnstile.leave()
 
     def _probe(self, command: Dict[str, Any]) -> None:
         job = self._jobs[command["job"]]
@@ -202,10 +214,11 @@ class Worker:
                 if isinstance(job, EngineError):
                     raise job
                 item = (index, occurrence)
-                prepare_sample(job.reader, job.pipeline, item, command["seed"], command["epoch"], job.image, job.boxes)
+                self._prepare(job, item, command["seed"], command["epoch"])
                 digests.append(sample_digest(job.image, job.boxes))
             except EngineError as error:
-                digests.append(f"error: {error}")
+                by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
+                digests.append(f"{'refused' if by_operator else 'error'}: {error}")
             self._look(None, 0)
         self._channel.send("probed", job=command["job"], digests=digests)
 
@@ -222,12 +235,16 @@ def main(arguments: Optional[List[str]] = None) -> None:
     """Run a worker on this process's standard input and output."""
     parser = argparse.ArgumentParser(prog="python -m csd_engine.worker", description="The engine starts these.")
     parser.add_argument("--slowdown", type=float, default=1.0)
+    parser.add_argument("--turnstile", default="", metavar="FILE")
+    parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
     _die_with_the_service()
-    reports = os.dup(1)
+    commands, reports = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may a forgotten breakpoint() in a user's operator eat commands
     os.dup2(2, 1)  # a stray print must not garble the reports
-    Worker(WorkerChannel(0, reports), options.slowdown).run()
+    turnstile = Turnstile(options.turnstile, options.large_bytes)
+    Worker(WorkerChannel(commands, reports), options.slowdown, turnstile).run()
 
 
 if __name__ == "__main__":

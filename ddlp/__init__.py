@@ -12,10 +12,20 @@ if TYPE_CHECKING:
     from ddlp.datasets import ImageArrays, ImageFiles
     from ddlp.errors import DDLPError, Untranslatable
     from ddlp.loader import DDLPLoader
+    from ddlp.operators import load_operators
     from ddlp.report import EpochReport
     from ddlp.sources.device import Device
 
-__all__ = ["DDLPError", "DDLPLoader", "Device", "EpochReport", "ImageArrays", "ImageFiles", "Untranslatable"]
+__all__ = [
+    "DDLPError",
+    "DDLPLoader",
+    "Device",
+    "EpochReport",
+    "ImageArrays",
+    "ImageFiles",
+    "Untranslatable",
+    "load_operators",
+]
 __version__ = "0.1.0"
 
 _WHERE = {
@@ -26,6 +36,7 @@ _WHERE = {
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
     "Untranslatable": "ddlp.errors",
+    "load_operators": "ddlp.operators",
 }
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -23,34 +22,14 @@ from csd_engine.errors import WrongPixels
 from ddlp.ledger import Cancel, Ledger, Side
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
+from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
 from ddlp.strategies import Strategy
 
 LOOK_UP_S = 1.0
 VANISHED_S = 2.0  # a file that is gone is told after this long, unless its device turns out to be gone as well
+FETCHERS = 2  # one batch comes over the network, or waits for a slow file system, while another one is finished
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
-
-
-class DeviceJob(Protocol):
-    """What an epoch asks of a device that has joined it. None of these blocks."""
-
-    def lease(self, lease: int, position: int) -> None:
-        """Prepare the batch at this position."""
-
-    def cancel(self, lease: int) -> None:
-        """Stop working on this lease."""
-
-    def release(self, lease: int) -> None:
-        """The file of this lease is not needed any more."""
-
-    def waiting(self, waiting: bool) -> None:
-        """Training waits for a batch (or does not any more)."""
-
-    def read(self, lease: int, position: int, path: Path) -> Pixels:
-        """A published batch, verified. Blocks; raises `csd_engine.errors.DamagedBatch` or OSError."""
-
-    def close(self) -> None:
-        """Nothing more is wanted."""
 
 
 @dataclass
@@ -109,16 +88,19 @@ class EpochRun:
         self._ready: dict[int, Pixels | _Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
         self._jobs: dict[str, DeviceJob] = {}
-        self._gone: set[str] = set()
+        self._gone: set[str] = set()  # lost; may come back
+        self._barred: set[str] = set()  # not to be used again in this epoch
+        self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
         self._counts = _Counts()
         self._closing = False
         self._error: BaseException | None = None
         self._warnings: list[str] = []
         self._vanished: list[tuple[float, str, str]] = []  # (when, device, warning): files gone, perhaps with their device
         self._notes: dict[str, str] = {}
+        self._remarks: dict[str, str] = {}
         self._pid = os.getpid()
         rates.host.parallel = workers
-        loops = [self._host_worker] * workers + ([self._fetcher] if ledger.devices else [])
+        loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
         self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
         for thread in self._threads:
             thread.start()
@@ -140,7 +122,10 @@ class EpochRun:
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # it holds this frame by its traceback: a circle would keep the loader
                 position = self.strategy.next_delivery()
                 if position is not None:
                     break
@@ -167,7 +152,10 @@ class EpochRun:
             counts.samples += self.recipe.plan.size(position)
             self._act()
         if isinstance(made, _Failure):
-            raise made.error
+            try:
+                raise made.error
+            finally:
+                del made  # as above
         return Delivered(position, side, made.images, made.boxes)
 
     def extend(self, batches: int, ended: bool) -> None:
@@ -204,7 +192,7 @@ class EpochRun:
                 host_cpu_s=counts.host_cpu_s,
                 rate_cpu=None if r_cpu is None else r_cpu * self._full_batch,
                 rate_csd=None if r_csd is None else r_csd * self._full_batch,
-                notes=tuple(f"{device}: {text}" for device, text in self._notes.items() if text),
+                notes=tuple(f"{d}: {text}" for said in (self._remarks, self._notes) for d, text in said.items() if text),
             )
 
     def delivered(self) -> list[tuple[int, int]]:
@@ -222,13 +210,14 @@ class EpochRun:
             self._counts.ended_s = self._counts.ended_s or time.monotonic()
             jobs, self._jobs = list(self._jobs.values()), {}
             self._wake.notify_all()
+            self._ends.notify_all()
         if not first:
             return
+        for job in jobs:
+            job.close()  # first: a batch that is on the way is not waited for
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        for job in jobs:
-            job.close()
         self._ready.clear()
         self.recipe.reader.close()
         self._on_closed()
@@ -254,6 +243,7 @@ class EpochRun:
                 if self.ledger.made(claim) and made is not None:
                     self._ready[position] = made
                 self._act()
+            made = None  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
     def _next_claim(self) -> tuple[int, int] | None:
         with self._lock:
@@ -291,7 +281,7 @@ class EpochRun:
                 self._counts.host_cpu_s += time.thread_time() - cpu
                 if made is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
-                    if self.ledger.damaged(lease) and self.ledger.devices[device].alive:
+                    if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
                         text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
                         if vanished:
                             self._vanished.append((time.monotonic(), device, text))
@@ -305,6 +295,8 @@ class EpochRun:
         with self._lock:
             if device not in self._gone:
                 self._gone.add(device)
+                self._barred.add(device)
+                self._ends.notify_all()
                 self.ledger.distrust(device)
                 self._warnings.append(f"device {device} is not used any more in this epoch: {reason}.")
                 self._act()
@@ -320,15 +312,34 @@ class EpochRun:
         return None
 
     def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
-        """A device may be given leases from now on."""
+        """A device may be given leases from now on; one that was lost comes back so."""
         with self._lock:
-            if not self._closing and device not in self._gone:  # it may be lost before it has joined
-                self._jobs[device] = job
+            before: DeviceJob | None = job
+            if not self._closing and device not in self._barred:
+                if device in self._gone:
+                    self._gone.remove(device)
+                    self._warnings.append(f"device {device} is back.")
+                before = self._jobs.get(device)
+                self._notes.pop(device, None)
                 self.rates.device(device).parallel = workers
                 self.ledger.join(device, quota=quota, window=workers + 1)
+                self._drain()  # what it published before goes with the job it had then
+                self._jobs[device] = job
                 self._act()
-                return
-        job.close()
+        if before is not None:
+            before.close()
+
+    def lost_or_over(self, device: str) -> bool:
+        """Wait until a device is lost, or the epoch is over for it. True where it was lost and may come back."""
+        with self._lock:
+            while not (self._closing or device in self._gone):
+                self._ends.wait()
+            return not self._closing and device not in self._barred
+
+    def over_within(self, seconds: float) -> bool:
+        """Wait, but not longer than the epoch. True where it is over."""
+        with self._lock:
+            return self._ends.wait_for(lambda: self._closing, seconds)
 
     def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
         """A device's batch stands in the spool."""
@@ -352,6 +363,11 @@ class EpochRun:
         with self._lock:
             self._warnings.append(text)
 
+    def remark(self, device: str, text: str) -> None:
+        """What the report should tell about a device."""
+        with self._lock:
+            self._remarks[device] = text
+
     def note(self, device: str, text: str) -> None:
         """What a device says of itself (its spool is full, ...): for the report."""
         with self._lock:
@@ -374,9 +390,11 @@ class EpochRun:
             if self._closing or device in self._gone:
                 return
             self._gone.add(device)
+            self._ends.notify_all()
             self._vanished = [one for one in self._vanished if one[1] != device]  # an engine that ends removes its files
             self.ledger.leave(device)
             if error is not None:
+                self._barred.add(device)
                 self._error = error
             else:
                 self._warnings.append(f"device {device} is gone ({reason}); the host prepares its batches.")
@@ -390,13 +408,16 @@ class EpochRun:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published
                 while (position := self.strategy.next_lease(device, time.monotonic())) is not None:
                     job.lease(self.ledger.lease(device, position, time.monotonic()), position)
+        self._drain()
+        self._wake.notify_all()
+
+    def _drain(self) -> None:
         while self.ledger.effects:
             effect = self.ledger.effects.popleft()
             self._files.pop(effect.lease, None)
             job_ = self._jobs.get(effect.device)
             if job_ is not None:
                 job_.cancel(effect.lease) if isinstance(effect, Cancel) else job_.release(effect.lease)
-        self._wake.notify_all()
 
     def _tell_waiting(self, waiting: bool) -> None:
         for job in self._jobs.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddlp.errors import Untranslatable
+from ddlp.operators import operator_files
 from ddlp.plan import is_built_in
 from ddlp.portable import portable
 
@@ -28,7 +29,8 @@ def explain(loader: DDLPLoader) -> str:
         return "\n".join(lines)
     height, width, channels = found.shape
     parts = ", ".join(f"{part.name} ({len(part):,} samples)" for part in found.dataset.parts)
-    ops = " -> ".join(op["op"] for op in found.pipeline.to_data()["ops"]) or "nothing but decoding"
+    named = [op["function"] if op["op"] == "User" else op["op"] for op in found.pipeline.to_data()["ops"]]
+    ops = " -> ".join(named) or "nothing but decoding"
     epilogue = found.epilogue
     lines += [
         f"data set   {parts}: images and indices travel, targets stay here and are joined by index",
@@ -39,6 +41,12 @@ def explain(loader: DDLPLoader) -> str:
         + ("nothing" if epilogue.table is None else "ToTensor, Normalize and type changes, as one table where the batch lands")
         + f"; delivered as {epilogue.dtype}".replace("torch.", ""),
     ]
+    for file in operator_files(found.pipeline):
+        functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
+        lines.append(
+            f"yours      {', '.join(functions)} of {file.name} ({file.hash}): runs on a device that has the file, which "
+            f"`ddlp deploy ... --operators {file.name}` copies there by SSH; an engine on this machine is given it"
+        )
     if not is_built_in(loader._index_sampler):
         lines.append(
             f"sampler    {type(loader._index_sampler).__name__} is yours: read no further ahead than DataLoader would "
@@ -47,11 +55,18 @@ def explain(loader: DDLPLoader) -> str:
     unused = [name for name in ("worker_init_fn", "multiprocessing_context") if getattr(loader, name) is not None]
     if unused:
         lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
+    if strategy != "cpu":
+        lines.append(f"transfer   {TRANSFER[loader.transfer]}")
     if strategy == "cpu":
         lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
     return "\n".join(lines)
 
 
+TRANSFER = {
+    None: "through the device's spool where this host sees the same one (tried when it joins), else over its engine's socket",
+    "shared": "through the device's spool, which this host must see",
+    "stream": "over the engine's socket",
+}
 ORDER = {
     "cpu": "this host alone, in the sampler's order",
     "csd": "the device alone, in the sampler's order",

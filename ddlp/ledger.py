@@ -185,10 +185,14 @@ class Ledger:
         self.devices.setdefault(device, Account()).joining = True
 
     def join(self, device: str, *, quota: int, window: int) -> None:
-        """A device may be given leases: ``quota`` batches in its spool, ``window`` of them unpublished."""
+        """A device may be given leases: ``quota`` batches in its spool, ``window`` of them unpublished.
+
+        One that was lost may join again. What it had published then and nobody has read went with it.
+        """
+        self._drop_published(device)
         account = self.devices.setdefault(device, Account())
         account.quota, account.window = quota, window
-        account.alive, account.joining = True, False
+        account.alive, account.joining, account.held_back = True, False, False
 
     def leave(self, device: str) -> int:
         """A device is gone. Its unpublished leases come back; what it published may still be read.
@@ -214,6 +218,9 @@ class Ledger:
     def distrust(self, device: str) -> None:
         """A device has computed wrong pixels: it gets no more leases, and what it published is not used."""
         self.leave(device)
+        self._drop_published(device)
+
+    def _drop_published(self, device: str) -> None:
         for position in list(self.in_spool):
             entry = self._open[position]
             if entry.device == device:

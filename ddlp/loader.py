@@ -28,9 +28,10 @@ from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
-from ddlp.sources.csd import join
+from ddlp.sources.csd import attend
 from ddlp.sources.embedded import EmbeddedOptions
 from ddlp.sources.reach import Device, Keep, Reach
+from ddlp.sources.sharing import TRANSFERS
 from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.usercode import KeyedView, UserCodeIterator, iterate_user_code
 
@@ -55,6 +56,8 @@ class DDLPLoader(DataLoader):
         seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
             does. The order of samples comes from torch's generators in any case.
         ratio: ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
+        transfer: how a device's batches come: ``"shared"`` through its spool, which this host must see; ``"stream"`` over the
+            engine's socket. None: through the spool where both sides prove to see the same one, else over the socket.
         spool: directory for the engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
         spool_bytes: what the embedded engine may hold there; None: half of what is free, 8 GiB at most.
         audit: the host makes one sample in every ``audit`` batches of the device again and compares it.
@@ -98,6 +101,7 @@ class DDLPLoader(DataLoader):
         device: str | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
+        transfer: str | None = None,
         spool: str | None = None,
         spool_bytes: int | None = None,
         audit: int | None = None,
@@ -131,6 +135,7 @@ class DDLPLoader(DataLoader):
         self.device = device
         self.seed = seed
         self.ratio = ratio
+        self.transfer = transfer
         self.spool = spool
         self.spool_bytes = spool_bytes
         self.audit = audit
@@ -157,6 +162,8 @@ class DDLPLoader(DataLoader):
             raise ValueError(f"strategy={self.strategy!r}: expected one of {', '.join(STRATEGIES)}, or None")
         if self.ratio is not None and (self.strategy != "mte" or not 0 <= self.ratio <= 1):
             raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy='mte'")
+        if self.transfer not in (None, *TRANSFERS):
+            raise ValueError(f"transfer={self.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
         if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):
             raise ValueError(f"audit={self.audit!r}: a number of batches, 1 or more, or None")
         if self.seed is not None and not isinstance(self.seed, int):
@@ -275,16 +282,15 @@ class DDLPLoader(DataLoader):
             iterator.keep = self._keep
             for device in devices:
                 threading.Thread(
-                    target=join,
+                    target=attend,
                     args=(iterator.run, device, now.dataset, partial(reach.place, device)),
                     kwargs=dict(
                         batch=iterator.largest,
                         audit=self.audit,
-                        met_before=device in reach.met,
-                        on_met=partial(reach.met.add, device),
+                        met=reach.met,
                         allow_different_bits=self.allow_different_bits,
                     ),
-                    name=f"ddlp-join-{device}",
+                    name=f"ddlp-attend-{device}",
                     daemon=True,
                 ).start()
         return iterator
@@ -298,7 +304,7 @@ class DDLPLoader(DataLoader):
     def _reached(self) -> Reach:
         if self._reach is None or self._reach.pid != os.getpid():  # else inherited over a fork: the parent's
             options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
-            self._reach = Reach(self._devices, options)
+            self._reach = Reach(self._devices, options, self.transfer)
             self._keep = Keep()
             weakref.finalize(self._keep, end_aside, os.getpid(), self._reach.close)
         return self._reach

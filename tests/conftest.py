@@ -10,7 +10,10 @@ import importlib.util
 
 import pytest
 
-REAL_PROCESSES = ("ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/test_embedded", "csd_engine/test_engine")
+REAL_PROCESSES = (
+    "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/test_embedded", "ddlp/test_operators_travel",
+    "ddlp/deploy/", "board/", "csd_engine/test_engine", "csd_engine/test_supervisor",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

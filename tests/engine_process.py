@@ -100,10 +100,16 @@ class Recipe:
 
 
 class EngineProcess:
-    """`python -m csd_engine` with fresh keys and a spool below `home`."""
+    """`python -m csd_engine` with fresh keys and a spool below `home`; `within` is a command that runs it elsewhere."""
 
     def __init__(
-        self, home: Path, *arguments: str, listen: str | None = None, keys: Path | None = None, workers: int | None = 1
+        self,
+        home: Path,
+        *arguments: str,
+        listen: str | None = None,
+        keys: Path | None = None,
+        workers: int | None = 1,
+        within: tuple[str, ...] = (),
     ) -> None:
         self.home = home
         self.spool = home / "spool"
@@ -111,6 +117,7 @@ class EngineProcess:
         listen = listen or f"ipc://{home}/s"
         self.process = subprocess.Popen(
             [
+                *within,
                 sys.executable,
                 "-m",
                 "csd_engine",

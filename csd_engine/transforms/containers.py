@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 from csd_engine.keyed import Keyed
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 
-__all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "common", "group_out"]
+__all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "common", "group_out", "leaves"]
 
 Group = Tuple[Operator, ...]
 
@@ -18,6 +18,16 @@ def group_out(group: Group, shape: Shape) -> Shape:
     for operator in group:
         shape = operator.out(shape)
     return shape
+
+
+def leaves(group: Group) -> Iterator[Operator]:
+    """All operators in the group and in its containers that are no containers themselves."""
+    for operator in group:
+        if isinstance(operator, Container):
+            for inner in operator.groups:
+                yield from leaves(inner)
+        else:
+            yield operator
 
 
 def common(first: Shape, second: Shape) -> Shape:

@@ -42,13 +42,13 @@ class Canvas:
     def crop(self, top: int, left: int, height: int, width: int) -> None:
         """Keep a rectangle inside the image; nothing to do if it is the whole image."""
         if (top, left, height, width) != (0, 0, self.height, self.width):
-            self._resized(height, width)
+            self.resized(height, width)
             self.steps.append(steps.Crop(top, left, height, width))
 
     def resize(self, height: int, width: int, interpolation: str) -> None:
         """Resample; nothing to do if the size is right already, as in torchvision."""
         if (height, width) != (self.height, self.width):
-            self._resized(height, width)
+            self.resized(height, width)
             self.steps.append(steps.Resize(height, width, interpolation))
 
     def flip(self, horizontal: bool) -> None:
@@ -66,7 +66,7 @@ class Canvas:
                 raise PipelineError(f"Pad: fill={list(fill)!r} doesn't fit an image of {self.channels} channel(s); "
                                     "give one value, or one a channel")
             values = fill if len(fill) == self.channels else fill * self.channels
-            self._resized(self.height + top + bottom, self.width + left + right)
+            self.resized(self.height + top + bottom, self.width + left + right)
             self.steps.append(steps.Pad(left, top, right, bottom, values, padding_mode))
 
     def gray(self, channels: int) -> None:
@@ -75,7 +75,8 @@ class Canvas:
             self.steps.append(steps.Gray(channels))
         self.channels = channels
 
-    def _resized(self, height: int, width: int) -> None:
+    def resized(self, height: int, width: int) -> None:
+        """The image has this size from here on; PipelineError where it is out of bounds."""
         if not (0 < height <= checks.MAX_SIDE and 0 < width <= checks.MAX_SIDE and height * width <= checks.MAX_PIXELS):
             raise PipelineError(f"an image of {self.width}x{self.height} would become {width}x{height} (width x "
                                 f"height): sides must be 1 to {checks.MAX_SIDE} and pixels at most "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from typing import Any, Dict, List, Tuple, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 from csd_engine.errors import PipelineError
-from csd_engine.transforms import containers, masks, operators
+from csd_engine.transforms import containers, masks, operators, user
 from csd_engine.transforms.checks import probability, weights
-from csd_engine.transforms.containers import Container, Group
+from csd_engine.transforms.containers import Group, leaves
 
 __all__ = ["parse_ops", "require_keys"]
 
@@ -22,7 +22,7 @@ LEAVES: Dict[str, Type[operators.Operator]] = {
     for cls in (
         operators.Resize, operators.CenterCrop, operators.RandomResizedCrop, operators.RandomCrop, operators.Pad,
         operators.RandomHorizontalFlip, operators.RandomVerticalFlip, operators.Grayscale, operators.RandomGrayscale,
-        masks.RandomErasing, masks.Cutout,
+        masks.RandomErasing, masks.Cutout, user.User,
     )
 }
 CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder")
@@ -48,12 +48,14 @@ def require_keys(data: Any, keys: List[str], where: str) -> None:
                                 f"it takes {keys!r} (is the other side's version newer?)")
 
 
-def parse_ops(data: Any, where: str = "ops") -> Tuple[Group, int]:
+def parse_ops(data: Any, where: str = "ops", calls: Optional[user.Calls] = None) -> Tuple[Group, int]:
     """Operators from their plain data, and the number of mask boxes a sample has.
 
-    Raises PipelineError, which quotes the operator, the parameter and its value.
+    ``calls`` finds the user's own functions; without it a pipeline that has any can be looked at, but not run.
+
+    Raises PipelineError, which quotes the operator, the parameter and its value, and what ``calls`` raises.
     """
-    parser = _Parser()
+    parser = _Parser(calls)
     group = parser.group(data, where, 0)
     if parser.masked(group) and parser.boxes > MAX_BOXES:
         raise PipelineError(f"{where}: {parser.boxes} mask boxes a sample; at most {MAX_BOXES} are allowed")
@@ -61,7 +63,8 @@ def parse_ops(data: Any, where: str = "ops") -> Tuple[Group, int]:
 
 
 class _Parser:
-    def __init__(self) -> None:
+    def __init__(self, calls: Optional[user.Calls]) -> None:
+        self.calls = calls
         self.operators = 0
         self.boxes = 0
 
@@ -94,6 +97,8 @@ class _Parser:
         if isinstance(operator, masks.Mask):
             operator = dataclasses.replace(operator, slot=self.boxes)
             self.boxes += operator.boxes
+        if isinstance(operator, user.User) and self.calls is not None:
+            return operator.resolved(self.calls)
         return operator
 
     def container(self, name: str, data: Dict[str, Any], where: str, depth: int) -> operators.Operator:
@@ -116,19 +121,11 @@ class _Parser:
 
     def masked(self, group: Group) -> bool:
         """Whether a mask is anywhere in the group."""
-        return any(
-            any(map(self.masked, operator.groups)) if isinstance(operator, Container)
-            else isinstance(operator, masks.Mask)
-            for operator in group
-        )
+        return any(isinstance(operator, masks.Mask) for operator in leaves(group))
 
     def pixels(self, group: Group) -> bool:
         """Whether an operator on pixels is anywhere in the group."""
-        return any(
-            any(map(self.pixels, operator.groups)) if isinstance(operator, Container)
-            else not isinstance(operator, masks.Mask)
-            for operator in group
-        )
+        return any(not isinstance(operator, masks.Mask) for operator in leaves(group))
 
     def require_masks_last(self, group: Group, where: str) -> None:
         after = ""

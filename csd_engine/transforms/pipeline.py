@@ -14,11 +14,12 @@ from PIL import Image
 from csd_engine.errors import PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
-from csd_engine.transforms.containers import Group, group_out
+from csd_engine.transforms.containers import Group, group_out, leaves
 from csd_engine.transforms.operators import Box, Canvas, Shape
 from csd_engine.transforms.parse import parse_ops, quote, require_keys
-from csd_engine.transforms.primitives import Primitive, apply_primitive
-from csd_engine.transforms.resample import ORDERS
+from csd_engine.transforms.primitives import Crop, Primitive, Resize, apply_primitive
+from csd_engine.transforms.resample import ORDERS, crop_resize
+from csd_engine.transforms.user import Calls, User
 
 __all__ = ["Pipeline", "SamplePlan"]
 
@@ -58,8 +59,12 @@ class Pipeline:
     boxes: int
 
     @staticmethod
-    def parse(data: Any) -> Pipeline:
-        """Pipeline from plain data, which may be hostile; PipelineError quotes operator, parameter and value."""
+    def parse(data: Any, calls: Optional[Calls] = None) -> Pipeline:
+        """Pipeline from plain data, which may be hostile; PipelineError quotes operator, parameter and value.
+
+        ``calls`` finds the user's own functions (``OperatorDirectory.call`` on a device). Without it a pipeline that has
+        any can be looked at, but not run. What it raises is raised.
+        """
         require_keys(data, ["format", "order", "mode", "ops"], "pipeline")
         if type(data["format"]) is not int or data["format"] != FORMAT:
             raise PipelineError(f"pipeline: format={quote(data['format'])}: this version reads format {FORMAT}; "
@@ -67,13 +72,18 @@ class Pipeline:
         for name, allowed in (("order", ORDERS), ("mode", tuple(CHANNELS))):
             if type(data[name]) is not str or data[name] not in allowed:
                 raise PipelineError(f"pipeline: {name}={quote(data[name])}: expected one of {allowed!r}")
-        operators, boxes = parse_ops(data["ops"])
+        operators, boxes = parse_ops(data["ops"], calls=calls)
         return Pipeline(data["order"], data["mode"], operators, boxes)
 
     def to_data(self) -> Dict[str, Any]:
         """Plain JSON data; ``Pipeline.parse`` makes an equal pipeline of them."""
         ops = [operator.to_data() for operator in self.operators]
         return {"format": FORMAT, "order": self.order, "mode": self.mode, "ops": ops}
+
+    @property
+    def user_operators(self) -> Tuple[User, ...]:
+        """The operators that are functions of the user's, in containers too."""
+        return tuple(operator for operator in leaves(self.operators) if isinstance(operator, User))
 
     @functools.cached_property
     def digest(self) -> str:
@@ -120,9 +130,14 @@ class Pipeline:
         if out.shape != plan.shape or out.dtype != np.uint8:
             raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
                              "allocate it with Pipeline.output_shape")
-        if image.mode != self.mode:
+        steps = plan.primitives
+        if len(steps) > 1 and isinstance(steps[0], Crop) and isinstance(steps[1], Resize):
+            box, to = steps[0].box, steps[1]
+            image = crop_resize(image, box, self.mode, to.width, to.height, to.interpolation, self.order)
+            steps = steps[2:]
+        elif image.mode != self.mode:
             image = image.convert(self.mode)
-        for step in plan.primitives:
+        for step in steps:
             image = apply_primitive(image, step, self.order)
         out[...] = np.asarray(image).reshape(plan.shape)
 

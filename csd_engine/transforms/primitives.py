@@ -6,14 +6,14 @@ A plan is a flat tuple of these, so that a kernel can take the first ones (crop,
 from __future__ import annotations
 
 import dataclasses
-from typing import Tuple, Union
+from typing import Callable, Tuple, Union
 
 import numpy as np
 from PIL import Image
 
 from csd_engine.transforms import resample
 
-__all__ = ["Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "apply_primitive"]
+__all__ = ["Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive"]
 
 _FLIP_LEFT_RIGHT = 0  # Image.Transpose's numbers; the enum came only with Pillow 9.1
 _FLIP_TOP_BOTTOM = 1
@@ -27,6 +27,11 @@ class Crop:
     left: int
     height: int
     width: int
+
+    @property
+    def box(self) -> Tuple[int, int, int, int]:
+        """(left, top, right, bottom), as Pillow wants it."""
+        return (self.left, self.top, self.left + self.width, self.top + self.height)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +69,30 @@ class Gray:
     channels: int
 
 
-Primitive = Union[Crop, Resize, Flip, Pad, Gray]
+@dataclasses.dataclass(frozen=True)
+class UserCall:
+    """Run a function of the user's, which must give an image of ``size`` (height, width); ``key`` is for its draws."""
+
+    call: Callable[[Image.Image, int, Tuple[int, int]], Image.Image]
+    key: int
+    size: Tuple[int, int]
+
+
+Primitive = Union[Crop, Resize, Flip, Pad, Gray, UserCall]
 
 
 def apply_primitive(image: Image.Image, step: Primitive, order: str) -> Image.Image:
     """Image (mode "RGB" or "L") after one step; ``order`` is the pipeline's order of resampling passes."""
     if isinstance(step, Crop):
-        return image.crop((step.left, step.top, step.left + step.width, step.top + step.height))
+        return image.crop(step.box)
     if isinstance(step, Resize):
         return resample.resize(image, step.width, step.height, step.interpolation, order)
     if isinstance(step, Flip):
         return image.transpose(_FLIP_LEFT_RIGHT if step.horizontal else _FLIP_TOP_BOTTOM)  # type: ignore[arg-type]
     if isinstance(step, Pad):
         return _pad(image, step)
+    if isinstance(step, UserCall):
+        return step.call(image, step.key, step.size)
     luma = image.convert("L")
     return luma if step.channels == 1 else Image.merge("RGB", (luma, luma, luma))
 

@@ -47,7 +47,7 @@ def check(survey: Survey, reserve_bytes: int) -> Iterator[Finding]:
 def _check_machine(survey: Survey) -> Finding:
     what = f"{survey.machine}, {survey.os or survey.system}, {survey.cores} core{'s' * (survey.cores > 1)}"
     if survey.system != "Linux":
-        return bad(what, "the engine needs Linux", "Take a device that runs Linux.")
+        return bad(f"{survey.system} on {survey.machine}", "the engine needs Linux", "Take a device that runs Linux.")
     return ok(what)
 
 

@@ -165,11 +165,12 @@ class _Deployment:
             changed = place.exchange_keys(shell, found, record.name, self._number)
             self._restart |= changed and found.server_key is None
             self._note(step, changed, "exchanged: each side's secret key was made there, and stays there")
-        if wanted.operators:
+        if wanted.operators or record.operators:
             with self._steps.step("operators") as step:
-                new = place.put_operators(shell, found, wanted.operators)
-                self._record = record = dataclasses.replace(record, operators={**record.operators, **new})
-                self._note(step, bool(new), f"copied: {', '.join(new.values())}")
+                files = place.put_operators(shell, found, record.name, wanted.operators)
+                new = set(files) - set(found.operators)
+                self._record = record = dataclasses.replace(record, operators={**files, **record.operators})
+                self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[one] for one in new))}")
         if self._keeps_another_build:
             return  # its options may be others than ours
         with self._steps.step("settings") as step:
@@ -365,7 +366,8 @@ class _Deployment:
                 return bad(
                     f"data {host}: {found.different[0]} gives other pixels there ({len(found.different)} of those tried)",
                     f"other files, or versions that decode otherwise ({versions})",
-                    f"ddlp doctor {self._record.name} compares the files; allow_different_bits=True takes the difference.",
+                    f"ddlp doctor {self._record.name} compares the files, ddlp parity {self._record.name} the operators; "
+                    "allow_different_bits=True takes the difference.",
                 )
             text = f"data {host}: {found.compared} images give the same bits there"
             if self._record.images_per_s is None or self._wanted.measure:

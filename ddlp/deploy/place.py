@@ -12,7 +12,6 @@ HOME/spool-is-ours               the spool directory was made by us
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import shlex
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from csd_engine.build import build
 from csd_engine.keys import load_public, make_pair
+from csd_engine.operatorfile import SUFFIX, content_hash
 from ddlp.deploy import book
 from ddlp.deploy.archive import archive, code_bytes
 from ddlp.deploy.shell import CommandFailed, Shell
@@ -157,32 +157,38 @@ def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
 
 def operator_options(shell: Shell, survey: Survey) -> list[str]:
     """The engine's option for the directory of operators, which is made: new files there need no restart."""
-    if importlib.util.find_spec("csd_engine.operatorfile") is None:
-        return []
     directory = f"{survey.home}/operators"
     if survey.settings is None or directory not in survey.settings:
         shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
     return ["--operators", directory]
 
 
-def put_operators(shell: Shell, survey: Survey, files: Sequence[Path]) -> dict[str, str]:
-    """Copy files of the user's operators under their hashes; returns hash -> name of those that were not there.
+def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]) -> dict[str, str]:
+    """Copy files of the user's operators under their hashes, these and those of earlier runs; returns hash -> name of the new.
+
+    This host keeps a copy of each beside the device's record: the file itself may change, and the device be set up anew.
 
     Raises:
         DDLPError: a file can't be read.
     """
-    new = {}
+    kept = book.directory(name) / "operators"
+    given = {}
     for path in files:
         try:
             content = path.read_bytes()
             compile(content, str(path), "exec")
         except (OSError, SyntaxError, ValueError) as error:
             raise DDLPError(f"--operators {path}: {error}. Give a file of Python functions.") from None
-        number = hashlib.blake2b(content, digest_size=16).hexdigest()
-        if number not in survey.operators:
-            shell.put(content, f"{survey.home}/operators/{number}.py")
-            new[number] = path.name
-    return new
+        number = content_hash(content)
+        given[number] = path.name
+        kept.mkdir(exist_ok=True)
+        (kept / f"{number}{SUFFIX}").write_bytes(content)
+    new = {}
+    for path in sorted(kept.glob(f"*{SUFFIX}")):
+        if path.stem not in survey.operators:
+            shell.put(path.read_bytes(), f"{survey.home}/operators/{path.name}")
+            new[path.stem] = given.get(path.stem, path.name)
+    return {**new, **given}
 
 
 def remove_all(shell: Shell, home: str, spool: str | None) -> None:

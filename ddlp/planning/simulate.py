@@ -36,6 +36,7 @@ class World:
     late_copy: Callable[[int], bool] = lambda lease: False  # a cancelled lease is published all the same
     doubled: Callable[[int], bool] = lambda lease: False  # the message of its publishing comes twice
     device_dies_s: dict[str, float] = field(default_factory=dict)
+    device_returns_s: dict[str, float] = field(default_factory=dict)  # after it has died
     sampler: tuple[int, int] | None = None  # (batches, window): the sampler is read as the epoch goes
 
 
@@ -81,6 +82,7 @@ class Simulation:
         self._queues: dict[str, list[tuple[int, int]]] = {name: [] for name in world.device_s}
         self._cancelled: set[int] = set()
         self._dead: set[str] = set()
+        self._lives = dict.fromkeys(world.device_s, 0)
         self._training = False
         self._waiting_since: float | None = 0.0
         for name in world.device_s:
@@ -179,7 +181,7 @@ class Simulation:
         self.ledger.made(claim)
 
     def _join(self, name: str) -> None:
-        if name not in self._dead:
+        if name not in self._dead and not self.ledger.devices[name].alive:
             self.rates.device(name).parallel = self.world.device_workers
             self.ledger.join(name, quota=self.world.quota, window=self.world.device_workers + 1)
 
@@ -187,6 +189,15 @@ class Simulation:
         self._dead.add(name)
         self._queues[name].clear()
         self.ledger.leave(name)
+        if name in self.world.device_returns_s:
+            self._at(self.world.device_returns_s[name], partial(self._return, name))
+
+    def _return(self, name: str) -> None:
+        """It starts anew: with all its workers, whatever those before it were at."""
+        self._dead.remove(name)
+        self._lives[name] += 1
+        self._device_idle[name] = self.world.device_workers
+        self._join(name)
 
     def _lease(self) -> bool:
         any_given = False
@@ -214,15 +225,17 @@ class Simulation:
     def _work_on(self, name: str, lease: int, position: int, seconds: float) -> None:
         for part in (0.25, 0.5, 0.75):
             self._at(part * seconds, partial(self._progress, name, lease, part))
-        self._at(seconds, lambda: self._published(name, lease, position, seconds))
+        life = self._lives[name]
+        self._at(seconds, lambda: self._published(name, life, lease, position, seconds))
 
     def _progress(self, name: str, lease: int, part: float) -> None:
         if name not in self._dead:
             self.ledger.progressed(name, lease, part, self.now)
 
-    def _published(self, name: str, lease: int, position: int, seconds: float) -> None:
-        self._device_idle[name] += 1
-        if name in self._dead and not self.world.late_copy(lease):
+    def _published(self, name: str, life: int, lease: int, position: int, seconds: float) -> None:
+        same_life = self._lives[name] == life
+        self._device_idle[name] += same_life
+        if not (same_life and name not in self._dead) and not self.world.late_copy(lease):
             return
         if lease not in self._cancelled:
             if self.world.lease_fails(position):

@@ -7,22 +7,27 @@ leases. So the host is at work from the first moment, and a device that is slow 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from csd_engine.batchfile import Layout, read_batch
+from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset, fingerprint
-from csd_engine.errors import EngineError, WrongPixels
+from csd_engine.errors import EngineError, EngineRefused, WrongPixels
+from csd_engine.jobs import Quota
 from csd_engine.samples import sample_digest
 from csd_engine.transforms import Pipeline
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
+from ddlp.operators import by_name, operator_files, put_operators
 from ddlp.sources.culprit import first_difference
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
@@ -30,6 +35,7 @@ from ddlp.sources.travel import Luggage
 from ddlp.translate.datasets import PortableSet
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is looked for again; doubled each time
 
 
 class DifferentBits(DDLPError):
@@ -38,22 +44,31 @@ class DifferentBits(DDLPError):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a device is reached: its link, and the directory for what travels to it (shared with it, for arrays)."""
+    """Where a device is reached: its link, and what travels to it.
+
+    ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
+    ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
+    already, having come by SSH, or they are missing.
+    """
 
     name: str
     link: EngineLink
     luggage: Luggage
+    shared: bool = True
+    remark: str = ""
+    operators: Path | None = None
 
 
 class CsdJob:
-    """One epoch on one device: what `ddlp.epoch.DeviceJob` asks."""
+    """One epoch on one device: what `ddlp.sources.device.DeviceJob` asks."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, layout: Layout, audit: int | None) -> None:
         self._recipe, self._layout, self._audit = recipe, layout, audit
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, str] = {}
-        self._read = 0
+        self._read = itertools.count(1)
         self.handle: JobHandle | None = None
+        self.fetching: Fetching | None = None
 
     @property
     def _open(self) -> JobHandle:
@@ -87,13 +102,13 @@ class CsdJob:
         self._open.close()
 
     def read(self, lease: int, position: int, path: Path) -> Pixels:
-        """The batch from its file, verified; one sample in every ``audit`` batches is made again and compared."""
+        """The published batch, verified; one sample in every ``audit`` batches is made again and compared."""
+        assert self.fetching is not None
         size = self._recipe.plan.size(position)
         images, _ = fresh_rows(self._recipe, size)
         layout = dataclasses.replace(self._layout, batch=size)
-        batch = read_batch(path, self._identities[lease], lease, layout, images)
-        self._read += 1
-        if self._audit is not None and self._read % self._audit == 0:
+        batch = self.fetching.read(path, self._identities[lease], lease, layout, images)
+        if self._audit is not None and next(self._read) % self._audit == 0:
             self._check_one(position, images, batch.boxes)
         return Pixels(torch.from_numpy(images), None if batch.boxes is None else torch.from_numpy(batch.boxes))
 
@@ -114,7 +129,7 @@ def host_digest(recipe: Recipe, item: tuple[int, int]) -> str:
     return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
-def join(
+def attend(
     run: EpochRun,
     name: str,
     portable: PortableSet,
@@ -122,20 +137,44 @@ def join(
     *,
     batch: int,
     audit: int | None,
-    met_before: bool,
-    on_met: Callable[[], None],
+    met: set[str],
     allow_different_bits: bool = False,
 ) -> None:
-    """Bring a device into an epoch. Runs in a thread of its own, since connecting may take its time (``reach``).
+    """Bring a device into an epoch, and again whenever it is back after a loss, until the epoch is over.
 
-    A device that was never met (``met_before``) and can't be reached, or makes other bits, is an error of the training
-    run; one that was there before is a warning and a slower epoch.
+    Runs in a thread of its own, since connecting may take its time (``reach``). A device that was never met (it is not in
+    ``met``, which this adds it to) and can't be reached, or makes other bits, is an error of the training run; one that was
+    there before is a warning and a slower epoch.
     """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began = time.monotonic()
+        _join(run, name, portable, reach, batch, audit, met, allow_different_bits)
+        if not run.lost_or_over(name):
+            return
+        pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+        if run.over_within(pause_s):
+            return
+
+
+def _join(
+    run: EpochRun,
+    name: str,
+    portable: PortableSet,
+    reach: Callable[[], Place],
+    batch: int,
+    audit: int | None,
+    met: set[str],
+    allow_different_bits: bool,
+) -> None:
     job: CsdJob | None = None
+    recipe = run.recipe
+    files = operator_files(recipe.pipeline)
     try:
-        recipe = run.recipe
         place = reach()
         welcome = place.link.open()
+        if place.operators is not None:
+            put_operators(files, place.operators)
         dataset = place.luggage.describe(portable)
         layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
         job = CsdJob(recipe, dataset, layout, audit)
@@ -146,7 +185,7 @@ def join(
                 run.published(name, event.lease, event.path, event.busy_s)
             elif isinstance(event, LeaseFailed):
                 kind = event.reason.partition(":")[0]
-                run.failed(name, event.lease, None if kind in reasons else event.reason)
+                run.failed(name, event.lease, None if kind in reasons else by_name(event.reason, files))
                 reasons.add(kind)
             elif isinstance(event, LeaseProgress):
                 run.progressed(name, event.samples)
@@ -156,12 +195,15 @@ def join(
                 run.lost(name, event.reason)
 
         def open_job(pipeline: Pipeline, layout: Layout, on_event: Callable[[EngineEvent], None]) -> JobHandle:
-            return place.link.open_job(pipeline, dataset, layout, place.luggage.manifest, on_event)
+            luggage = place.luggage
+            return place.link.open_job(pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part)
 
         job.handle = open_job(recipe.pipeline, layout, on_event)
+        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text))
+        run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
-        on_met()
-        quota = min(welcome.quota_batches, welcome.quota_bytes // layout.file_bytes)
+        met.add(name)
+        quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
@@ -169,8 +211,11 @@ def join(
             )
         run.joined(name, job, quota=quota, workers=welcome.workers)
         job = None  # the run's from here on
+    except EngineRefused as error:
+        reason = by_name(str(error), files)
+        run.lost(name, reason, None if name in met else EngineRefused(reason))
     except (EngineError, DDLPError, OSError) as error:
-        run.lost(name, str(error), None if met_before else error)
+        run.lost(name, str(error), None if name in met else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
         run.lost(name, repr(error), error)
     finally:
@@ -192,13 +237,18 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open
             ours = host_digest(recipe, item)
         except Exception:
             continue  # an unreadable sample tells nothing of the device; it raises in its own batch
+        if theirs.startswith("refused:"):
+            raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs[8:].strip()}")
         if theirs.startswith("error:"):
             run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs[6:].strip()}")
         elif ours != theirs and not allow:
+            yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
             raise DifferentBits(
                 f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host. "
                 f"{_what_differs(recipe, item, open_job)} (pipeline {recipe.pipeline.to_data()}; versions there "
-                f"{handle.versions}). Bring Pillow and numpy on both sides to one version, or allow the difference with "
+                f"{handle.versions}). "
+                + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
+                + "Bring Pillow and numpy on both sides to one version, or allow the difference with "
                 "allow_different_bits=True."
             )
 

@@ -177,6 +177,11 @@ class EmbeddedEngine:
         return self._private.path
 
     @property
+    def operators(self) -> Path:
+        """Where the engine finds the user's operator files; this process puts them there."""
+        return self._private.path / "operators"
+
+    @property
     def pid(self) -> int:
         """The engine's process id."""
         assert self._process is not None
@@ -200,6 +205,7 @@ class EmbeddedEngine:
         command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
         command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots", "--exit-with-stdin"]
         command += ["--parent", str(os.getpid()), "--workers", str(options.workers)]
+        command += ["--operators", str(self.operators)]
         command += ["--slowdown", repr(options.slowdown), "--private", str(self._private.socket_directory)]
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
         if options.quota_batches is not None:
@@ -210,6 +216,7 @@ class EmbeddedEngine:
 
     def _start(self) -> None:
         keys = make_keys(self._private.path / "keys")
+        self.operators.mkdir(mode=0o700)
         # Nameless: the engine removes its directory before its last words can be read.
         self._log = tempfile.TemporaryFile(dir=self._private.path)
         self._process = subprocess.Popen(

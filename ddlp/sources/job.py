@@ -6,12 +6,13 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csd_engine import protocol as say
 from csd_engine.errors import EngineError, EngineGone
+from csd_engine.received import ARRAY, read_part
 from ddlp.sources.events import EngineEvent, EngineLost
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class JobHandle:
         self._link = link
         self._on_event = on_event
         self._answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
-        self._manifests: Callable[[str], os.PathLike[str]] | None = None
+        self._manifests: Callable[[str], str | os.PathLike[str]] | None = None
+        self._arrays: Callable[[str, int], tuple[say.Payload, int]] | None = None
         self._closed = False
         self._waiting = False
         self._note = ""
@@ -59,6 +61,16 @@ class JobHandle:
     def cancel(self, lease: int) -> None:
         """Take a lease back; `LeaseCancelled` follows, perhaps after a `LeasePublished` that was under way."""
         self._send(say.Cancel(self.name, lease))
+
+    def fetch(self, lease: int, size: int) -> Iterator[say.Payload]:
+        """Give the ``size`` bytes of a published batch file over the connection, as `PartStream.fetch` does."""
+        self._check()
+        return self._link.stream.fetch(self.name, lease, size)
+
+    @property
+    def open(self) -> bool:
+        """False once it was closed or the engine was lost."""
+        return not self._closed
 
     def release(self, lease: int) -> None:
         """Say that the batch was delivered or dropped: the engine removes its file."""
@@ -93,11 +105,20 @@ class JobHandle:
             return
         self._send(say.CloseJob(self.name))
         self._closed = True
+        self._link.stream.drop(self.name)
         if wait_s and threading.current_thread() is not self._link._thread:
             try:
                 self._answer(wait_s)
             except EngineError:
                 pass
+
+    def _part(self, wanted: say.NeedFile) -> tuple[say.Payload, int]:
+        """The part of a file that the engine asks for, and the file's size; KeyError where this job has it not."""
+        if wanted.kind == ARRAY and self._arrays is not None:
+            return self._arrays(wanted.fingerprint, wanted.offset)
+        if wanted.kind != ARRAY and self._manifests is not None:
+            return read_part(Path(self._manifests(wanted.fingerprint)), wanted.offset)
+        raise KeyError(wanted.fingerprint)
 
     def _answer(self, timeout_s: float) -> say.Message:
         try:
@@ -116,6 +137,7 @@ class JobHandle:
         if isinstance(event, EngineLost):
             self._closed = True
             self._answers.put(EngineGone(event.reason))
+            self._link.stream.drop(self.name)
         try:
             self._on_event(event)
         except Exception:

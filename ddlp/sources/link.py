@@ -20,8 +20,8 @@ from pathlib import Path
 from csd_engine import protocol as say
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset
-from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused
-from csd_engine.manifests import read_part
+from csd_engine.errors import EngineError, EngineGone, EngineRefused
+from csd_engine.received import pack
 from csd_engine.transforms import Pipeline
 from ddlp.sources.events import (
     EngineEvent,
@@ -33,6 +33,7 @@ from ddlp.sources.events import (
     LeasePublished,
 )
 from ddlp.sources.job import ANSWER_TIMEOUT_S, JobHandle
+from ddlp.sources.stream import PartStream
 from ddlp.sources.wire import ClientKeys, Wire
 
 __all__ = [
@@ -92,7 +93,9 @@ class EngineLink:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._outbox: deque[list[bytes]] = deque()
+        self._outbox: deque[list[say.Payload]] = deque()
+        self.stream = PartStream(self._submit)
+        self._seen: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
         self._ping_due = True
         self._stop = False
         self._lost: str | None = None
@@ -118,7 +121,7 @@ class EngineLink:
         """Connect (once; later calls return the same) and return the engine's Welcome.
 
         Raises:
-            EngineRefused: wrong key, not on the allow-list, another protocol version, or its spool is not visible here.
+            EngineRefused: wrong key, not on the allow-list, or another protocol version.
             EngineUnreachable: nothing answered in time.
             EngineGone: this link was lost or closed before, or belongs to the parent process.
         """
@@ -148,45 +151,59 @@ class EngineLink:
         manifest_file: Callable[[str], str | os.PathLike[str]] | None,
         on_event: Callable[[EngineEvent], None],
         timeout_s: float = ANSWER_TIMEOUT_S,
+        array_part: Callable[[str, int], tuple[say.Payload, int]] | None = None,
     ) -> JobHandle:
-        """Open a job; the manifest is sent if the engine has it not.
+        """Open a job; manifests, and arrays in the engine's directory of those that were sent, are sent if it has them not.
 
         Args:
             pipeline, dataset, layout: what to prepare.
             manifest_file: maps a manifest's fingerprint to its file here; None for data sets without files.
             on_event: called on the link's thread with each event; must return soon.
             timeout_s: without any word from the engine about this job.
+            array_part: maps an array's fingerprint and an offset to a part of its .npy file, and the file's size.
 
         Raises:
-            EngineRefused: the engine does not take the job; says why. Or its spool cannot be seen from here.
+            EngineRefused: the engine does not take the job; says why.
             EngineGone: the engine is lost.
         """
         self.open()
         handle = JobHandle(self, f"{os.getpid()}-{next(self._numbers)}", on_event)
-        handle._manifests = manifest_file  # type: ignore[assignment]
+        handle._manifests, handle._arrays = manifest_file, array_part
         with self._lock:
             self._check()
             self._jobs[handle.name] = handle
         self._submit(say.encode(say.OpenJob(handle.name, pipeline.to_data(), dataset.to_data(), layout.to_data())))
         try:
             answer = handle._answer(timeout_s)
-            while isinstance(answer, say.NeedManifest):  # a sign of life while a manifest is on its way
+            while isinstance(answer, say.NeedFile):  # a sign of life while a file is on its way
                 answer = handle._answer(timeout_s)
             if isinstance(answer, say.Refused):
                 raise EngineRefused(f"the engine at {self.address} refused the job: {answer.reason}")
             assert isinstance(answer, say.JobOpen) and self.spool is not None
             handle.directory = self.spool / answer.directory
-            if not handle.directory.is_dir():
-                raise EngineRefused(
-                    f"the engine's spool cannot be seen from this host: {handle.directory} is not there. The spool "
-                    f"must be "
-                    "on a file system that both share; give its path on this host with spool=."
-                )
         except BaseException:
             handle.close()
             self._jobs.pop(handle.name, None)
             raise
         return handle
+
+    def look(self, file: str, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Seen:
+        """Return what the engine sees in a file of this host's below its spool (or in none), and a file of its own.
+
+        Raises:
+            EngineGone: the engine is lost, or did not answer in time.
+        """
+        self.open()
+        self._submit(say.encode(say.Look(file)))
+        try:
+            while True:
+                seen = self._seen.get(timeout=timeout_s)
+                if isinstance(seen, Exception):
+                    raise seen
+                if seen.file == file:  # else the answer to a question that was given up
+                    return seen
+        except queue.Empty:
+            raise EngineGone(f"the engine at {self.address} did not answer within {timeout_s:g} s.") from None
 
     def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Status:
         """Ask the engine how it and its computer are.
@@ -231,7 +248,7 @@ class EngineLink:
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
-    def _submit(self, frames: list[bytes]) -> None:
+    def _submit(self, frames: list[say.Payload]) -> None:
         if os.getpid() != self._pid:
             self._check()
         self._outbox.append(frames)
@@ -271,6 +288,8 @@ class EngineLink:
                 self._lost = self._lost or reason
                 jobs = list(self._jobs.values())
                 asking, self._asking = self._asking, deque()
+            self.stream.end(reason)
+            self._seen.put(EngineGone(reason))
             for answers in asking:
                 answers.put(None)
             for job in jobs:
@@ -298,9 +317,9 @@ class EngineLink:
             except BlockingIOError:
                 pass
             broken = wire.broken()
-            for message in wire.messages():
+            for message, payload in wire.messages():
                 heard = self._heard = now
-                gone = self._take(wire, message)
+                gone = self._take(wire, message, payload)
                 if gone:
                     return gone
             while self._outbox:
@@ -317,12 +336,16 @@ class EngineLink:
                 waiting = tuple(job.name for job in list(self._jobs.values()) if job._waiting and not job._closed)
                 wire.send(say.encode(say.Ping(waiting)))
 
-    def _take(self, wire: Wire, message: say.Message) -> str | None:
+    def _take(self, wire: Wire, message: say.Message, payload: say.Payload) -> str | None:
         """Act on one message; return a reason if the connection is over with it."""
         if isinstance(message, say.Pong):
             self._pong(message)
-        elif isinstance(message, say.NeedManifest):
+        elif isinstance(message, (say.Part, say.NoPart)):
+            self.stream.arrived(message, payload)
+        elif isinstance(message, say.NeedFile):
             self._send_part(wire, message)
+        elif isinstance(message, say.Seen):
+            self._seen.put(message)
         elif isinstance(message, say.Status):
             if self._asking:
                 self._asking.popleft().put(message)
@@ -362,25 +385,22 @@ class EngineLink:
                 job._note = message.note
                 job._event(EngineNote(message.note))
 
-    def _send_part(self, wire: Wire, wanted: say.NeedManifest) -> None:
-        """Send the part of a manifest that the engine asks for, from the first job that has it."""
-        problem: Exception = EngineError(f"no job here has the manifest {wanted.fingerprint}")
+    def _send_part(self, wire: Wire, wanted: say.NeedFile) -> None:
+        """Send the part of a file that the engine asks for, from the first job that has it."""
+        problem: Exception = EngineError(f"no job here has {wanted.kind} {wanted.fingerprint}")
         asking = [job for job in list(self._jobs.values()) if job.directory == Path() and not job._closed]
         for job in asking:
-            if job._manifests is None:
-                continue
             try:
-                part, total = read_part(Path(job._manifests(wanted.fingerprint)), wanted.offset)
+                part, total = job._part(wanted)
+                frames = say.encode(
+                    say.FilePart(wanted.kind, wanted.fingerprint, wanted.offset, total), pack(wanted.kind, part)
+                )
             except (OSError, EngineError, KeyError) as error:
-                problem = error
+                problem = error if not isinstance(error, KeyError) else problem
                 continue
-            try:
-                wire.send(say.encode(say.ManifestPart(wanted.fingerprint, wanted.offset, total), part))
-            except BadMessage as error:
-                problem = error
-                continue
+            wire.send(frames)
             for one in asking:
                 one._answers.put(wanted)
             return
         for job in asking:
-            job._answers.put(EngineGone(f"the engine asks for a manifest that cannot be sent: {problem}"))
+            job._answers.put(EngineGone(f"the engine asks for a {wanted.kind} that cannot be sent: {problem}"))

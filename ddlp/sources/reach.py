@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
+from pathlib import Path
 
 from csd_engine.errors import EngineGone
+from ddlp.errors import DDLPError
 from ddlp.sources.csd import Place
 from ddlp.sources.device import Device
 from ddlp.sources.embedded import EmbeddedEngine, EmbeddedOptions, acquire
 from ddlp.sources.link import EngineLink
-from ddlp.sources.travel import FILES, Luggage
+from ddlp.sources.sharing import NotShared, share_spool
+from ddlp.sources.travel import ARRAYS, FILES, Luggage
 
 EMBEDDED = "embedded engine"
 LINGER_S = 5.0  # the embedded engine outlives an epoch by this long, since the next one mostly follows at once
@@ -33,11 +36,12 @@ class Reach:
     for it.
     """
 
-    def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions) -> None:
+    def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions, transfer: str | None = None) -> None:
         self.pid = os.getpid()
         self.met: set[str] = set()
         self._devices = {device.label: device for device in devices}
         self._options = options
+        self._transfer = transfer
         self._lock = threading.RLock()  # a finalizer may come in while this very thread holds it
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opening: set[EngineLink] = set()
@@ -112,10 +116,13 @@ class Reach:
         try:
             files = engine.directory / FILES
             files.mkdir(exist_ok=True)
+            shared = self._transfer != "stream"
+            luggage = Luggage(files, files if shared else Path(engine.link.open().spool) / ARRAYS, sent=not shared)
             with self._lock:
                 self._check_open()
                 self._engine = engine
-                place = self._links[EMBEDDED] = Place(EMBEDDED, engine.link, Luggage(files, files))
+                place = Place(EMBEDDED, engine.link, luggage, shared, operators=engine.operators)
+                self._links[EMBEDDED] = place
                 self._end_soon()  # where the epoch is over already
                 return place
         except BaseException:
@@ -134,14 +141,12 @@ class Reach:
         if place is not None:
             place.luggage.close()
         try:
-            welcome = link.open()
-            assert link.spool is not None
-            luggage = Luggage.shared(link.spool, welcome.spool)
+            made = self._meet(name, link)
             with self._lock:
                 if not self._closed:
-                    self._links[name] = Place(name, link, luggage)
-                    return self._links[name]
-            luggage.close()
+                    self._links[name] = made
+                    return made
+            made.luggage.close()
             raise EngineGone(_DROPPED)
         except BaseException:
             link.close()
@@ -149,6 +154,25 @@ class Reach:
         finally:
             with self._lock:
                 self._opening.discard(link)
+
+    def _meet(self, name: str, link: EngineLink) -> Place:
+        """Choose how batches travel: as the user says, else through the spool where both sides see it."""
+        welcome = link.open()
+        why = "asked for by transfer='stream'"
+        if self._transfer != "stream":
+            try:
+                return Place(name, link, share_spool(link), True)
+            except DDLPError as error:
+                if self._transfer == "shared":
+                    raise NotShared(
+                        f"transfer='shared', but {name} and this host do not share a spool: {error}. Have this host see the "
+                        f"directory {welcome.spool} of the device (NFS or a cluster file system; never one disk mounted by "
+                        "two systems) and name it in Device(spool=...), or leave transfer= out: batches are then sent over "
+                        "the engine's socket."
+                    ) from error
+                why = str(error)
+        remark = f"batches are sent over the engine's socket: {why}"
+        return Place(name, link, Luggage.sent_to(welcome.spool), False, remark)
 
     def close(self) -> None:
         """Let go of all."""

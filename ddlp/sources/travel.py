@@ -1,4 +1,4 @@
-"""What a device needs of a data set: a manifest of its files, or its arrays as .npy on the SSD.
+"""What a device needs of a data set: a manifest of its files, or its arrays as .npy, put on the SSD or sent.
 
 Made when a device joins, in the background, and kept for the next epoch as long as the data set is the same.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -19,10 +21,14 @@ import numpy as np
 
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, FileSet
 from csd_engine.manifest import write_manifest
+from csd_engine.protocol import MAX_PART_BYTES
+from csd_engine.received import ARRAY_SUFFIX
+from csd_engine.spool import look_at
 from ddlp.errors import DDLPError
+from ddlp.sources.embedded import PREFIX, sweep
 from ddlp.translate.datasets import Part, PortableSet, SamplePaths
 
-FILES = "files"  # below the spool
+FILES, ARRAYS = "files", "arrays"  # below the spool: what hosts put there, and what they have sent
 
 
 def _sweep(base: Path) -> None:
@@ -45,17 +51,43 @@ def _absolute(path: str) -> str:
     return path if plain else os.path.abspath(path)
 
 
+class _ArrayFile:
+    """An array as a .npy file that need not be written: its fingerprint is the hash of the file's bytes."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        rows = np.ascontiguousarray(array)
+        self.shape = rows.shape
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": rows.shape})
+        self.content = (memoryview(header.getvalue()), rows.reshape(-1).view(np.uint8).data)
+        digest = hashlib.blake2b(digest_size=16)
+        for content in self.content:
+            digest.update(content)
+        self.fingerprint = digest.hexdigest()
+        self.size = sum(map(len, self.content))
+
+    def part(self, offset: int) -> memoryview:
+        """At most MAX_PART_BYTES from an offset."""
+        header, rows = self.content
+        if offset < len(header):
+            return memoryview(bytes(header[offset:]) + bytes(rows[: MAX_PART_BYTES - (len(header) - offset)]))
+        start = offset - len(header)
+        return rows[start : start + MAX_PART_BYTES]
+
+
 class Luggage:
     """Portable descriptions of a loader's data sets, with their files.
 
-    ``directory`` (on the file system of the spool) holds the arrays, which host and device both map, and the manifests,
-    which are sent. ``there`` is what the device calls it.
+    ``directory`` holds the manifests, which are always sent. Arrays are put there as well where the device maps them from
+    there (``there`` is what it calls the directory); else they are sent, and ``there`` is where the engine keeps them.
     """
 
-    def __init__(self, directory: Path, there: Path) -> None:
+    def __init__(self, directory: Path, there: Path, sent: bool = False) -> None:
         self._directory = directory
         self._there = there
+        self._sent = sent
         self._known: dict[int, FileSet] = {}
+        self._arrays: dict[str, _ArrayFile] = {}  # those that are sent
         self._lock = -1
 
     @classmethod
@@ -69,12 +101,10 @@ class Luggage:
         """
         base = spool / FILES
         try:
-            base.mkdir(exist_ok=True)
             _sweep(base)
             directory = Path(tempfile.mkdtemp(dir=base))
             luggage = cls(directory, Path(there) / FILES / directory.name)
-            luggage._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(luggage._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            luggage._own()
             directory.chmod(0o755)  # the engine may run as another user
         except OSError as error:
             raise DDLPError(
@@ -83,8 +113,28 @@ class Luggage:
             ) from None
         return luggage
 
+    @classmethod
+    def sent_to(cls, there: str) -> Luggage:
+        """For an engine whose spool ``there`` is not seen here: everything is sent. `close` removes its directory."""
+        sweep(tempfile.gettempdir())
+        directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-"))
+        luggage = cls(directory, Path(there) / ARRAYS, sent=True)
+        luggage._own()
+        return luggage
+
+    def _own(self) -> None:
+        self._lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def show(self) -> tuple[str, str]:
+        """Write a file of random content for the engine to look at; return its name below the spool and its digest."""
+        path = self._directory / "look"
+        path.write_text(secrets.token_hex(16))
+        path.chmod(0o644)
+        return f"{FILES}/{self._directory.name}/{path.name}", look_at(path)
+
     def close(self) -> None:
-        """Remove the directory of `shared`."""
+        """Remove the directory where it is this object's own."""
         if self._lock >= 0:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
@@ -92,15 +142,34 @@ class Luggage:
 
     def describe(self, portable: PortableSet) -> Dataset:
         """The data set as the engine is told of it. Raises OSError where the directory can't be written."""
-        parts = tuple(self._part(part) for part in portable.parts)
+        arrays: dict[str, _ArrayFile] = {}
+        parts = tuple(self._part(part, arrays) for part in portable.parts)
+        self._arrays = arrays
         return parts[0] if len(parts) == 1 else ConcatSet(parts)
 
     def manifest(self, fingerprint: str) -> Path:
         """The file of a manifest that `describe` has written."""
         return self._directory / f"{fingerprint}.manifest"
 
-    def _part(self, part: Part) -> FileSet | ArraySet:
-        return self._array(part.array) if part.array is not None else self._files(part)
+    def array_part(self, fingerprint: str, offset: int) -> tuple[memoryview, int]:
+        """A part of an array of the last `describe`, as .npy, and the whole size. KeyError for any other."""
+        array = self._arrays[fingerprint]
+        return array.part(offset), array.size
+
+    def _part(self, part: Part, arrays: dict[str, _ArrayFile]) -> FileSet | ArraySet:
+        if part.array is None:
+            return self._files(part)
+        array = _ArrayFile(part.array)
+        name = array.fingerprint + ARRAY_SUFFIX
+        if self._sent:
+            arrays[array.fingerprint] = array
+        elif not (self._directory / name).exists():
+            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as stream:
+                for content in array.content:
+                    stream.write(content)
+            os.chmod(stream.name, 0o644)
+            os.replace(stream.name, self._directory / name)
+        return ArraySet(str(self._there / name), array.fingerprint, array.shape)
 
     def _files(self, part: Part) -> FileSet:
         assert part.paths is not None
@@ -118,16 +187,3 @@ class Luggage:
             os.replace(stream.name, self.manifest(fingerprint))
             self._known[content] = FileSet(root, fingerprint, len(paths))
         return self._known[content]
-
-    def _array(self, array: np.ndarray) -> ArraySet:
-        digest = hashlib.blake2b(str(array.shape).encode(), digest_size=16)
-        rows = np.ascontiguousarray(array)
-        digest.update(rows.reshape(-1).view(np.uint8))
-        fingerprint = digest.hexdigest()
-        path = self._directory / f"{fingerprint}.npy"
-        if not path.exists():
-            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as stream:
-                np.save(stream, rows)
-            os.chmod(stream.name, 0o644)
-            os.replace(stream.name, path)
-        return ArraySet(str(self._there / path.name), fingerprint, rows.shape)

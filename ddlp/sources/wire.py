@@ -102,7 +102,7 @@ class Wire:
                     f"the engine at {self.address} broke off the encrypted handshake: the server key is not its own. "
                     "Copy server.key from the engine's key directory to this host."
                 )
-            for message in self.messages():
+            for message, _ in self.messages():
                 if isinstance(message, say.Welcome):
                     return message
                 if isinstance(message, say.Refused):
@@ -117,12 +117,12 @@ class Wire:
         """Whether the connection has been lost since the last call."""
         return any(event == zmq.EVENT_DISCONNECTED for event in self._events())
 
-    def messages(self) -> Iterable[say.Message]:
-        """Return the messages that have come; raises BadMessage."""
+    def messages(self) -> Iterable[tuple[say.Message, say.Payload]]:
+        """Return the messages that have come, their payloads where libzmq has put them; raises BadMessage."""
         while self._socket.poll(0):
-            yield say.decode(self._socket.recv_multipart())[0]
+            yield say.decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
 
-    def send(self, frames: list[bytes]) -> None:
+    def send(self, frames: list[say.Payload]) -> None:
         """Queue a message; never blocks."""
         self._socket.send_multipart(frames, zmq.NOBLOCK)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from csd_engine.operatorfile import OperatorCall, OperatorFile
 from csd_engine.transforms import Pipeline, PipelineError, native_order
 from ddlp.errors import Untranslatable
+from ddlp.operators import UserOperator
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transforms import Cutout
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
@@ -34,7 +36,8 @@ def translate(transform: Any, mode: str = "RGB") -> Translation:
     """Pipeline and epilogue that give a torchvision transform's result on PIL images of a mode, bit for bit.
 
     Args:
-        transform: an object of torchvision.transforms (v1 or v2), nn.Sequential, or ddlp.transforms.Cutout.
+        transform: an object of torchvision.transforms (v1 or v2), nn.Sequential, ddlp.transforms.Cutout, or an operator
+            from ddlp.load_operators.
         mode: ``"RGB"`` (what torchvision's default_loader yields) or ``"L"``.
 
     Raises:
@@ -51,6 +54,7 @@ def _v2(*names: str) -> tuple[type, ...]:
     return tuple(getattr(v2, name) for name in names if hasattr(v2, name))
 
 
+OWN = "write it with numpy and Pillow in a file of its own, see ddlp.load_operators"
 SEQUENCES = (v1.Compose, v2.Compose, nn.Sequential)
 VALUES = (
     v1.PILToTensor, v1.ToTensor, v1.ConvertImageDtype, v1.Normalize, nn.Identity,
@@ -68,6 +72,7 @@ class _Translator:
         self.ops: list[Data] = []
         self.values = Values()
         self.fills: list[list[float]] = []
+        self.files: dict[str, OperatorFile] = {}
         self.handlers = _handlers(self)
 
     def translate(self, transform: Any) -> Translation:
@@ -78,9 +83,14 @@ class _Translator:
 
     def pipeline(self, name: str, ops: list[Data]) -> Pipeline:
         try:
-            return Pipeline.parse({"format": 1, "order": native_order(), "mode": self.mode, "ops": ops})
+            data = {"format": 1, "order": native_order(), "mode": self.mode, "ops": ops}
+            return Pipeline.parse(data, self.call)
         except PipelineError as error:
             raise Untranslatable(name, str(error), ["correct the parameter", KEEP]) from error
+
+    def call(self, file: str, function: str, parameters: Mapping[str, Any]) -> OperatorCall:
+        """A user's function, for the pipeline's parser."""
+        return self.files[file].call(function, parameters)
 
     def flat(self, transforms: Iterable[Any]) -> Iterable[Any]:
         for transform in transforms:
@@ -104,13 +114,16 @@ class _Translator:
         if kind not in self.handlers:
             raise Untranslatable(name, "it is not one of the operators that ddlp knows (exact torchvision types; a "
                                  "subclass or function may do anything)",
-                                 [BATCH, "replace it by a torchvision operator", KEEP])
+                                 ["replace it by a torchvision operator", OWN, BATCH, KEEP])
         if self.values.masks:
             raise Untranslatable(name, "it comes after an operator that masks pixels, and masks are drawn for the "
                                  "finished image", ["move RandomErasing and Cutout to the end", KEEP])
         if self.values.tensor is not None and kind in RESAMPLING + COLOUR:
             raise Untranslatable(name, "after ToImage or ToTensor it runs torch's kernels, whose pixels differ from "
                                  "Pillow's", [f"move ToImage or ToTensor behind {kind.__name__}", KEEP])
+        if self.values.tensor is not None and kind is UserOperator:
+            raise Untranslatable(name, "it takes a PIL image and comes after ToImage or ToTensor",
+                                 ["move it before ToImage or ToTensor", KEEP])
         ops = self.handlers[kind](transform)
         self.pipeline(name, ops)
         return ops
@@ -213,6 +226,10 @@ class _Translator:
     def grayscale(self, t: Any) -> list[Data]:
         return [{"op": "Grayscale", "channels": plain(t.num_output_channels)}]
 
+    def user(self, t: UserOperator) -> list[Data]:
+        self.files[t.file.hash] = t.file
+        return [t.to_data()]
+
     def to_rgb(self, t: Any) -> list[Data]:
         return [{"op": "Grayscale", "channels": 3}] if self.channels(_name(t)) == 1 else []
 
@@ -222,6 +239,7 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
     handlers: dict[type, Callable[[Any], list[Data]]] = {
         v1.RandomCrop: translator.random_crop_v1,
         v2.RandomCrop: translator.random_crop_v2,
+        UserOperator: translator.user,
     }
     both: dict[str, Callable[[Any], list[Data]]] = {
         "Resize": lambda t: [{"op": "Resize", "size": _short_side(t.size), "max_size": plain(t.max_size),

@@ -72,7 +72,8 @@ build() {
   configure "$work/ready"
   step "compiling what Python will import"
   mount -t proc proc "$work/ready/proc"
-  for module in $WARM_IMPORTS; do echo "import $module"; done | chroot "$work/ready" python3 -
+  # A clean environment: the host's may forbid writing byte code, or name modules of its own.
+  for module in $WARM_IMPORTS; do echo "import $module"; done | chroot "$work/ready" /usr/bin/env -i PATH=/usr/bin python3 -
   umount "$work/ready/proc"
   package_index "$work" "${new[@]}"
   step "done in $SECONDS s"
@@ -102,8 +103,8 @@ fetch() {
     local packages=("${BARE_PACKAGES[@]}")
     [ "$kind" = bare ] || packages+=("${READY_PACKAGES[@]}")
     apt-get -q --print-uris install "${packages[@]}" | awk '/^\x27/ {print $2}' | LC_ALL=C sort >"$work/$kind.list"
-    apt-get -q --print-uris install "?essential" | awk '/^\x27/ {print $2}' | LC_ALL=C sort >"$work/essential.list"
   done
+  apt-get -q --print-uris install "?essential" | awk '/^\x27/ {print $2}' >"$work/essential.list"
   apt-get -q --download-only install "${packages[@]}"
   unset APT_CONFIG
   rm -rf "$apt" "$work/debs/partial" "$work/debs/lock"

@@ -49,8 +49,8 @@ def ddlp(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def arguments(board: Any, *more: str, user: str = "ddlp") -> list[str]:
     shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
     return [
-        "deploy", f"{user}@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there, "--host-root",
-        str(board.data), "--spool", board.spool_there, *shared, "--reserve-bytes", "10M", *more,
+        "deploy", f"{user}@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there,
+        "--host-root", str(board.data), "--spool", board.spool_there, *shared, "--reserve-bytes", "10M", *more,
     ]  # fmt: skip
 
 
@@ -66,7 +66,8 @@ def images(board: Any) -> Iterator[list[Path]]:
 def epoch(paths: list[Path], **options: Any) -> tuple[dict[int, torch.Tensor], Any]:
     transform = Compose([RandomResizedCrop(64), RandomHorizontalFlip(), ToTensor()])
     torch.manual_seed(0)
-    loader = DDLPLoader(ImageFiles(list(map(str, paths)), list(range(len(paths))), transform), 2, shuffle=True, seed=4, **options)
+    dataset = ImageFiles(list(map(str, paths)), list(range(len(paths))), transform)
+    loader = DDLPLoader(dataset, 2, shuffle=True, seed=4, **options)
     found: dict[int, torch.Tensor] = {}
     for pixels, targets in loader:
         for image, target in zip(pixels, targets):
@@ -151,6 +152,17 @@ def test_a_board_whose_plug_is_pulled_is_started_again(make_board: Callable[...,
     board.start()
     assert "listens on" in ddlp("start", "csd0")
     assert epoch(paths, csd="csd0", strategy="csd")[1].batches_csd
+
+
+def test_no_shared_spool(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
+    board = make_board("--no-shared-spool", "--disk", "300M")
+    paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]
+    told = ddlp(*arguments(board, "--reserve-bytes", "1G"), status=1)
+    assert "MB free for the spool /spool" in told and "so it would make no batch" in told
+    assert "not shared: batches travel over the network" in ddlp(*arguments(board))
+    expected, _ = epoch(paths, strategy="cpu")
+    got, report = epoch(paths, csd="csd0", strategy="csd")
+    assert report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
 
 
 def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_path: Path, images: list[Path]) -> None:

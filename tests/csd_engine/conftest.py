@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from engine_process import EngineProcess, Recipe, alive, make_jpegs  # noqa: E402
+from engine_process import EngineProcess, Recipe, alive, make_jpegs, until  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,7 @@ def start(home: Path) -> Iterator[Callable[..., EngineProcess]]:
         workers = engine.children()
         killed = engine.process.poll() is not None
         status = engine.end()
-        assert not any(map(alive, workers))
+        until(lambda w=workers: not any(map(alive, w)), 5, "the end of its workers")
         if not killed:
             assert status == 0, engine.log
             assert not (home / "s").exists()

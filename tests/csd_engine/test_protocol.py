@@ -17,12 +17,18 @@ MESSAGES = [
     say.Refused("", "no"),
     say.OpenJob("j-1", {"a": 1}, {}, {}),
     say.JobOpen("j-1", "job-1-ab"),
-    say.NeedManifest(HEX, 0),
-    say.ManifestPart(HEX, 0, 10),
+    say.NeedFile("manifest", HEX, 0),
+    say.FilePart("array", HEX, 0, 10),
+    say.Look(""),
+    say.Look("files/a_1/look"),
+    say.Seen("files/a_1/look", "", "here-1", HEX),
     say.Probe("j", -1, 0, ((1, 0), (2, 1))),
     say.ProbeDone("j", (HEX, "error: x \udcff"), {}),
     say.Lease("j", 3, HEX, 1 << 63, 4, ((1, 0),)),
     say.Published("j", 3, f"job-1/{HEX}.3.safetensors", 5, 0.5),
+    say.Fetch(7, "j", 3, 4096, 1 << 20),
+    say.Part(7, 4096),
+    say.NoPart(7, 4096, "gone"),
     say.Failed("j", 3, "why", False),
     say.Cancel("j", 3),
     say.Cancelled("j", 3),
@@ -41,7 +47,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
 def test_each_message_goes_round(message):
-    payload = b"part" if isinstance(message, say.ManifestPart) else None
+    payload = b"part" if isinstance(message, (say.FilePart, say.Part)) else None
     frames = say.encode(message, payload)
     assert say.decode(frames) == (message, payload or b"")
     data = json.loads(frames[0])
@@ -71,7 +77,10 @@ def test_each_message_goes_round(message):
         [b'{"say":"Ping","waiting":[]}', b"", b""],
         [b'{"say":"Ping","waiting":["../x"]}'],
         [b" " * (say.MAX_FRAME_BYTES + 1)],
-        [json.dumps({"say": "ManifestPart", "fingerprint": HEX, "offset": 0, "total": 1}).encode()],
+        [json.dumps({"say": "FilePart", "kind": "array", "fingerprint": HEX, "offset": 0, "total": 1}).encode()],
+        [b'{"say":"Look","file":"files/../x"}'],
+        [b'{"say":"Look","file":"files/x"}'],
+        [b'{"say":"Fetch","number":1,"job":"j","lease":1,"offset":0,"length":1048577}'],
         [json.dumps({"say": "Cancel", "job": "j", "lease": True}).encode()],
         [json.dumps({"say": "Cancel", "job": "j", "lease": 1 << 63}).encode()],
         [json.dumps({"say": "Cancel", "job": "j\n", "lease": 1}).encode()],

@@ -67,6 +67,7 @@ def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World,
         doubled=luck(rng.choice([0.0, 0.5])),
         worker_dies=luck(rng.choice([0.0, 0.0, 0.2])),
         device_dies_s={d: rng.uniform(0, 30) for d in devices if rng.random() < 0.3},
+        device_returns_s={d: rng.uniform(0.1, 10) for d in devices if rng.random() < 0.5},
     )
     slots = rng.randint(2, 8)
     if strategy != "mte" and rng.random() < 0.3:
@@ -168,6 +169,16 @@ def test_mte_split_is_bounded_by_the_spool_and_kept_in_every_run():
 def test_mte_needs_a_length():
     with pytest.raises(ValueError, match="length"):
         Mte(Ledger(None, host_slots=2), None)
+
+
+@pytest.mark.parametrize("name", ["csd", "mte", "ordered", "wrr"])
+def test_a_device_that_comes_back_takes_part_again(name):
+    world = World(host_s=lambda _: 1.0, device_s={"d": lambda _: 1.0}, device_dies_s={"d": 5.5}, device_returns_s={"d": 4.0})
+    options = {"host_batches": 20} if name == "mte" else {}
+    simulation = Simulation(Ledger(60, host_slots=3), world, lambda led, r: STRATEGIES[name](led, r, **options))
+    outcome = simulation.run()
+    assert sorted(outcome.order) == list(range(60))
+    assert outcome.from_csd > 10, "five before its death; the others after its return"
 
 
 def test_csd_waits_for_its_device_and_the_host_steps_in_when_it_dies():

@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from csd_engine.transforms import native_order, resample
-from csd_engine.transforms.resample import FILTERS, resize
+from csd_engine.transforms.resample import FILTERS, ORDERS, crop_resize, resize
 
 # (width, height) -> (width, height): kinds that both orders treat alike, and kinds where Pillow 13 begins vertically.
 SHAPES = [
@@ -46,3 +46,39 @@ def test_the_orders_differ_somewhere():
     image = noise((40, 90))
     first, second = (resize(image, 33, 31, "bilinear", order).tobytes() for order in ("pillow12", "pillow13"))
     assert first != second
+
+
+BOXES = [
+    ((0, 0, 90, 70), (20, 24)), ((3, 5, 90, 66), (30, 9)), ((11, 0, 31, 70), (12, 10)), ((40, 8, 42, 70), (33, 31)),
+    ((0, 2, 88, 4), (7, 40)), ((1, 1, 60, 61), (59, 20)), ((1, 1, 60, 61), (20, 60)), ((5, 5, 60, 50), (100, 90)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", sorted(FILTERS))
+@pytest.mark.parametrize("box, target", BOXES)
+def test_bands_make_the_same_pixels_as_one_piece(monkeypatch, box, target, name, order):
+    for mode in ("RGB", "L"):
+        image = noise((90, 70), mode)
+        whole = resize(image.crop(box), *target, name, order).tobytes()
+        assert crop_resize(image, box, mode, *target, name, order).tobytes() == whole
+        monkeypatch.setattr(resample, "_WHOLE_PIXELS", 0)
+        for pixels in (1, 333, 1 << 18):
+            monkeypatch.setattr(resample, "_BAND_PIXELS", pixels)
+            assert crop_resize(image, box, mode, *target, name, order).tobytes() == whole
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F", "transparent P"])
+@pytest.mark.parametrize("to", ["RGB", "L"])
+def test_cropped_then_converted_is_converted_then_cropped(monkeypatch, mode, to):
+    if mode in ("I;16", "I", "F"):
+        image = Image.fromarray(np.asarray(noise((90, 70), "L"), dtype={"I;16": "<u2", "I": "<i4", "F": "<f4"}[mode]) * 3)
+    else:
+        image = noise((90, 70)).convert(mode.split()[-1])
+        if mode == "transparent P":
+            image.info["transparency"] = 7
+    expected = resize(image.convert(to).crop((3, 5, 85, 60)), 30, 20, "bilinear", native_order()).tobytes()
+    assert crop_resize(image, (3, 5, 85, 60), to, 30, 20, "bilinear", native_order()).tobytes() == expected
+    monkeypatch.setattr(resample, "_WHOLE_PIXELS", 0)
+    monkeypatch.setattr(resample, "_BAND_PIXELS", 500)
+    assert crop_resize(image, (3, 5, 85, 60), to, 30, 20, "bilinear", native_order()).tobytes() == expected

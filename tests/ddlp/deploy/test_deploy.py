@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from sshd import Sshd, kill_tree
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from csd_engine import build as own
-from ddlp import DDLPError, DDLPLoader, ImageFiles, cli
+from ddlp import DDLPError, DDLPLoader, ImageFiles, cli, load_operators
 from ddlp.deploy import book, survey
 from ddlp.deploy.shell import Shell
 from ddlp.sources import device as reach
@@ -105,8 +105,8 @@ def ddlp(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
     return out + err
 
 
-def epoch(device: Device, **arguments: object) -> dict[int, torch.Tensor]:
-    transform = Compose([RandomResizedCrop(32), RandomHorizontalFlip(), ToTensor()])
+def epoch(device: Device, more: Sequence[Callable] = (), **arguments: object) -> dict[int, torch.Tensor]:
+    transform = Compose([RandomResizedCrop(32), RandomHorizontalFlip(), *more, ToTensor()])
     paths = [str(device.data_here / path) for path in device.paths]
     torch.manual_seed(0)
     loader = DDLPLoader(ImageFiles(paths, list(range(len(paths))), transform), 2, shuffle=True, seed=4, **arguments)
@@ -306,6 +306,15 @@ def test_operators_travel(device: Device, capsys, tmp_path: Path) -> None:
     assert name == "my_ops.py"
     assert (device.home / "operators" / f"{number}.py").read_bytes() == (tmp_path / "my_ops.py").read_bytes()
     assert "Nothing had to be changed." in ddlp(capsys, *device.arguments("--operators", str(tmp_path / "my_ops.py")))
+    inverted = load_operators(tmp_path / "my_ops.py").invert()
+    expected = epoch(device, strategy="cpu", more=[inverted])
+    got = epoch(device, csd="csd0", strategy="csd", more=[inverted])
+    assert device.report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
+    assert not torch.equal(expected[0], epoch(device, strategy="cpu")[0])
+    shutil.rmtree(device.home / "operators")
+    (tmp_path / "my_ops.py").unlink()
+    assert "copied: my_ops.py" in ddlp(capsys, "deploy", "--name", "csd0")
+    assert (device.home / "operators" / f"{number}.py").exists()
     (tmp_path / "broken.py").write_text("def broken(:\n")
     assert "broken.py" in ddlp(capsys, *device.arguments("--operators", str(tmp_path / "broken.py")), status=1)
 
@@ -326,6 +335,8 @@ def test_a_spool_that_is_not_the_same_directory(device: Device, capsys, base: Pa
     told = ddlp(capsys, *device.arguments("--host-spool", str(other)))
     assert "is not seen by the device" in told and book.load("csd0").host_spool is None and os.listdir(other) == []
     assert os.listdir(device.spool) and not list(device.spool.glob(".ddlp-*"))
+    expected, got = epoch(device, strategy="cpu"), epoch(device, csd="csd0", strategy="csd")
+    assert device.report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
 
 
 def test_data_that_differ(device: Device, capsys, base: Path) -> None:

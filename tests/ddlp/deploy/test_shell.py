@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +76,26 @@ def test_bytes_come_while_a_command_runs(sshd: Sshd) -> None:
                 assert read(10) == b"1\n"
                 sshd.stop()
                 assert all_of(read) == b""
+
+
+def test_a_connection_that_breaks_off_in_the_middle_leaves_no_half_file(sshd: Sshd) -> None:
+    target, data = sshd.home / "file", bytes(300_000_000)
+    with Shell("board", sshd.options) as there:
+        there.connect()
+        sending = threading.Thread(target=_quietly, args=(there, data, target))
+        sending.start()
+        until(lambda: (sshd.home / "file.part").exists(), what="the first bytes")
+        assert there._master is not None
+        there._master.kill()  # over there the input ends, as it does where all was sent
+        sending.join(60)
+    assert not sending.is_alive()
+    until(lambda: not (sshd.home / "file.part").exists(), what="the end of the command over there")
+    assert not target.exists()
+
+
+def _quietly(there: Shell, data: bytes, target: Path) -> None:
+    with contextlib.suppress(shell.ShellError):
+        there.put(data, str(target))
 
 
 def test_a_file_s_progress_can_be_watched(sshd: Sshd, tmp_path: Path) -> None:
@@ -182,10 +204,9 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
         with Shell("board", {sshd.options!r}) as there:
             there.connect()
             print("there", flush=True)
-            there.attach("tail -F {sshd.home}/log")
+            there.attach("sh -c 'echo one; exec sleep 98{sshd.port}'")
         """
     )
-    (sshd.home / "log").write_text("one\n")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -194,7 +215,7 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
         assert len(clients) == 2
         process.send_signal(number)
         process.wait(10)
-        until(lambda: not _runs(f"tail -F {sshd.home}/log") and not _runs(str(sshd.config)), what="the end of ssh and tail")
+        until(lambda: not _runs(f"sleep 98{sshd.port}") and not _runs(str(sshd.config)), what="the end of ssh and sleep")
     finally:
         kill_tree(process.pid)
 

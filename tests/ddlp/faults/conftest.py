@@ -20,6 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from engine_process import EngineProcess  # noqa: E402
 from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, make_images, until  # noqa: E402
 
 LIMIT_S = 60
@@ -71,6 +72,27 @@ def spool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(path))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def engines(spool: Path) -> Iterator[Callable[..., EngineProcess]]:
+    """Start engines on loopback; afterwards each has ended cleanly and its spool holds nothing but what hosts have sent."""
+    started: list[EngineProcess] = []
+
+    def start(*arguments: str, **options: Any) -> EngineProcess:
+        home = Path(tempfile.mkdtemp(dir=spool))
+        started.append(EngineProcess(home, *arguments, listen="tcp://127.0.0.1:0", **options))
+        return started[-1]
+
+    yield start
+    gc.collect()
+    for engine in started:
+        killed = engine.process.poll() is not None
+        if not killed:
+            until(lambda e=engine: not list(e.spool.glob("job-*")) and not os.listdir(e.spool / "files"), 5, "empty spools")
+        assert engine.end() == 0 or killed
+        assert "Traceback" not in engine.log, engine.log
+    shutil.rmtree(spool, ignore_errors=True)
 
 
 def settled() -> bool:

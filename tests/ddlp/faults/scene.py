@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as T
 
-from ddlp import DDLPLoader, ImageFiles
+from ddlp import DDLPLoader, Device, ImageFiles
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SEED = 3
@@ -55,6 +55,11 @@ def dataset(paths: list[str]) -> ImageFiles:
 def make_loader(data: Any, strategy: str | None, **options: Any) -> DDLPLoader:
     """A loader as the tests want it."""
     return DDLPLoader(data, BATCH, strategy=strategy, seed=SEED, **options)
+
+
+def device(engine: Any, **options: Any) -> Device:
+    """An engine process as a loader's ``csd=``."""
+    return Device(engine.address, engine.keys, **options)
 
 
 class Truth:

@@ -6,14 +6,12 @@ import gc
 import os
 import shutil
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from engine_process import EngineProcess
-from scene import Truth, dataset, make_images, make_loader, train, transform, until
+from scene import Truth, dataset, device, make_images, make_loader, train, transform, until
 
 from csd_engine import protocol
 from csd_engine.errors import EngineRefused, EngineUnreachable
@@ -21,31 +19,6 @@ from csd_engine.keys import make_keys
 from ddlp import DDLPError, Device, ImageArrays
 
 TCP = "tcp://127.0.0.1:0"
-
-
-@pytest.fixture
-def engines(spool):
-    """Start engines on loopback; afterwards each has ended cleanly and its spool holds nothing but manifests."""
-    started = []
-
-    def start(*arguments, **options):
-        home = Path(tempfile.mkdtemp(dir=spool))
-        started.append(EngineProcess(home, *arguments, listen=TCP, **options))
-        return started[-1]
-
-    yield start
-    gc.collect()
-    for engine in started:
-        killed = engine.process.poll() is not None
-        if not killed:
-            until(lambda e=engine: not list(e.spool.glob("job-*")) and not os.listdir(e.spool / "files"), 5, "empty spools")
-        assert engine.end() == 0 or killed
-        assert "Traceback" not in engine.log, engine.log
-    shutil.rmtree(spool, ignore_errors=True)
-
-
-def device(engine, **options):
-    return Device(engine.address, engine.keys, **options)
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
@@ -211,7 +184,7 @@ def test_not_on_the_allow_list(engines, data, images):
 def test_another_protocol(engines, data, images, monkeypatch):
     engine = engines("--root", str(images))
     monkeypatch.setattr(protocol, "PROTOCOL", 99)
-    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 1.*protocol 99.*same version")
+    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 2.*protocol 99.*same version")
 
 
 def test_roots_without_the_data_set(engines, data, tmp_path):
@@ -222,8 +195,8 @@ def test_roots_without_the_data_set(engines, data, tmp_path):
 
 def test_a_spool_out_of_sight(engines, data, images, tmp_path):
     engine = engines("--root", str(images))
-    loader = make_loader(data, "csd", csd=device(engine, spool=tmp_path / "nothing"))
-    fails(loader, DDLPError, r"(?s)nothing.*Device\(spool=")
+    loader = make_loader(data, "csd", csd=device(engine, spool=tmp_path / "nothing"), transfer="shared")
+    fails(loader, DDLPError, r"(?s)transfer='shared'.*nothing.*Device\(spool=.*leave transfer= out")
 
 
 def test_different_data_there(engines, told, tmp_path):

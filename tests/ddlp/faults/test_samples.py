@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import time
+import weakref
 
 import pytest
-from scene import BATCH, Truth, dataset, make_loader
+from scene import BATCH, Truth, dataset, make_loader, train
 from torch.utils.data import DataLoader
 
 
@@ -110,3 +112,20 @@ def test_a_file_that_hangs(leaves_nothing, images, tmp_path, told):
     batches, errors = collect(make_loader(data, "csd"))
     truth.check(batches, 0, without=range(28, 32))
     assert len(errors) == 1 and "not a regular file" in str(errors[0][1])
+
+
+def test_an_error_keeps_no_loader_alive(broken):
+    """Once the error is handled and the loader dropped it is gone at once, without the collector: threads and device too."""
+    loader = make_loader(broken[0], "cpu")
+    gone = weakref.ref(loader)
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            train(loader)
+        except OSError:
+            pass
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,7 +1,8 @@
-"""Manifests on the engine: received in parts, verified, cached, and cheap in memory."""
+"""What hosts send: received in parts, verified, cached, and cheap in memory."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import zlib
@@ -13,24 +14,29 @@ from engine_process import Recipe, until
 
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import FileSet, write_manifest
-from csd_engine.errors import DatasetError
-from csd_engine.manifests import PART_BYTES, ManifestCache, read_part
+from csd_engine.errors import DatasetError, SpoolError
+from csd_engine.protocol import MAX_PART_BYTES
+from csd_engine.received import ARRAY, MANIFEST, FileCache, pack, read_part
 
 
-def receive(cache, path, fingerprint, source="host", in_use=()):
+def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST):
     offset = 0
     while offset is not None:
         assert cache.wanted(source, fingerprint) == offset
         part, total = read_part(path, offset)
-        offset = cache.add(source, fingerprint, offset, total, part, in_use)
+        offset = cache.add(source, fingerprint, offset, total, pack(kind, part), in_use)
+
+
+def cache_of(directory, kind=MANIFEST, limit_bytes=1 << 30, room_bytes=1 << 40):
+    return FileCache(directory, kind, limit_bytes, lambda: room_bytes)
 
 
 def test_parts_make_the_manifest(tmp_path):
     path = tmp_path / "m"
     fingerprint = write_manifest(path, (f"class{number % 7}/{number:050d}" for number in range(40000)))
-    assert path.stat().st_size > 2 * PART_BYTES
+    assert path.stat().st_size > 2 * MAX_PART_BYTES
     (tmp_path / "c").mkdir()
-    cache = ManifestCache(tmp_path / "c")
+    cache = cache_of(tmp_path / "c")
     assert not cache.has(fingerprint)
     receive(cache, path, fingerprint)
     assert cache.has(fingerprint) and cache.path(fingerprint).read_bytes() == path.read_bytes()
@@ -40,8 +46,9 @@ def test_parts_make_the_manifest(tmp_path):
 def test_what_is_not_the_manifest_is_dropped(tmp_path):
     path = tmp_path / "m"
     fingerprint = write_manifest(path, ["a", "b"])
-    cache = ManifestCache(tmp_path / "c")
-    part, total = read_part(path, 0)
+    cache = cache_of(tmp_path / "c")
+    plain, total = read_part(path, 0)
+    part = pack(MANIFEST, plain)
     bomb = zlib.compress(bytes(10 << 20))
     for key, size, content in (
         ("0" * 32, total, part),
@@ -52,20 +59,53 @@ def test_what_is_not_the_manifest_is_dropped(tmp_path):
         (fingerprint, 1 << 40, part),
         (fingerprint, 0, part),
     ):
-        with pytest.raises(DatasetError):
+        with pytest.raises((DatasetError, SpoolError)):
             cache.add("host", key, 0, size, content, ())
         assert os.listdir(tmp_path / "c") == []
     receive(cache, path, fingerprint)
 
 
 def test_the_cache_is_limited_and_spares_what_is_used(tmp_path):
-    cache = ManifestCache(tmp_path / "c", limit_bytes=500)
+    cache = cache_of(tmp_path / "c", limit_bytes=500)
     prints = []
     for number in range(5):
         prints.append(write_manifest(tmp_path / "m", [f"{number}" * 60]))
         receive(cache, tmp_path / "m", prints[-1], in_use=prints[:1])
         os.utime(cache.path(prints[-1]), (number, number))
     assert cache.has(prints[0]) and cache.has(prints[4]) and not cache.has(prints[1])
+
+
+def array_file(path, number, size):
+    path.write_bytes(bytes([number]) * size)
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
+    """By a size limit and by the disk's free space; what jobs use stays, what is on its way counts."""
+    names = [array_file(tmp_path / str(number), number, 2 * MAX_PART_BYTES + number) for number in range(4)]
+    room = [1 << 40]
+    cache = FileCache(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES, lambda: room[0])
+    for number in (0, 1):
+        receive(cache, tmp_path / str(number), names[number], kind=ARRAY)
+        os.utime(cache.path(names[number]), (number, number))
+    assert cache.path(names[1]).name == f"{names[1]}.npy"
+    receive(cache, tmp_path / "2", names[2], in_use=names[:1], kind=ARRAY)
+    assert [cache.has(name) for name in names] == [True, False, True, False]
+    with pytest.raises(SpoolError, match="--upload-bytes"):
+        receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
+    room[0] = 2 * MAX_PART_BYTES
+    with pytest.raises(SpoolError, match="missing on its disk"):
+        receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
+    room[0] = 1 << 40
+    part, total = read_part(tmp_path / "3", 0)
+    assert cache.add("slow host", names[3], 0, total, part, ()) == MAX_PART_BYTES
+    with pytest.raises(SpoolError):  # what the slow host was promised is not given away
+        receive(cache, tmp_path / "1", names[1], in_use=names[2:3], kind=ARRAY)
+    cache.forget("slow host")
+    receive(cache, tmp_path / "1", names[1], in_use=names[2:3], kind=ARRAY)
+    with pytest.raises(DatasetError, match="received is"):
+        receive(cache, tmp_path / "0", "0" * 32, kind=ARRAY)
+    assert not list((tmp_path / "c").glob("*.part"))
 
 
 def private_dirty_kib(pid: int) -> int:

@@ -1,0 +1,264 @@
+"""`ddlp bench engine`: an engine's images a second on a core against a bare Pillow loop on the same computer.
+
+Both prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
+(`csd_engine.bare`) opens, crops and resizes into an array, as many processes of it as the engine has workers; it is the bound.
+What the engine does beyond it: drawing the crop, checking where the file lies, the batch file and its checksum, the socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from csd_engine.batchfile import Layout, identity
+from csd_engine.crew import child_environment
+from csd_engine.datasets import FileSet, fingerprint, write_manifest
+from csd_engine.transforms import Pipeline
+from csd_engine.transforms.resample import native_order
+from ddlp.deploy import book
+from ddlp.deploy.shell import Shell
+from ddlp.errors import DDLPError
+from ddlp.sources.device import Device
+from ddlp.sources.embedded import EmbeddedOptions, acquire
+from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
+from ddlp.sources.link import EngineLink, JobHandle
+
+SIZE = 224
+SEED, EPOCH = 0, 0
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+_SILENCE_S = 300.0  # one batch on a slow board
+_WARM_BATCHES = 2
+
+
+@dataclass
+class Result:
+    """Images a second on one core, round by round."""
+
+    where: str
+    workers: int
+    images: int
+    batch: int
+    versions: dict[str, str]
+    engine: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The engine's part of the bare loop's rate, round by round."""
+        return [engine / bare for engine, bare in zip(self.engine, self.bare, strict=True)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where both run: `bare` runs the bare loop on a JSON object and returns its answer; `there` maps a host path."""
+
+    name: str
+    link: EngineLink
+    bare: Callable[[dict[str, Any]], dict[str, Any]]
+    there: Callable[[str], str]
+    cpus: list[int] | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("name", nargs="?", help="a deployed device")
+    parser.add_argument("--local", action="store_true", help="an engine of one worker on one core of this computer")
+    parser.add_argument(
+        "--images", type=Path, default=Path("data/bench"),
+        help="directory of images, as this host sees it; on a device below one of its roots (%(default)s, made if missing)",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a turn, about (%(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
+    parser.add_argument("--files", type=int, default=500, help="images to use at most, drawn at random (%(default)s)")
+    parser.add_argument("--cpu", type=int, default=None, help="with --local: the core to use (the last one)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    if bool(options.name) == options.local:
+        print("ddlp bench engine: give the name of a deployed device, or --local", file=sys.stderr)
+        return 2
+    with (_local(options.cpu) if options.local else _device(options.name)) as place:
+        result = measure(place, options, lambda text: print(text, file=sys.stderr, flush=True))
+    print(json.dumps(asdict(result)) if options.json else table(result))
+    return 0
+
+
+@contextmanager
+def _local(cpu: int | None) -> Iterator[Place]:
+    """An engine of one worker on a core of its own, where there is another one for this process."""
+    usable = sorted(os.sched_getaffinity(0))
+    core = usable[-1] if cpu is None else cpu
+    engine = acquire(EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0))
+
+    def bare(work: dict[str, Any]) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", "csd_engine.bare"], input=json.dumps(work).encode(), stdout=subprocess.PIPE,
+            env=child_environment(), check=True,
+        )  # fmt: skip
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    try:
+        os.sched_setaffinity(0, set(usable) - {core} or {core})
+        yield Place(f"this computer, core {core}", engine.link, bare, os.path.abspath, [core])
+    finally:
+        os.sched_setaffinity(0, usable)
+        engine.release()
+
+
+@contextmanager
+def _device(name: str) -> Iterator[Place]:
+    """A device from the address book; the bare loop runs there over SSH."""
+    record, link = book.load(name), Device.at(name).link()
+    shell = Shell(record.destination, record.ssh_options)
+
+    def there(path: str) -> str:
+        path = os.path.abspath(path)
+        for host, device in record.roots:
+            if path == host or path.startswith(host.rstrip("/") + "/"):
+                return device.rstrip("/") + path[len(host.rstrip("/")) :]
+        raise DDLPError(
+            f"{path} is below none of {name}'s roots ({', '.join(host for host, _ in record.roots)}): the device can't read "
+            "it. Name a directory below one of them with --images."
+        )
+
+    def bare(work: dict[str, Any]) -> dict[str, Any]:
+        # Its own directory first: the same csd_engine, and the environment that the engine's workers have.
+        command = f"cd / && PYTHONPATH={record.home}/current OMP_NUM_THREADS=1 {record.python} -m csd_engine.bare"
+        done = shell.run(command, input=json.dumps(work).encode(), timeout_s=_SILENCE_S)
+        if done.status != 0:
+            raise DDLPError(f"the bare loop failed on {name} with status {done.status}: {done.err[-2000:]!r}")
+        answer: dict[str, Any] = json.loads(done.out)
+        return answer
+
+    try:
+        yield Place(name, link, bare, there, None)
+    finally:
+        link.close()
+        shell.close()
+
+
+def image_files(directory: Path, most: int) -> list[str]:
+    """Paths below `directory` of at most so many images, a fixed random choice."""
+    if not directory.is_dir():
+        if directory != Path("data/bench"):
+            raise DDLPError(f"{directory} is no directory. Name one of images with --images.")
+        from ddlp.sampledata import make_imagefolder
+
+        make_imagefolder(directory, 2000, 46.0)
+    found = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not found:
+        raise DDLPError(f"there is no image below {directory} ({', '.join(_SUFFIXES)}). Name another one with --images.")
+    chosen = np.random.default_rng(0).permutation(len(found))[:most]
+    return [found[number] for number in chosen]
+
+
+class _Turns:
+    """The engine's turns: one job, all leases of a turn sent at once."""
+
+    def __init__(self, place: Place, root: Path, files: Sequence[str], batch: int, manifest: Path) -> None:
+        self._events: SimpleQueue[EngineEvent] = SimpleQueue()
+        self._dataset = FileSet(os.path.abspath(root), write_manifest(manifest, files), len(files))
+        operator = {"op": "RandomResizedCrop", "size": [SIZE, SIZE], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
+                    "interpolation": "bilinear"}  # fmt: skip
+        self.pipeline = Pipeline.parse({"format": 1, "order": native_order(), "mode": "RGB", "ops": [operator]})
+        self._batch, self._leases = batch, 0
+        layout = Layout(batch, SIZE, SIZE, 3)
+        self._job: JobHandle = place.link.open_job(
+            self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put
+        )
+
+    def turn(self, items: Sequence[int]) -> float:
+        """Seconds that the engine takes for these samples, from the leases to the last file."""
+        began = time.monotonic()
+        waiting = set()
+        for start in range(0, len(items), self._batch):
+            batch = [(index, 0) for index in items[start : start + self._batch]]
+            self._leases += 1
+            waiting.add(self._leases)
+            name = identity(self.pipeline.digest, fingerprint(self._dataset), SEED, EPOCH, batch)
+            self._job.lease(self._leases, name, SEED, EPOCH, batch)
+        while waiting:
+            try:
+                event = self._events.get(timeout=_SILENCE_S)
+            except Empty:
+                raise DDLPError(f"the engine published nothing for {_SILENCE_S:g} s. See ddlp status and its log.") from None
+            if isinstance(event, LeasePublished):
+                self._job.release(event.lease)
+                waiting.discard(event.lease)
+            elif isinstance(event, (LeaseFailed, EngineLost)):
+                raise DDLPError(f"the engine failed at the bench's images: {event.reason}")
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        self._job.close(2.0)
+
+
+def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None]) -> Result:
+    """All rounds; who begins alternates."""
+    files = image_files(options.images, options.files)
+    workers = place.link.open().workers
+    work: dict[str, Any] = {
+        "paths": [place.there(str(options.images / name)) for name in files], "seed": SEED, "epoch": EPOCH,
+        "batch": options.batch, "processes": workers, "cpus": place.cpus,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as scratch:
+        turns = _Turns(place, options.images, files, options.batch, Path(scratch) / "manifest")
+        try:
+            work["pipeline"] = turns.pipeline.to_data()
+
+            def items(batches: int) -> list[int]:
+                return [number % len(files) for number in range(batches * options.batch)]
+
+            def bare(wanted: list[int]) -> float:
+                return len(wanted) / float(place.bare({**work, "items": wanted})["seconds"]) / workers
+
+            def engine(wanted: list[int]) -> float:
+                return len(wanted) / turns.turn(wanted) / workers
+
+            warm = items(_WARM_BATCHES * workers)
+            engine(warm)
+            batches = workers * max(2, round(options.seconds * bare(warm) / options.batch))
+            wanted = items(batches)
+            result = Result(place.name, workers, len(wanted), options.batch, dict(place.link.open().versions))
+            for number in range(options.rounds):
+                sides = [(bare, result.bare), (engine, result.engine)]
+                for side, rates in sides[:: 1 if number % 2 == 0 else -1]:
+                    rates.append(side(wanted))
+                say(f"round {number + 1}/{options.rounds}: engine {result.engine[-1]:.1f}, bare {result.bare[-1]:.1f} images/s")
+        finally:
+            turns.close()
+    return result
+
+
+def _spread(values: list[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    versions = ", ".join(f"{name} {result.versions.get(name)}" for name in ("machine", "python", "pillow"))
+    return "\n".join([
+        f"{result.where} ({versions}), {result.workers} worker(s), {result.images} images a turn in batches of {result.batch}",
+        f"medians of {len(result.engine)} rounds (least .. most), images/s on one core, RandomResizedCrop({SIZE})",
+        f"  engine            {_spread(result.engine, '.1f')}",
+        f"  bare Pillow loop  {_spread(result.bare, '.1f')}   the bound",
+        f"  engine / bare     {_spread(result.ratios, '.3f')}",
+    ])  # fmt: skip

@@ -1,0 +1,157 @@
+"""`ddlp bench transfer`: a published batch into this host's memory, verified, through the spool and over the socket.
+
+An engine on this machine, on a TCP socket of the loopback, publishes batches; each is brought in by the code that brings
+in an epoch's batches. The spool is read from the page cache, and both sides share the processors: this is the cost of the
+transfer alone, not a network's or a disk's speed. The bare figure is `os.readv` of the same bytes from the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from csd_engine.batchfile import Layout, identity
+from csd_engine.crew import child_environment
+from csd_engine.datasets import fingerprint
+from csd_engine.keys import load_pair, load_public, make_keys
+from csd_engine.transforms import Pipeline
+from ddlp.datasets import ImageArrays
+from ddlp.sources.events import EngineEvent, LeaseFailed, LeasePublished
+from ddlp.sources.fetching import Fetching
+from ddlp.sources.link import EngineLink
+from ddlp.sources.travel import Luggage
+from ddlp.translate.datasets import translate_dataset
+
+ROWS = 64  # images of the data set; batches repeat them
+
+
+@dataclass(frozen=True)
+class Line:
+    """One way: seconds a batch (median and worst), its bandwidth, processor seconds a batch of host and engine."""
+
+    name: str
+    median_s: float
+    worst_s: float
+    mb_per_s: float
+    host_cpu_s: float
+    engine_cpu_s: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--batch", type=int, default=256, help="images of a batch (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
+    parser.add_argument("--batches", type=int, default=20, help="batches brought in each way (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as home:
+        lines = measure(Path(home), options.batch, options.size, options.batches)
+    if options.json:
+        print(json.dumps([asdict(line) for line in lines]))
+        return 0
+    print(f"batches of {options.batch} x {options.size} x {options.size} x 3 bytes")
+    print(f"{'':22}{'ms a batch':>12}{'worst':>8}{'MB/s':>8}{'host CPU ms':>13}{'engine CPU ms':>15}")
+    for line in lines:
+        times = f"{line.median_s * 1e3:12.1f}{line.worst_s * 1e3:8.1f}{line.mb_per_s:8.0f}"
+        print(f"{line.name:22}{times}{line.host_cpu_s * 1e3:13.1f}{line.engine_cpu_s * 1e3:15.1f}")
+    return 0
+
+
+def measure(home: Path, batch: int, size: int, batches: int) -> list[Line]:
+    """Start an engine below ``home`` and bring ``batches`` in each way."""
+    keys = make_keys(home / "keys")
+    command = [sys.executable, "-m", "csd_engine", "--listen", "tcp://127.0.0.1:*", "--spool", str(home / "spool")]
+    command += ["--keys", str(keys), "--root", str(home), "--exit-with-stdin"]
+    engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+    try:
+        assert engine.stdin is not None and engine.stdout is not None
+        address = json.loads(engine.stdout.readline())["ready"]
+        pair = load_pair(keys / "host.key_secret")
+        link = EngineLink(address, load_public(keys / "server.key"), pair.public, pair.secret)
+        try:
+            return _measure(link, engine.pid, batch, size, batches)
+        finally:
+            link.close()
+    finally:
+        engine.terminate()
+        engine.communicate()
+
+
+def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int) -> list[Line]:
+    luggage = Luggage.sent_to(link.open().spool)
+    try:
+        images = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), dtype=np.uint8)
+        dataset = luggage.describe(translate_dataset(ImageArrays(images, range(ROWS))))
+        pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": []})
+        layout = Layout(batch, size, size, 3)
+        events: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
+        job = link.open_job(pipeline, dataset, layout, None, events.put, array_part=luggage.array_part)
+        items = [(k % ROWS, 0) for k in range(batch)]
+        name = identity(pipeline.digest, fingerprint(dataset), 0, 0, items)
+        memory = np.empty(layout.image_bytes, np.uint8)
+
+        def published(lease: int) -> Path:
+            job.lease(lease, name, 0, 0, items)
+            while not isinstance(event := events.get(timeout=60), LeasePublished):
+                if isinstance(event, LeaseFailed):
+                    raise RuntimeError(event.reason)
+            return event.path
+
+        def bare(path: Path, lease: int) -> None:
+            with open(path, "rb", buffering=0) as stream:
+                stream.readinto(memory.data)
+
+        def through(fetching: Fetching) -> Callable[[Path, int], object]:
+            return lambda path, lease: fetching.read(path, name, lease, layout, memory)
+
+        ways = {
+            "bare read": bare,
+            "through the spool": through(Fetching(job, True, print)),
+            "over the socket": through(Fetching(job, False, print)),
+        }
+        lines, lease = [], 0
+        for title, bring in ways.items():
+            seconds, host, device = [], 0.0, 0.0
+            for _ in range(batches + 1):
+                lease += 1
+                path = published(lease)
+                began, own, theirs = time.perf_counter(), _own_cpu_s(), _cpu_s(engine)
+                bring(path, lease)
+                seconds.append(time.perf_counter() - began)
+                host += _own_cpu_s() - own
+                device += _cpu_s(engine) - theirs
+                job.release(lease)
+            del seconds[0]  # buffers are made
+            median = statistics.median(seconds)
+            mb_per_s = layout.file_bytes / 1e6 / median
+            lines.append(Line(title, median, max(seconds), mb_per_s, host / (batches + 1), device / (batches + 1)))
+        return lines
+    finally:
+        luggage.close()
+
+
+def _own_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process, its threads included: libzmq encrypts in one of its own."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,100 @@
+"""A published batch into memory: from the spool where host and device share one, else over the engine's socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from csd_engine.batchfile import Batch, BatchReceiver, Layout, read_batch
+from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
+from ddlp.sources.job import JobHandle
+
+__all__ = ["Fetching"]
+
+_PAUSES_S = (0.0, 0.02, 0.08, 0.2)  # before each further look; then the socket has it sooner
+_LATE = 3  # so many late files one after another: no file is waited for any more
+
+
+class Fetching:
+    """One job's batches. Any thread may read.
+
+    A network file system may show a new file late, NFS after up to a minute (it remembers that there was none). Such a
+    batch is looked for again for a third of a second, and then fetched over the socket: the device's work is not lost.
+
+    Args:
+        handle: the open job.
+        shared: whether this host sees the spool.
+        say: told, once and with the counts so far, that files come late.
+    """
+
+    def __init__(self, handle: JobHandle, shared: bool, say: Callable[[str], None]) -> None:
+        self._handle = handle
+        self._shared = shared
+        self._say = say
+        self._lock = threading.Lock()
+        self._late = 0  # files in a row that had to be fetched over the socket
+        self._late_ever = 0
+
+    def read(self, path: Path, identity: str, lease: int, layout: Layout, images: np.ndarray) -> Batch:
+        """The verified batch, its images in ``images``.
+
+        Raises:
+            DamagedBatch: it is not there, or not what it must be.
+            EngineGone: the engine was lost, or the job closed, while it was on the way.
+        """
+        if not self._shared:
+            return self._over_the_socket(identity, lease, layout, images)
+        for pause_s in (None, *_PAUSES_S):
+            if pause_s is not None:
+                if self._late >= _LATE or not self._handle.open:
+                    break
+                time.sleep(pause_s)
+                _refresh(path.parent)
+            try:
+                batch = read_batch(path, identity, lease, layout, images)
+            except MissingBatch as error:
+                missing = error
+            else:
+                self._late = 0
+                return batch
+        try:
+            batch = self._over_the_socket(identity, lease, layout, images)
+        except (DamagedBatch, EngineGone):
+            raise missing from missing.__cause__  # it is not late, it is lost
+        with self._lock:
+            self._late += 1
+            self._late_ever += 1
+            self._say(
+                f"the spool's file system shows new files late: {self._late_ever} batches were fetched over the socket "
+                "instead; transfer='stream' fetches all so"
+            )
+        return batch
+
+    def _over_the_socket(self, identity: str, lease: int, layout: Layout, images: np.ndarray) -> Batch:
+        receiver = BatchReceiver(identity, lease, layout, images)
+        try:
+            with contextlib.closing(self._handle.fetch(lease, layout.file_bytes)) as parts:  # type: ignore[type-var]
+                for part in parts:
+                    receiver.take(part)
+            return receiver.batch()
+        except DamagedBatch as error:
+            raise DamagedBatch(
+                f"the batch of lease {lease}, sent by the engine, cannot be used: {error}. The batch is prepared again "
+                "elsewhere; if this repeats, check the disk of the device's spool."
+            ) from error
+
+
+def _refresh(directory: Path) -> None:
+    """Have a network file system's client ask its server what is in the directory."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.listdir(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,88 @@
+"""`ddlp bench engine`, run small: on this computer, and on a device that is reached over SSH."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "deploy"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine_process import EngineProcess, make_jpegs  # noqa: E402
+from sshd import SSHD, Sshd  # noqa: E402
+
+from ddlp import cli  # noqa: E402
+from ddlp.bench.engine import Result, table  # noqa: E402
+from ddlp.deploy import book  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+SMALL = ("--rounds", "2", "--seconds", "0.2", "--batch", "4")
+
+
+@pytest.fixture
+def images(tmp_path):
+    (tmp_path / "images").mkdir()
+    make_jpegs(tmp_path / "images", np.random.default_rng(7))
+    return tmp_path / "images"
+
+
+def check(capsys, images, *arguments):
+    assert cli.main(["bench", "engine", *arguments, "--images", str(images), *SMALL, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["engine"]) == len(result["bare"]) == 2 and min(result["engine"] + result["bare"]) > 0
+    assert result["images"] % (4 * result["workers"]) == 0
+    return result
+
+
+def test_on_this_computer(images, capsys):
+    assert check(capsys, images, "--local")["workers"] == 1
+
+
+@pytest.fixture
+def device(images, tmp_path, monkeypatch) -> Iterator[EngineProcess]:
+    """csd0: an engine of two workers that knows the images under another path, on a computer reached by ssh."""
+    if SSHD is None:
+        pytest.skip("no sshd on this machine: apt install openssh-server")
+    there = tmp_path / "there"
+    shutil.copytree(images, there / "images")
+    sshd, home = Sshd(tmp_path / "sshd"), Path(tempfile.mkdtemp(prefix="e-"))
+    (sshd.home / "current").symlink_to(ROOT)
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
+    engine = EngineProcess(home, "--root", f"{images}={there / 'images'}", workers=2)
+    book.save(book.DeviceRecord(
+        "csd0", "board", sshd.options, engine.address, ((str(images), str(there / "images")),), str(engine.spool),
+        str(engine.spool), str(sshd.home), sys.executable, "0" * 32, "x86_64",
+    ))  # fmt: skip
+    for key in ("server.key", "host.key_secret"):
+        shutil.copy(engine.keys / key, book.directory("csd0") / key)
+    yield engine
+    assert engine.end() == 0
+    sshd.stop()
+    shutil.rmtree(home)
+
+
+def test_on_a_device(device, images, tmp_path, capsys):
+    for path in images.rglob("*.jpg"):  # only the names are read here: both sides run over there
+        path.write_bytes(b"")
+    assert check(capsys, images, "csd0")["workers"] == 2
+    assert cli.main(["bench", "engine", "csd0", "--images", str(tmp_path / "there"), *SMALL]) == 1
+    assert "below none of csd0's roots" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_said(tmp_path, capsys):
+    assert cli.main(["bench", "engine"]) == 2
+    assert "--local" in capsys.readouterr().err
+    assert cli.main(["bench", "engine", "--local", "--images", str(tmp_path / "none")]) == 1
+    assert "--images" in capsys.readouterr().err
+
+
+def test_the_table_gives_medians_spreads_and_ratios():
+    text = table(Result("csd0", 1, 64, 32, {"machine": "armv7l"}, [9.0, 18.0, 10.0], [10.0, 20.0, 40.0]))
+    assert "10.0 (9.0 .. 18.0)" in text and "20.0 (10.0 .. 40.0)" in text and "0.900 (0.250 .. 0.900)" in text

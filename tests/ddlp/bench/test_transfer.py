@@ -1,0 +1,19 @@
+"""The benchmark of the transfer, run small: a real engine, its figures held against each other."""
+
+import json
+
+from ddlp.cli import main
+
+
+def test_a_short_run(capsys):
+    arguments = ["bench", "transfer", "--batch", "64", "--size", "64", "--batches", "3"]
+    assert main([*arguments, "--json"]) == 0
+    lines = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert set(lines) == {"bare read", "through the spool", "over the socket"}
+    file_mb = (4096 + 64 * 64 * 64 * 3) / 1e6
+    for line in lines.values():
+        assert 0 < line["median_s"] <= line["worst_s"]
+        assert abs(line["mb_per_s"] * line["median_s"] - file_mb) < 1e-6
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert "over the socket" in table and "engine CPU ms" in table

@@ -1,0 +1,26 @@
+"""The archive of the engine: the same bytes each time, the whole package, nothing else."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+from csd_engine.build import build
+from ddlp.deploy.archive import archive, code_bytes
+
+
+def test_the_archive(tmp_path: Path) -> None:
+    first = archive()
+    time.sleep(1.1)  # gzip's time stamp counts seconds
+    assert archive() == first
+    with tarfile.open(fileobj=io.BytesIO(first)) as tar:
+        assert {(entry.mtime, entry.uid, entry.mode) for entry in tar} == {(0, 0, 0o644)}
+        tar.extractall(tmp_path, filter="data")
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == code_bytes()
+    code = "import csd_engine, csd_engine.build as b; print(csd_engine.__file__, b.build())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(tmp_path / "csd_engine" / "__init__.py"), build()]

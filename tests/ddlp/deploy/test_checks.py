@@ -1,0 +1,95 @@
+"""What a survey means: each fault with its way out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ddlp.deploy import checks
+from ddlp.deploy.findings import Finding, Level
+from ddlp.deploy.survey import Directory, Python, Survey
+
+GIB = 1 << 30
+PYTHON = Python(
+    "/usr/bin/python3",
+    (3, 11, 2),
+    {"numpy": "1.24.2", "PIL": "9.4.0", "zmq": "24.0.1", "pip": None},
+    {},
+    True,
+    True,
+    True,
+    False,
+)
+PLACE = Directory("/spool", True, True, True, True, 50 * GIB, "ext2/ext3")
+GOOD = Survey(
+    system="Linux", machine="armv7l", os="Debian GNU/Linux 12", user="user", uid=1000, home="/home/user/.ddlp/csd0",
+    cores=2, memory_bytes=GIB // 2, available_bytes=GIB // 3, clock_ahead_s=0.3, place_home=PLACE, place_spool=PLACE,
+    roots=(dataclasses.replace(PLACE, path="/data"),), python=PYTHON, apt=True, root=None, systemd="user", cron=None,
+    boot=False, current=None, whole=0, builds=(), settings=None, server_key=None, clients=(), operators=(),
+    supervisor=None, state="",
+)  # fmt: skip
+
+
+def found(**changes: Any) -> list[Finding]:
+    every = checks.check(dataclasses.replace(GOOD, **changes), GIB)
+    return [one for one in every if one.level is not Level.OK]
+
+
+def python(**changes: Any) -> Python:
+    return dataclasses.replace(PYTHON, **changes)
+
+
+def modules(**changes: str | None) -> dict[str, str | None]:
+    return {**PYTHON.modules, **changes}
+
+
+def test_a_good_device() -> None:
+    assert found() == []
+    assert all(one.what for one in checks.check(GOOD, GIB))
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "what", "way_out"),
+    [
+        (dict(python=None), "bad", "no Python", "sudo apt-get install -y python3 python3-numpy python3-pil python3-zmq"),
+        (dict(python=None, uid=0), "bad", "no Python", "apt-get install -y python3"),
+        (dict(python=python(version=(3, 7, 3))), "bad", "Python 3.7.3 at /usr/bin/python3", "--python /path/to/python3"),
+        (dict(python=python(version=())), "bad", "does not run", "--bundle DIR"),
+        (dict(python=python(modules=modules(PIL=None))), "bad", "no Pillow", "apt-get install -y python3-pil"),
+        (dict(python=python(modules=modules(numpy=None)), apt=False), "bad", "no numpy", "--install pip (pip install numpy"),
+        (dict(python=python(jpeg=False)), "bad", "without JPEG", "python3-pil"),
+        (dict(python=python(curve=False)), "bad", "without CURVE", "python3-zmq"),
+        (dict(python=python(modules=modules(PIL="8.1.2"))), "warn", "Pillow 8.1.2", "up to date"),
+        (dict(system="FreeBSD"), "bad", "FreeBSD", "Linux"),
+        (dict(available_bytes=60 << 20), "warn", "60 MB free", "End what else runs"),
+        (dict(clock_ahead_s=-7200.0), "warn", "7200 s behind", "timedatectl"),
+        (dict(clock_ahead_s=95.0), "warn", "95 s ahead of", "timedatectl"),
+        (dict(place_home=dataclasses.replace(PLACE, writable=False)), "bad", "can't be written", "--home DIR"),
+        (dict(place_home=dataclasses.replace(PLACE, free_bytes=5 << 20)), "bad", "5 MB free", "--home DIR"),
+        (dict(place_spool=dataclasses.replace(PLACE, writable=False)), "bad", "spool /spool can't be written", "--spool DIR"),
+        (dict(place_spool=dataclasses.replace(PLACE, is_directory=False)), "bad", "can't be written", "--spool DIR"),
+        (dict(place_spool=dataclasses.replace(PLACE, free_bytes=GIB)), "bad", "1024 MB free", "--reserve-bytes 100M"),
+        (dict(place_spool=dataclasses.replace(PLACE, free_bytes=GIB + (99 << 20))), "warn", "99 MB for batches", "Free some"),
+        (dict(roots=(dataclasses.replace(PLACE, exists=False),)), "bad", "is not there", "Mount it"),
+        (dict(roots=(dataclasses.replace(PLACE, readable=False),)), "bad", "can't be read", "chmod"),
+        (dict(systemd=None), "warn", "no systemd and no cron", "ddlp start"),
+    ],
+)
+def test_each_fault_has_its_way_out(changes: dict[str, Any], level: str, what: str, way_out: str) -> None:
+    (finding,) = found(**changes)
+    assert finding.level.value == level and what in finding.what and way_out in finding.way_out and finding.why
+    assert str(finding).startswith(f"{level:4} ") and f"-> {finding.way_out}" in str(finding)
+
+
+def test_a_module_that_is_there_but_broken_says_why() -> None:
+    (finding,) = found(python=python(modules=modules(PIL=None), broken={"PIL": "libjpeg.so.62: cannot open"}))
+    assert "libjpeg.so.62" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores", "fit"), [(512, 2, 2), (256, 2, 2), (192, 4, 1), (64, 2, 1), (8192, 8, 8), (0, 4, 4)]
+)
+def test_workers_that_memory_holds(memory: int, cores: int, fit: int) -> None:
+    assert checks.workers_that_fit(dataclasses.replace(GOOD, memory_bytes=memory << 20, cores=cores)) == fit

@@ -1,0 +1,97 @@
+"""What `ddlp deploy` makes of its options, before it connects to anything."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from csd_engine.__main__ import make_parser
+from ddlp.deploy import address, book, command, place
+from ddlp.errors import DDLPError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path))
+
+
+def wanted(*given: str) -> command.Wanted:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = parser.parse_args(given)
+    return command._wanted(options, command._before(options))
+
+
+def test_the_engine_s_own_options_are_those_that_it_has() -> None:
+    known = make_parser().format_help()
+    assert all(f"{option} " in known for option in command.ENGINE_OPTIONS)
+
+
+def test_defaults() -> None:
+    record = wanted("user@board.lan", "--root", "/data/", "--spool", "/spool").record
+    assert (record.name, record.destination, record.home) == ("board", "user@board.lan", "~/.ddlp/board")
+    assert record.roots == (("/data", "/data"),) and record.host_spool is None and record.device_spool == "/spool"
+
+
+def test_ssh_s_options_go_on_to_ssh() -> None:
+    more = ("-p", "2222", "-F", "config", "-J", "gate", "-o", "A=b", "-o", "C=d")
+    options = wanted("board", "--root", "/d", "--spool", "/s", *more).record.ssh_options
+    assert options == ("-F", f"{Path.cwd()}/config", "-p", "2222", "-J", "gate", "-o", "A=b", "-o", "C=d")
+
+
+def test_what_was_given_before_holds() -> None:
+    first = wanted("board", "--name", "csd0", "-p", "2222", "--root", "/a", "--root", "/b", "--host-root", "/x", "--host-root",
+                   "/y", "--spool", "/s", "--host-spool", "/h", "--workers", "2", "--reserve-bytes", "10M")  # fmt: skip
+    assert first.reserve_bytes == 10 << 20
+    import dataclasses
+
+    book.save(dataclasses.replace(first.record, address="tcp://10.0.0.9:7800"))
+    again = wanted("--name", "csd0")
+    assert again.record == book.load("csd0") and (again.address, again.port) == ("tcp://10.0.0.9:7800", 7800)
+    assert again.reserve_bytes == 10 << 20
+    changed = wanted("--name", "csd0", "--workers", "1", "--root", "/c", "--spool", "/t")
+    assert changed.record.engine_options == ("--workers", "1", "--reserve-bytes", "10M")
+    assert changed.record.roots == (("/c", "/c"),) and changed.record.host_spool is None
+    assert changed.record.ssh_options == ("-p", "2222")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((), "which device"),
+        (("--name", "a b"), "can't be a device's name"),
+        (("--name", "csd9"), "Give its user@host"),
+        (("board",), "board needs --root DIR (its data) and --spool DIR (for batches)"),
+        (("board", "--root", "/d"), "board needs --spool DIR"),
+        (("board", "--root", "/d", "--host-root", "/a", "--host-root", "/b", "--spool", "/s"), "one --host-root for each"),
+        (("board", "--host-root", "/a", "--spool", "/s"), "--host-root without --root"),
+        (("board", "--root", "d", "--spool", "/s"), "absolute paths"),
+        (("board", "--root", "/d=e", "--spool", "/s"), "without '='"),
+        (("board", "--root", "/d", "--spool", "/s", "--quota-bytes", "lots"), "does not take --quota-bytes lots"),
+    ],
+)
+def test_what_can_t_be_is_said(given: tuple[str, ...], words: str) -> None:
+    with pytest.raises(DDLPError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        wanted(*given)
+
+
+@pytest.mark.parametrize("home", ["~/.ddlp/csd0", "/opt/ddlp/a b", "/mnt/nvme0/ü"])
+def test_homes(home: str) -> None:
+    assert place.check_home(home) == home
+
+
+@pytest.mark.parametrize("home", ["", "ddlp", "/", "~", "~/", "/a/../b", "/a$HOME", "/a'b", "/a\nb", "~user/x", "/a%b"])
+def test_homes_that_would_need_quoting(home: str) -> None:
+    with pytest.raises(DDLPError, match="--home"):
+        place.check_home(home)
+
+
+def test_addresses() -> None:
+    assert address.full_address("10.0.0.2", 7711) == "tcp://10.0.0.2:7711"
+    assert address.full_address("fe80::1", 1) == "tcp://[fe80::1]:1"
+    assert address.full_address("tcp://x:1", 7711) == "tcp://x:1"
+    assert address.resolve_host("user@board", ("-F", "/dev/null", "-o", "HostName=10.1.2.3")) == "10.1.2.3"
+    with pytest.raises(DDLPError, match="--address"):
+        address.resolve_host("board", ("-o", "NoSuchOption=1"))

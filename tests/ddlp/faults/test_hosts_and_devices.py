@@ -1,0 +1,143 @@
+"""Hosts that vanish and come back, a cut network, several devices at once: real processes and network namespaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from engine_process import EngineProcess
+from scene import alive, make_loader, train, until
+
+from ddlp import Device
+
+HOST = """
+    from ddlp import Device
+    import os, warnings
+    warnings.simplefilter("ignore")
+    device = Device(os.environ["ADDRESS"], os.environ["KEYS"])
+    loader = make_loader(data, "wrr", csd=device, transfer=os.environ["TRANSFER"])
+    truth = Truth(data)
+    truth.of(0), truth.of(1)
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        time.sleep(0.03)
+        if loader.report().batches_csd == 1:
+            said("at work")
+    truth.check(batches)
+    said("whole")
+    truth.check(train(loader, 0.03), 1)
+    said("device", loader.report().batches_csd > 0)
+"""
+
+
+def job_directories(engine: EngineProcess) -> list[object]:
+    return list(engine.spool.glob("job-*"))
+
+
+@pytest.mark.parametrize("transfer", ["shared", "stream"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_that_vanishes(engines, script, images, number, transfer):
+    """The engine stops working for it and gives its space back; the host may come back."""
+    engine = engines("--root", str(images), "--lease-timeout", "1", "--slowdown", "3")
+    environment = {"ADDRESS": engine.address, "KEYS": str(engine.keys), "TRANSFER": transfer}
+    host = script(HOST, **environment)
+    assert host.line() == "at work"
+    os.kill(host.pid, number)
+    until(lambda: not job_directories(engine) and not os.listdir(engine.spool / "files"), 10, "an empty spool")
+    assert "silent" in engine.log
+    if number == signal.SIGKILL:
+        host = script(HOST, **environment)
+        assert host.line() == "at work"
+    else:
+        os.kill(host.pid, signal.SIGCONT)
+    words = [host.line() for _ in range(2)]
+    while words[0] == "at work":
+        words = [words[1], host.line()]
+    assert words == ["whole", "device True"]
+    status, err = host.end()
+    assert status == 0 and "Traceback" not in err, err
+    until(lambda: not job_directories(engine), 10, "an empty spool")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def namespace() -> Iterator[tuple[str, str]]:
+    """(name of a network namespace, address in it) that is reached over a link of its own, `dd<name>`."""
+    if os.geteuid() != 0:
+        pytest.skip("a network namespace needs root")
+    name = uuid.uuid4().hex[:8]
+    net = f"10.{201 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    try:
+        ip("netns", "add", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespace can be made here: {getattr(error, 'stderr', error)}")
+    try:
+        ip("link", "add", f"dd{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("addr", "add", f"{net}.1/24", "dev", f"dd{name}")
+        ip("link", "set", f"dd{name}", "up")
+        ip("-n", name, "addr", "add", f"{net}.2/24", "dev", "eth0")
+        ip("-n", name, "link", "set", "eth0", "up")
+        yield name, f"{net}.2"
+    finally:
+        subprocess.run(["ip", "link", "del", f"dd{name}"], capture_output=True)
+        ip("netns", "del", name)
+
+
+def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
+    """Both sides give the other up, each cleans up by itself, and they meet again."""
+    name, address = namespace
+    within = ("ip", "netns", "exec", name)
+    arguments = ("--root", str(images), "--lease-timeout", "2", "--slowdown", "3")
+    engine = EngineProcess(spool, *arguments, listen=f"tcp://{address}:7711", within=within)
+    try:
+        loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=tmp_path / "none"))
+        reach = loader._reached()
+        truth.check(train(loader, 0.02))
+        assert loader.report().batches_csd and not len(told)
+        truth.check(train(loader, 0.03, at={5: lambda: ip("link", "set", f"dd{name}", "down")}), 1)
+        until(lambda: not job_directories(engine), 10, "an empty spool")
+        ip("link", "set", f"dd{name}", "up")
+        until(lambda: reach._links[engine.address].link.lost, 10, "the loss to be noticed")
+        truth.check(train(loader, 0.03), 2)
+        assert loader.report().batches_csd
+        assert len(told) <= 1, list(told)  # none where the epoch was over before the silence had lasted long enough
+    finally:
+        assert engine.end() == 0
+    assert "Traceback" not in engine.log
+
+
+def fetched(loader) -> list[int]:
+    """Batches that came from each device, over its socket."""
+    return [loader._reach._links[device.address].link.stream._fetches for device in loader._devices]
+
+
+def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, told, images, tmp_path):
+    """One of them is killed in mid-epoch, and joins again in mid-run."""
+    slow, quick = (engines("--root", str(images), "--slowdown", factor) for factor in ("24", "4"))
+    devices = [Device(one.address, one.keys, spool=tmp_path / "none") for one in (slow, quick)]
+    loader = make_loader(data, "csd", csd=devices)
+    for epoch in range(3):
+        truth.check(train(loader), epoch)
+        assert loader.report().batches_csd == 40
+    of_slow, of_quick = fetched(loader)
+    assert 0 < of_slow and 2 * of_slow < of_quick and of_slow + of_quick >= 120
+    truth.check(train(loader, 0.02, at={6: quick.process.kill}), 3)
+    assert len(told) == 1 and quick.address in told[0] and "is gone" in told[0], list(told)
+    quick.process.wait()
+    again = EngineProcess(quick.home, "--root", str(images), listen=quick.address, keys=quick.keys)
+    try:
+        truth.check(train(loader, 0.02), 4)
+        assert fetched(loader)[1] > 0 and len(told) == 1
+        assert alive(slow.process.pid)
+    finally:
+        time.sleep(0.1)
+        again.end()

@@ -1,0 +1,300 @@
+"""How batches travel: through a spool that both sides see, else over the socket; chosen by what they really see."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scene import Truth, make_loader, train, transform, until
+
+from csd_engine.errors import EngineRefused
+from ddlp import DDLPError, Device, ImageArrays
+
+OVER_THE_SOCKET = "batches are sent over the engine's socket"
+
+
+def apart(engine, tmp_path, **options):
+    """A device whose spool this host does not see."""
+    return Device(engine.address, engine.keys, spool=tmp_path / "not mounted", **options)
+
+
+@pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
+def test_without_a_shared_spool(engines, data, truth, told, images, tmp_path, strategy):
+    engine = engines("--root", str(images), "--slowdown", "2")
+    loader = make_loader(data, strategy, csd=apart(engine, tmp_path))
+    for epoch in range(2):
+        truth.check(train(loader, 0.01), epoch)
+        until(lambda: not list(engine.spool.glob("job-*")), 5, "the job's end with its epoch")
+    report = loader.report()
+    assert report.batches_csd and not len(told), list(told)
+    (note,) = report.notes
+    assert OVER_THE_SOCKET in note and "no directory" in note
+    assert os.listdir(engine.spool / "files") == []
+
+
+def test_a_shared_spool_is_used(engines, data, truth, told, images):
+    """By the first look at the files that are delivered: the socket carries none of them."""
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys))
+    truth.check(train(loader))
+    assert loader.report().notes == () and not len(told)
+    (place,) = loader._reach._links.values()
+    assert place.shared and place.link.stream._fetches == 0
+
+
+def test_asked_for(engines, data, truth, images):
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys), transfer="stream")
+    truth.check(train(loader))
+    assert loader.report().batches_csd == 40 and "transfer='stream'" in loader.report().notes[0]
+    (place,) = loader._reach._links.values()
+    assert place.link.stream._fetches == 40
+
+
+def test_of_the_embedded_engine(leaves_nothing, data, truth):
+    loader = make_loader(data, "csd", transfer="stream")
+    truth.check(train(loader))
+    assert loader.report().batches_csd == 40
+
+
+def test_nonsense_is_refused(data):
+    with pytest.raises(ValueError, match="transfer='nfs': expected one of shared, stream, or None"):
+        make_loader(data, "csd", transfer="nfs")
+
+
+def test_it_is_explained(data, capsys):
+    assert "else over its engine's socket" in make_loader(data, "csd").explain()
+    assert "transfer   over the engine's socket" in make_loader(data, "csd", transfer="stream").explain()
+    assert "transfer" not in make_loader(data, "cpu").explain()
+
+
+@pytest.mark.parametrize("there", ["another disk", "a copy of the spool"])
+def test_one_path_on_two_disks(engines, data, truth, images, tmp_path, there):
+    """Both sides have a directory of that name. Nothing is left in what is not the engine's."""
+    engine = engines("--root", str(images))
+    here = tmp_path / "spool"
+    if there == "a copy of the spool":
+        shutil.copytree(engine.spool, here)
+    else:
+        (here / "files").mkdir(parents=True)
+    before = sorted(here.rglob("*"))
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=here))
+    truth.check(train(loader))
+    del loader
+    gc.collect()
+    assert sorted(here.rglob("*")) == before
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=here), transfer="shared")
+    with pytest.raises(DDLPError, match=r"(?s)do not share a spool: .*Device\(spool=\.\.\.\), or leave transfer= out"):
+        train(loader)
+
+
+def test_damage_is_found(engines, data, truth, told, images, tmp_path):
+    """Bits that turn in the device's spool, before its batches are fetched from there."""
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "mte", csd=apart(engine, tmp_path), ratio=0.5)
+    turned = []
+
+    def turn():
+        paths = until(lambda: found if len(found := list(engine.spool.glob("job-*/*.safetensors"))) > 8 else None)
+        time.sleep(0.3)  # all fetch slots are full by now
+        for path in [path for path in sorted(paths, key=lambda p: -int(p.name.split(".")[1])) if path.exists()][:3]:
+            with open(path, "r+b") as stream:
+                stream.seek(5000)
+                (byte,) = stream.read(1)
+                stream.seek(5000)
+                stream.write(bytes([byte ^ 1]))
+            turned.append(path)
+
+    truth.check(train(loader, 0.02, at={15: turn}))
+    assert len(turned) == len(told) == 3 and all("sent by the engine" in text and "checksum" in text for text in told)
+
+
+def test_an_engine_that_is_killed(engines, data, truth, told, images, tmp_path):
+    engine = engines("--root", str(images), "--slowdown", "3")
+    loader = make_loader(data, "wrr", csd=apart(engine, tmp_path))
+    truth.check(train(loader, 0.01))
+    truth.check(train(loader, 0.02, at={6: engine.process.kill}), 1)
+    assert len(told) == 1 and "is gone" in told[0], list(told)
+
+
+def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images, tmp_path):
+    """The engine hangs; the user has seen enough."""
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "csd", csd=apart(engine, tmp_path))
+    iterator = iter(loader)
+    next(iterator)
+    engine.process.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        iterator._shutdown_workers()
+        assert time.monotonic() - began < 2
+    finally:
+        engine.process.send_signal(signal.SIGCONT)
+
+
+def arrays(count=400, seed=5):
+    random = np.random.default_rng(seed)
+    images = random.integers(0, 256, (count, 40, 40, 3), dtype=np.uint8)
+    return ImageArrays(images, list(range(count)), transform())
+
+
+def test_arrays_are_sent_once(engines, told, images, tmp_path):
+    """1.9 MB, to an engine whose roots hold nothing of them, and which keeps them for the next run."""
+    engine = engines("--root", str(images))
+    data = arrays()
+    truth = Truth(data)
+    for run in range(2):
+        loader = make_loader(data, "csd", csd=apart(engine, tmp_path))
+        for epoch in range(2):
+            truth.check(train(loader), epoch)
+            assert loader.report().batches_csd == 100 and not len(told), list(told)
+        (path,) = (engine.spool / "arrays").iterdir()
+        if run == 0:
+            written = path.stat()
+    assert path.suffix == ".npy" and np.array_equal(np.load(path), data.images)
+    assert (path.stat().st_ino, path.stat().st_size) == (written.st_ino, written.st_size)
+    data.images[7] = 0  # edited in place: another content, another name
+    Truth(data).check(train(loader), 2)
+    assert loader.report().batches_csd == 100 and len(list((engine.spool / "arrays").iterdir())) == 2
+
+
+def test_arrays_beyond_the_engines_limit(engines, images, tmp_path):
+    engine = engines("--root", str(images), "--upload-bytes", "1M")
+    loader = make_loader(arrays(), "csd", csd=apart(engine, tmp_path))
+    with pytest.raises(EngineRefused, match="(?s)no room for a data set's array.*--upload-bytes"):
+        train(loader)
+    assert not list((engine.spool / "arrays").iterdir())
+    small = arrays(100)
+    loader = make_loader(small, "csd", csd=apart(engine, tmp_path))
+    Truth(small).check(train(loader))
+
+
+def test_what_was_sent_leads_nowhere_else(engines, told, images, tmp_path):
+    """A link among them, to a file outside: it stays unread."""
+    engine = engines("--root", str(images))
+    data = arrays(40)
+    train(make_loader(data, "csd", csd=apart(engine, tmp_path)))
+    (path,) = (engine.spool / "arrays").iterdir()
+    shutil.move(path, tmp_path / "outside.npy")
+    path.symlink_to(tmp_path / "outside.npy")
+    loader = make_loader(data, "wrr", csd=apart(engine, tmp_path))
+    assert len(train(loader, 0.05)) == 10 and loader.report().batches_csd == 0
+
+
+def test_a_spool_that_shows_files_late(engines, data, truth, told, images, tmp_path):
+    """As NFS, which remembers for up to a minute that there was no such file: no batch of the device's is lost."""
+    engine = engines("--root", str(images))
+    seen = tmp_path / "mounted"
+    with LaggingView(engine.spool, seen, 2.0):
+        loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
+        truth.check(train(loader))
+        report = loader.report()
+        assert report.batches_csd == 40 and not len(told), list(told)
+        assert "shows new files late" in report.notes[0]
+
+
+def test_a_spool_that_shows_files_a_little_late(engines, data, truth, told, images, tmp_path):
+    engine = engines("--root", str(images), "--slowdown", "20")
+    seen = tmp_path / "mounted"
+    with LaggingView(engine.spool, seen, 0.1):
+        loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=seen))
+        truth.check(train(loader, 0.05))
+        assert loader.report().batches_csd and not len(told), list(told)
+        (place,) = loader._reach._links.values()
+        assert place.shared and place.link.stream._fetches == 0
+
+
+@pytest.fixture
+def late_view(tmp_path):
+    """Mount a spool so that new files in it come late, as the kernel's own caches have it (late_view.py)."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting a FUSE file system needs root and /dev/fuse")
+    mounted = []
+
+    def mount(spool, late_s, way):
+        seen = tmp_path / "mounted"
+        seen.mkdir()
+        command = [sys.executable, str(Path(__file__).parent / "late_view.py"), str(spool), str(seen), str(late_s), way]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if not server.stdout.readline():
+            pytest.skip(f"FUSE cannot be mounted here: {server.communicate()[1]}")
+        mounted.append((seen, server))
+        return seen
+
+    yield mount
+    for seen, server in mounted:
+        subprocess.run(["umount", "-l", str(seen)], check=True)
+        server.terminate()
+        server.communicate()
+
+
+@pytest.mark.parametrize("way", ["absent", "short"])
+def test_a_real_file_system_that_remembers_what_is_no_longer_so(engines, data, truth, told, images, late_view, way):
+    """The kernel answers from its cache for a minute, whatever the file system has by then."""
+    engine = engines("--root", str(images))
+    seen = late_view(engine.spool, 0.3, way)
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
+    truth.check(train(loader))
+    report = loader.report()
+    assert report.batches_csd == 40 and not len(told), list(told)
+    assert "shows new files late" in report.notes[0]
+    del loader
+    gc.collect()
+
+
+def test_a_real_file_system_that_is_not_late(engines, data, truth, told, images, late_view):
+    engine = engines("--root", str(images))
+    seen = late_view(engine.spool, -1, "absent")
+    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
+    truth.check(train(loader))
+    (place,) = loader._reach._links.values()
+    assert place.shared and place.link.stream._fetches == 0 and not loader.report().notes
+    del loader, place
+    gc.collect()
+
+
+class LaggingView:
+    """A directory in which the files of another one appear late, cut short at first. files/ is the same in both."""
+
+    def __init__(self, spool: Path, view: Path, late_s: float) -> None:
+        self._spool, self._view, self._late_s = spool, view, late_s
+        self._stop = threading.Event()
+        view.mkdir()
+        (view / "files").symlink_to(spool / "files")
+        for sign in spool.glob("here-*"):
+            shutil.copy(sign, view)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        first_seen: dict[Path, float] = {}
+        while not self._stop.wait(0.01):
+            for path in self._spool.glob("job-*/*.safetensors"):
+                copy = self._view / path.relative_to(self._spool)
+                lies_s = time.monotonic() - first_seen.setdefault(path, time.monotonic())
+                try:
+                    if lies_s >= self._late_s / 2 and not copy.exists():
+                        copy.parent.mkdir(exist_ok=True)
+                        copy.write_bytes(path.read_bytes()[:4096])
+                    elif lies_s >= self._late_s and copy.stat().st_size == 4096:
+                        with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as stream:
+                            stream.write(path.read_bytes())
+                        os.replace(stream.name, copy)
+                except FileNotFoundError:
+                    continue  # fetched meanwhile, and released

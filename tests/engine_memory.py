@@ -1,0 +1,114 @@
+"""What an engine's processes together take, beyond interpreters with the same imports. Read on the host for a board too."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+from engine_process import EPOCH, SEED, children, wait_for
+from PIL import Image
+
+from csd_engine.batchfile import Layout, identity
+from csd_engine.computer import process_memory
+from csd_engine.datasets import FileSet, fingerprint, write_manifest
+from csd_engine.transforms import Pipeline
+from csd_engine.transforms.resample import native_order
+from ddlp.sources.link import EngineLink, LeaseFailed, LeasePublished
+
+LIMIT_BYTES = 100_000_000
+IMAGENET_FILES = 1_281_167
+IMAGENET1 = Pipeline.parse({
+    "format": 1, "order": native_order(), "mode": "RGB",
+    "ops": [
+        {"op": "RandomResizedCrop", "size": [224, 224], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
+         "interpolation": "bilinear"},
+        {"op": "RandomHorizontalFlip", "p": 0.5},
+    ],
+})  # fmt: skip
+SERVICE_IMPORTS = "import csd_engine.__main__"
+WORKER_IMPORTS = "import csd_engine.worker"
+
+
+def processes(marker: str) -> list[int]:
+    """Process ids, as this host numbers them, whose command line holds the text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes().replace(b"\0", b" "):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def with_children(pid: int) -> list[int]:
+    return [pid, *children(pid)]
+
+
+class Peak:
+    """Samples the resident bytes of processes together, and their private ones, while the block runs."""
+
+    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
+        self._pids = pids
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.resident = self.private = self.samples = 0
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.005):
+            resident, private = process_memory(self._pids())
+            self.resident, self.private = max(self.resident, resident), max(self.private, private)
+            self.samples += 1
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+class Images:
+    """A data set below `root`: its images over and over up to `count` names, of which few are very large."""
+
+    def __init__(self, root: Path, manifest: Path, count: int) -> None:
+        names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".jpg", ".png"))
+        self.manifest, self._pixels = manifest, []
+        for name in names:
+            with Image.open(root / name) as image:
+                self._pixels.append(image.width * image.height)
+        self.largest = max(range(len(names)), key=self._pixels.__getitem__)
+        self.ordinary = [number for number, pixels in enumerate(self._pixels) if pixels < 1 << 20]
+        repeated = (names * (count // len(names) + 1))[:count]
+        self.dataset = FileSet(str(root), write_manifest(manifest, repeated), count)
+        self._names = len(names)
+
+    def pixels(self, index: int) -> int:
+        return self._pixels[index % self._names]
+
+    def items(self, batch: int, chance: random.Random) -> list[tuple[int, int]]:
+        """Ordinary images from all over the data set, and the largest one in a few places."""
+        rounds = self.dataset.count // self._names
+        spread = [chance.choice(self.ordinary) + self._names * chance.randrange(rounds) for _ in range(batch)]
+        for place in range(0, batch, max(1, batch // 3)):
+            spread[place] = self.largest
+        return [(index, place) for place, index in enumerate(spread)]
+
+
+def work(link: EngineLink, images: Images, batch: int, leases: int, timeout_s: float) -> None:
+    """Have the engine make batches; all must succeed."""
+    events: SimpleQueue = SimpleQueue()
+    job = link.open_job(IMAGENET1, images.dataset, Layout(batch, 224, 224, 3), lambda _: images.manifest, events.put)
+    chance = random.Random(0)
+    for number in range(leases):
+        items = images.items(batch, chance)
+        job.lease(number, identity(IMAGENET1.digest, fingerprint(images.dataset), SEED, EPOCH, items), SEED, EPOCH, items)
+    for _ in range(leases):
+        event = wait_for(events, (LeasePublished, LeaseFailed), timeout_s)
+        assert isinstance(event, LeasePublished), event.reason
+        job.release(event.lease)
+    job.close(5)
