@@ -97,20 +97,21 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     """Install what is missing with pip, into HOME/venv, which sees the system's packages as well."""
     names = shlex.join(_modules(survey))
     python = survey.python
+    # -I below: what can't be imported may be listed as installed all the same.
     assert python is not None
     there = shlex.quote(python.path)
     venv = shlex.quote(f"{survey.home}/venv")
     on_arm = " (for 32-bit ARM PyPI has no wheels: pip compiles, which takes long; prefer --install apt)"
     doing = f"pip install {names}{on_arm if survey.machine.startswith(('armv6', 'armv7')) else ''}"
-    if python.own and python.modules.get("pip") is not None:  # the user's own environment, or ours of last time
-        script = f"{there} -m pip install -q {names}"
+    if python.own and python.pip:  # the user's own environment, or ours of last time
+        script = f"{there} -m pip install -q -I {names}"
     elif python.venv and python.ensurepip:
-        script = f"{there} -m venv --system-site-packages {venv} && {venv}/bin/python -m pip install -q {names}"
-    elif python.modules.get("pip") is not None:
+        script = f"{there} -m venv --system-site-packages {venv} && {venv}/bin/python -m pip install -q -I {names}"
+    elif python.pip:
         # Debian marks its Python as its own; --user leaves it alone all the same.
         script = (
-            f"{there} -m pip install -q --user {names} 2> /dev/null"
-            f" || {there} -m pip install -q --user --break-system-packages {names}"
+            f"{there} -m pip install -q -I --user {names} 2> /dev/null"
+            f" || {there} -m pip install -q -I --user --break-system-packages {names}"
         )
     else:
         raise DeviceNotReady(
@@ -130,7 +131,7 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
 def install_bundle(shell: Shell, survey: Survey, bundle: Path, waiting: Waiting) -> None:
     """Send the .deb and .whl files of a directory, and install from them; the device needs no network.
 
-    All the .deb files are installed, by dpkg as root; of the .whl files what fits and is missing, by the pip among them.
+    All the .deb files are installed, by apt or dpkg as root; of the .whl files what fits and is missing, by the pip among them.
     """
     debs = sorted(bundle.glob("*.deb"))
     wheels = sorted(bundle.glob("*.whl"))
@@ -141,11 +142,14 @@ def install_bundle(shell: Shell, survey: Survey, bundle: Path, waiting: Waiting)
     where = shlex.quote(f"{survey.home}/bundle")
     _send(shell, [*debs, *wheels], where, waiting)
     if debs:
-        # Once more where the first round stopped at a package whose dependency came later in the alphabet.
-        dpkg = f"{root}env DEBIAN_FRONTEND=noninteractive dpkg -i --force-confold *.deb"
-        script = f"cd {where} && {{ {dpkg} < /dev/null > /dev/null 2>&1 || {dpkg} < /dev/null; }}"
+        # apt finds the order in which they can be installed. Without apt: a second round for what depends on the first's.
+        how = f"{root}env DEBIAN_FRONTEND=noninteractive"
+        apt = f"{how} apt-get -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends install ./*.deb < /dev/null"
+        dpkg = f"{how} dpkg -i --skip-same-version *.deb < /dev/null"
+        configure = f"{how} dpkg --configure -a < /dev/null"
+        script = f"cd {where} && {apt if survey.apt else f'{{ {dpkg}; {configure}; {dpkg} && {configure}; }}'}"
         way_out = "Put the packages that it names into the bundle as well"
-        _run(shell, script, "dpkg -i of the bundle", way_out, waiting)
+        _run(shell, script, "installing the bundle's packages", way_out, waiting)
         names = " ".join(PIP_NAMES.values()) if wheels else ""
     if wheels:
         assert survey.python is not None or debs
@@ -155,7 +159,7 @@ def install_bundle(shell: Shell, survey: Survey, bundle: Path, waiting: Waiting)
             f"cd {where} && umask 022 && set -- pip-*.whl && "
             f"{{ [ -e {venv}/bin/python ] || {python} -m venv --without-pip --system-site-packages {venv}; }} && "
             '{ [ -e "$1" ] && export PYTHONPATH="$PWD/$1"; '
-            f"{venv}/bin/python -m pip install -q --no-index --find-links . {names}; }}"
+            f"{venv}/bin/python -m pip install -q -I --no-index --find-links . {names}; }}"
         )
         way_out = (
             f"The bundle needs wheels for Python {'.'.join(map(str, survey.python.version[:2])) if survey.python else '3'} on "

@@ -24,12 +24,12 @@ if sys.version_info >= (3, 8):
             out.append("%s=%s" % (name, what()))
         except Exception as error:
             out.append("%s=!%s" % (name, str(error).replace("|", "/").replace("\\n", " ")[:200]))
-    for name in ("numpy", "PIL", "zmq", "pip"):
+    for name in ("numpy", "PIL", "zmq"):
         put(name, lambda: __import__(name).__version__)
     put("curve", lambda: __import__("zmq").has("curve"))
     put("jpeg", lambda: __import__("PIL.features").features.check("jpg"))
-    put("venv", lambda: bool(__import__("venv")))
-    put("ensurepip", lambda: bool(__import__("ensurepip")))
+    for name in ("venv", "ensurepip", "pip"):  # not imported: that takes seconds on a board
+        put(name, lambda: __import__("importlib.util").util.find_spec(name) is not None)
     put("prefix", lambda: "own" if sys.prefix != sys.base_prefix else "system")
 print("|".join(out))
 """
@@ -109,11 +109,11 @@ class Python:
     Attributes:
         path: absolute.
         version: (3, 11, 2); empty where it does not run.
-        modules: of numpy, PIL, zmq and pip: the version, or None where it can't be imported.
+        modules: of numpy, PIL and zmq: the version, or None where it can't be imported.
         broken: why a module that is there can't be imported, by its name.
         curve: zmq has CURVE.
         jpeg: Pillow reads JPEG.
-        venv, ensurepip: these modules are there.
+        venv, ensurepip, pip: these modules are there.
         own: it is in a virtual environment.
     """
 
@@ -125,6 +125,7 @@ class Python:
     jpeg: bool = False
     venv: bool = False
     ensurepip: bool = False
+    pip: bool = False
     own: bool = False
 
     @property
@@ -306,20 +307,20 @@ def _python(line: str) -> Python:
     fields = dict(one.split("=", 1) for one in rest if "=" in one)
     if not version.replace(".", "").isdigit():
         return Python(path, ())
-    names = (*MODULES, "pip")
     return Python(
         path=path,
         version=tuple(map(int, version.split("."))),
-        modules={name: None if fields.get(name, "!").startswith("!") else fields[name] for name in names},
+        modules={name: None if fields.get(name, "!").startswith("!") else fields[name] for name in MODULES},
         broken={
             name: fields[name][1:]
-            for name in names
+            for name in MODULES
             if fields.get(name, "").startswith("!") and not fields[name].startswith("!No module named")
         },
         curve=fields.get("curve") == "True",
         jpeg=fields.get("jpeg") == "True",
         venv=fields.get("venv") == "True",
         ensurepip=fields.get("ensurepip") == "True",
+        pip=fields.get("pip") == "True",
         own=fields.get("prefix") == "own",
     )
 

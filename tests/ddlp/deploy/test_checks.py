@@ -15,7 +15,7 @@ GIB = 1 << 30
 PYTHON = Python(
     "/usr/bin/python3",
     (3, 11, 2),
-    {"numpy": "1.24.2", "PIL": "9.4.0", "zmq": "24.0.1", "pip": None},
+    {"numpy": "1.24.2", "PIL": "9.4.0", "zmq": "24.0.1"},
     {},
     True,
     True,
