@@ -42,7 +42,9 @@ def of_files(record: DeviceRecord, survey: Survey) -> Iterator[Finding]:
         yield bad(f"no engine.json in {survey.home}", "the engine's settings are in it", again)
     for number in sorted(set(record.operators) - set(survey.operators)):
         name = record.operators[number]
-        yield bad(f"your operators {name} are not there", "pipelines that use them are refused", f"{again} --operators {name}")
+        kept = (book.directory(record.name) / "operators" / f"{number}.py").exists()
+        way_out = again if kept else f"{again} --operators {name}"
+        yield bad(f"your operators {name} are not there", "pipelines that use them are refused", way_out)
 
 
 def of_keys(record: DeviceRecord, survey: Survey) -> Finding:

@@ -100,7 +100,6 @@ class _Examination:
         self._found: Survey | None = None
         self._link: EngineLink | None = None
         self._jobs: int | None = None
-        self._spool_fits = True  # it is where the record says, or need not be
 
     def run(self) -> Checkup:
         try:
@@ -116,7 +115,7 @@ class _Examination:
             alike = self._check("data", self._data, files and self._python_runs)
             # The engine's own checks of versions can be passed by; what counts is whether the pixels are the same.
             same = self._check("pixels", self._pixels, files and fit)
-            self._check("images", self._images, greeted and alike and same and self._spool_fits)
+            self._check("images", self._images, greeted and alike and same)
         finally:
             if self._link is not None:
                 self._link.close()
@@ -236,15 +235,12 @@ class _Examination:
         if record.host_spool is None:
             yield ok(f"spool {record.device_spool} is not shared: batches travel over the network")
         elif not os.path.isdir(record.host_spool):
-            self._spool_fits = False
             yield warn(
                 f"spool {record.host_spool} is not there on this host", "it should be the device's " + record.device_spool,
                 f"Mount it; or give its right path: ddlp deploy --name {record.name} --host-spool DIR",
             )  # fmt: skip
         else:
-            finding = seen_by_both(self._shell, record.host_spool, record.device_spool)
-            self._spool_fits = finding.level is Level.OK
-            yield finding
+            yield seen_by_both(self._shell, record.host_spool, record.device_spool)
         done = self._shell.run(f"ls -d {shlex.quote(record.device_spool)}/job-*-* 2> /dev/null | wc -l", timeout_s=60)
         yield from diagnosis.of_leftovers(record, int(done.out.strip() or 0), self._jobs)
 

@@ -14,6 +14,7 @@ from csd_engine.transforms import Pipeline
 from csd_engine.transforms.containers import Container
 from csd_engine.transforms.masks import Mask
 from csd_engine.transforms.operators import CenterCrop, Operator
+from csd_engine.transforms.user import User
 from ddlp.sources.host import Recipe
 
 __all__ = ["first_difference"]
@@ -72,6 +73,9 @@ def _masks(operator: Operator) -> bool:
 
 
 def _name(operator: Operator) -> str:
+    """As a person would write it."""
+    if isinstance(operator, User):
+        return f"{operator.function}({', '.join(f'{key}={value!r}' for key, value in operator.parameters)}), which is yours"
     data = operator.to_data()
     name = data.pop("op")
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in data.items())})"

@@ -133,8 +133,8 @@ if any("csd_engine" in word for word in sys.orig_argv):
     import csd_engine.samples as samples
     right = samples.prepare_sample
     calls = [0]
-    def wrong(reader, pipeline, item, seed, epoch, out, boxes=None):
-        right(reader, pipeline, item, seed, epoch, out, boxes)
+    def wrong(reader, pipeline, item, seed, epoch, out, *more):
+        right(reader, pipeline, item, seed, epoch, out, *more)
         calls[0] += 1
         if calls[0] > {after}:
             out[3, 5, 1] ^= 1
@@ -176,10 +176,13 @@ if any("csd_engine" in word for word in sys.orig_argv):
     from csd_engine.transforms import masks, primitives
     from csd_engine import datasets
     right, erase, decode = pipeline.apply_primitive, masks.RandomErasing.rectangle, datasets.open_image
+    crop_resize = pipeline.crop_resize
     def apply(image, step, order):
         made = right(image, step, order)
         return made.point(lambda value: value ^ 1) if type(step).__name__ == "{step}" else made
     pipeline.apply_primitive = apply
+    if "{step}" == "crop_resize":
+        pipeline.crop_resize = lambda *a: crop_resize(*a).point(lambda value: value ^ 1)
     if "{step}" == "mask":
         masks.RandomErasing.rectangle = lambda *a: tuple(value + 1 for value in erase(*a))
     if "{step}" == "decode":
@@ -191,8 +194,7 @@ if any("csd_engine" in word for word in sys.orig_argv):
     ("step", "named"),
     [
         ("decode", "What differs is the JPEG itself, which is another one there or is read otherwise"),
-        ("Crop", r"What differs is RandomResizedCrop\(size=\[32, 32\], scale="),
-        ("Resize", r"What differs is RandomResizedCrop\(size=\[32, 32\], scale="),
+        ("crop_resize", r"What differs is RandomResizedCrop\(size=\[32, 32\], scale="),
         ("Flip", r"What differs is RandomHorizontalFlip\(p=0\.5\) \("),
         ("mask", r"What differs is RandomErasing\(p=0\.5, "),
     ],
