@@ -1,0 +1,126 @@
+"""Epochs with two emulated boards at work at once: one is killed in their middle, one joins while they run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from engine_process import until  # noqa: E402
+
+from ddlp import DDLPLoader, ImageFiles, cli  # noqa: E402
+
+IMAGES, BATCH = 240, 4
+STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least
+
+
+@pytest.fixture
+def boards(make_board: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Two boards that see one directory of images, deployed as csd0 and csd1."""
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
+    images = tmp_path / "images"
+    images.mkdir()
+    random = np.random.default_rng(3)
+    for k in range(IMAGES):
+        small = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        small.resize((320, 240), Image.Resampling.BICUBIC).save(images / f"{k:03}.jpg", quality=90)
+    made = {name: make_board("--data", str(images), "--cores", "1") for name in ("csd0", "csd1")}
+    for name, board in made.items():
+        assert cli.main([
+            "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
+            "--host-root", str(images), "--spool", board.spool_there, "--host-spool", str(board.spool), "--reserve-bytes", "10M",
+        ]) == 0  # fmt: skip
+    yield made
+
+
+def pictures(directory: Path) -> ImageFiles:
+    paths = sorted(map(str, (directory / "images").iterdir()))
+    return ImageFiles(paths, list(range(IMAGES)), Compose([RandomResizedCrop(96), RandomHorizontalFlip(), ToTensor()]))
+
+
+def make_loader(dataset: ImageFiles, strategy: str, **options: Any) -> DDLPLoader:
+    torch.manual_seed(0)
+    return DDLPLoader(dataset, BATCH, shuffle=True, seed=7, strategy=strategy, **options)
+
+
+def train(loader: DDLPLoader, after: Callable[[int], None] = lambda step: None) -> dict[int, torch.Tensor]:
+    """One epoch: each sample's pixels, every sample once."""
+    found: dict[int, torch.Tensor] = {}
+    for step, (pixels, targets) in enumerate(loader):
+        for image, target in zip(pixels, targets):
+            assert int(target) not in found, "a sample came twice"
+            found[int(target)] = image
+        after(step)
+        time.sleep(STEP_S)
+    assert len(found) == IMAGES, "samples are missing"
+    return found
+
+
+def same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def rates(loader: DDLPLoader) -> dict[str, Any]:
+    assert loader._rates is not None
+    return loader._rates.devices
+
+
+@pytest.mark.slow
+def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Any], tmp_path: Path) -> None:
+    dataset = pictures(tmp_path)
+    host = make_loader(dataset, "cpu")
+    expected = [train(host) for _ in range(3)]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def told() -> list[str]:
+            return [str(one.message) for one in caught if str(one.message).startswith("ddlp:")]
+
+        two = make_loader(dataset, "wrr", csd=["csd0", "csd1"])
+        assert same(train(two), expected[0]) and not told()
+        assert two.report().batches_csd
+        assert set(rates(two)) == {"csd0", "csd1"}, "both have made batches"
+
+        # One is killed in mid-epoch, as by a pulled plug.
+        assert same(train(two, lambda step: boards["csd1"].kill() if step == 10 else None), expected[1])
+        assert [text for text in told() if "csd1" in text and "gone" in text], told()
+
+        # The next epoch begins without it; it boots, its engine is started, and it takes part.
+        def bring_back() -> None:
+            boards["csd1"].start()
+            assert cli.main(["start", "csd1"]) == 0
+
+        booting = threading.Thread(target=bring_back)
+        before = rates(two)["csd1"].count
+
+        def while_it_runs(step: int) -> None:
+            if step == 0:
+                booting.start()
+            if step == 20:
+                until(lambda: two._last.run.ledger.devices["csd1"].alive, 120, "csd1's return")  # type: ignore[union-attr]
+
+        assert same(train(two, while_it_runs), expected[2])
+        booting.join()
+        assert [text for text in told() if text.endswith("csd1 is back.")], told()
+        assert rates(two)["csd1"].count > before, "it has made batches again"
+
+
+@pytest.mark.slow
+def test_mte_over_two_boards(boards: dict[str, Any], tmp_path: Path) -> None:
+    dataset = pictures(tmp_path)
+    loader = make_loader(dataset, "mte", csd=["csd0", "csd1"], ratio=0.5)
+    assert same(train(loader), train(make_loader(dataset, "cpu")))
+    assert loader.report().batches_csd == IMAGES // BATCH // 2
