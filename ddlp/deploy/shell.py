@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import shlex
 import shutil
@@ -20,7 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ddlp.errors import DDLPError
+from ddlp.deploy.sshfaults import (
+    BadOptions,
+    ConnectionLost,
+    HostKeyChanged,
+    HostKeyUnknown,
+    NoShell,
+    NotAllowed,
+    ShellError,
+    Slow,
+    SshMissing,
+    Unreachable,
+    explain,
+)  # fmt: skip
 
 __all__ = [
     "BadOptions", "CommandFailed", "ConnectionLost", "Done", "HostKeyChanged", "HostKeyUnknown", "NoShell", "NotAllowed",
@@ -33,46 +44,6 @@ _OWN_FAILURE = 255  # ssh's own exit status where it, and not the command, has f
 _TICK_S = 1.0
 _END_S = 2.0
 _LONGEST_BASE = 60  # of a control socket's directory: a socket's path has at most 107 bytes, and ssh adds some
-
-
-class ShellError(DDLPError):
-    """Something went wrong between this host and the device's shell; the message ends with the way out."""
-
-
-class SshMissing(ShellError):
-    """There is no ssh on this host."""
-
-
-class BadOptions(ShellError):
-    """ssh does not take its options or configuration."""
-
-
-class Unreachable(ShellError):
-    """No SSH server answers: unknown name, closed port, no route, nothing at all."""
-
-
-class HostKeyChanged(ShellError):
-    """The device shows another host key than the one that this host knows."""
-
-
-class HostKeyUnknown(ShellError):
-    """This host has never met the device, and nobody is there to ask."""
-
-
-class NotAllowed(ShellError):
-    """The device does not let this user in."""
-
-
-class NoShell(ShellError):
-    """The user was let in, but commands can't be run."""
-
-
-class ConnectionLost(Unreachable):
-    """The connection broke off in between."""
-
-
-class Slow(ShellError):
-    """A command did not end in time."""
 
 
 class CommandFailed(ShellError):
@@ -94,55 +65,6 @@ class Done:
     status: int
     out: str
     err: str
-
-
-_Kind = type[ShellError]
-_LOAD_KEY = "Load it into an agent (eval $(ssh-agent); ssh-add ~/.ssh/KEY), or name it with -i KEY or in ~/.ssh/config"
-# What ssh says, in the order in which it counts; {d} is the destination, {0} what the pattern has caught.
-_FAULTS: tuple[tuple[str, _Kind, str], ...] = (
-    (
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        HostKeyChanged,
-        "its host key is not the one that this host knows. Was the device set up anew, or has another machine taken its "
-        "address? Ask whoever runs it for the new fingerprint; if it is this one ({fingerprint}), forget the old key with "
-        "{forget} and connect once by hand: ssh {d}",
-    ),
-    (
-        r"Host key verification failed|No \S+ host key is known",
-        HostKeyUnknown,
-        "this host has never met it. Connect once by hand and compare the fingerprint: ssh {d}",
-    ),
-    (
-        r"(Permission denied \([^)]*\)|Too many authentication failures|UNPROTECTED PRIVATE KEY FILE"
-        r"|Password change required[^\n]*|agent refused operation)",
-        NotAllowed,
-        f"it does not let this user in ({{0}}). {_LOAD_KEY}; put its .pub file there with ssh-copy-id {{d}}. To be asked for "
-        "a password: -o BatchMode=no",
-    ),
-    (
-        r"(Bad configuration option[^\n]*|[Bb]ad owner or permissions[^\n]*|Can't open user config file[^\n]*"
-        r"|unknown option[^\n]*|keyword \S+ extra arguments[^\n]*|(?:command-line|\S+): line \d+:[^\n]*|usage: ssh)",
-        BadOptions,
-        "ssh does not take its options ({0}). Correct them; what works with ssh works here",
-    ),
-    (
-        r"Could not resolve hostname ([^\n]*)",
-        Unreachable,
-        "its name can't be resolved ({0}). Correct it, or add it to ~/.ssh/config",
-    ),
-    (
-        r"(Connection refused)",
-        Unreachable,
-        "the machine answers, but no SSH server does ({0}). Start sshd there, or give its port: -p PORT",
-    ),
-    (
-        r"(Connection timed out|Operation timed out|No route to host|Network is unreachable|Connection reset"
-        r"|kex_exchange_identification[^\n]*|banner exchange[^\n]*|Connection closed by [^\n]*)",
-        Unreachable,
-        "no SSH connection comes about ({0}). Is it switched on, is the address right, does a firewall lie between? Try: "
-        "ssh -v {d}",
-    ),
-)
 
 
 class Shell:
@@ -208,42 +130,18 @@ class Shell:
         while _READY.encode() + b"\n" not in said:
             if not select.select([self._master.stdout], [], [], _TICK_S)[0]:
                 if until is not None and time.monotonic() > until:
-                    raise self._fault(f"Connection timed out after {patience_s:g} s")
+                    raise explain(self.destination, self.ssh_options, f"Connection timed out after {patience_s:g} s")
                 continue
             piece = os.read(self._master.stdout.fileno(), 4096)
             if not piece:
                 self._master.wait()
-                raise self._fault(self._said(), said.decode(errors="replace"))
+                raise explain(self.destination, self.ssh_options, self._said(), said.decode(errors="replace"))
             said = (said + piece)[-65536:]
 
     def _said(self) -> str:
         assert self._words is not None
         size = os.fstat(self._words.fileno()).st_size
         return os.pread(self._words.fileno(), 65536, max(0, size - 65536)).decode(errors="replace")
-
-    def _fault(self, err: str, out: str = "") -> ShellError:
-        """What ssh's own words mean."""
-        options = " ".join(map(shlex.quote, self.ssh_options))
-        destination = f"{options} {self.destination}".strip()
-        for pattern, kind, text in _FAULTS:
-            found = re.search(pattern, err)
-            if found is None:
-                continue
-            forget = re.search(r"ssh-keygen -f \S+ -R \S+", err)
-            if forget is None:
-                offending = re.search(r"Offending \S+ key in (\S+):(\d+)", err)
-                remove = f"sed -i {offending[2]}d {offending[1]}" if offending else "ssh-keygen -R HOST"
-            else:
-                remove = forget[0]
-            fingerprint = re.search(r"\b(SHA256:[\w+/=]+)", err)
-            caught = found[1].strip() if found.groups() else ""
-            words = text.format(caught, d=destination, forget=remove, fingerprint=fingerprint[1] if fingerprint else "see ssh")
-            return kind(f"can't connect to {self.destination}: {words}.")
-        said = " ".join((err.strip() or out.strip() or "it said nothing").split())[-500:]
-        return NoShell(
-            f"{self.destination} lets this user in, but runs no commands for it ({said}). Give the user a login shell there, "
-            f"and see: ssh {destination} true."
-        )
 
     # -- commands
 
