@@ -7,7 +7,6 @@ platforms. So Philox gives the bits (numpy's, one 64-bit number a draw) and inte
 from __future__ import annotations
 
 import functools
-import statistics
 from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -85,6 +84,8 @@ class Rng:
 @functools.lru_cache(maxsize=1)
 def _quantiles() -> np.ndarray:
     """The middles of 65536 equal parts of the normal distribution, as integers: int64, antisymmetric."""
+    import statistics  # here: it takes a worker's start and memory, which few jobs need
+
     inverse = statistics.NormalDist().inv_cdf
     count = 1 << _QUANTILE_BITS
     upper = [round(inverse((k + 0.5) / count) * _QUANTILE_ONE) for k in range(count // 2, count)]

@@ -1,16 +1,36 @@
-"""Ends of things that the garbage collector finds."""
+"""Ends of things that the garbage collector finds, and of what is left when the interpreter goes."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 WAIT_S = 2.0
 
+_pending: set[weakref.finalize[Any, Any]] = set()
 
-def end_aside(pid: int, close: Callable[[], None]) -> None:
-    """For `weakref.finalize`: run ``close`` in a thread of its own, and wait for it, but not for ever.
+
+def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[Any, Any]:
+    """Have ``close`` called once ``thing`` is dropped, at the interpreter's end at the latest; in this process alone.
+
+    ``close`` may join threads and take locks; it must not hold ``thing``. Returns the finalizer, for `detach`.
+    """
+    _register()
+    _pending.difference_update([one for one in _pending if not one.alive])
+    finalizer = weakref.finalize(thing, _end_aside, os.getpid(), close)
+    finalizer.atexit = False  # _end_all calls it
+    _pending.add(finalizer)
+    return finalizer
+
+
+def _end_aside(pid: int, close: Callable[[], None]) -> None:
+    """Run ``close`` in a thread of its own, and wait for it, but not for ever.
 
     The collector calls a finalizer in whatever thread allocates next, with whatever locks of ours that thread holds; a
     ``close`` that joins threads or takes locks could wait there for itself. In a fork of the process ``pid`` nothing is done.
@@ -25,3 +45,23 @@ def end_aside(pid: int, close: Callable[[], None]) -> None:
         return
     if not threading.current_thread().name.startswith("ddlp-"):
         thread.join(WAIT_S)
+
+
+@functools.cache
+def _register() -> None:
+    atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    """At exit: end what is left, and see our threads off.
+
+    A daemon thread that is still there when the interpreter goes is ended by force where it waits for the interpreter's
+    lock; in torch's code, say while a last tensor is freed, that aborts the whole process ("terminate called without an
+    active exception").
+    """
+    for finalizer in list(_pending):
+        finalizer()
+    until = time.monotonic() + WAIT_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("ddlp-") and thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
-from ddlp.ending import end_aside
+from ddlp.ending import when_dropped
 from ddlp.epoch import Delivered, EpochRun
 from ddlp.generators import States
 from ddlp.ledger import Ledger
@@ -141,7 +139,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_closed=on_closed,
         )
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
-        self._closer = weakref.finalize(self, end_aside, os.getpid(), self.run.close)
+        self._closer = when_dropped(self, self.run.close)
         self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
         if whole:
             self._plan.read_as_far_as(self._asked)

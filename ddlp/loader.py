@@ -6,7 +6,6 @@ import inspect
 import os
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from ddlp import resume as resuming
-from ddlp.ending import end_aside
+from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import explain
 from ddlp.integrations.shards import warn_if_not_shared
@@ -306,7 +305,7 @@ class DDLPLoader(DataLoader):
             options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
             self._reach = Reach(self._devices, options, self.transfer)
             self._keep = Keep()
-            weakref.finalize(self._keep, end_aside, os.getpid(), self._reach.close)
+            when_dropped(self._keep, self._reach.close)
         return self._reach
 
     # -- state, report -------------------------------------------------------------------------------------------

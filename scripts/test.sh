@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks everything: ruff, mypy, pytest. Arguments go to pytest; then only pytest runs.
+# Checks everything: ruff, mypy, vermin, pytest. Arguments go to pytest; then only pytest runs.
 #
 #   ./scripts/test.sh
 #   ./scripts/test.sh tests/ddlp/test_ledger.py -k lost
@@ -15,6 +15,8 @@ if [ $# -eq 0 ]; then
   "$PY" -m ruff check .
   echo "test: mypy"
   "$PY" -m mypy
+  echo "test: vermin (csd_engine runs on Python 3.8; ruff knows its syntax, vermin its library)"
+  "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
   echo "test: pytest"
 fi
 exec "$PY" -m pytest "$@"

@@ -11,8 +11,9 @@ import importlib.util
 import pytest
 
 REAL_PROCESSES = (
-    "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/test_embedded", "ddlp/test_operators_travel",
-    "ddlp/deploy/", "board/", "csd_engine/test_engine", "csd_engine/test_supervisor",
+    "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/test_embedded", "ddlp/test_operators_travel", "board/",
+    "csd_engine/test_engine", "csd_engine/test_status", "csd_engine/test_parcels", "csd_engine/test_memory",
+    "csd_engine/test_supervisor",
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ class Peak:
         self.resident = self.private = self.samples = 0
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.005):
+        while not self._stop.wait(0.02):  # the largest image is in memory for longer
             resident, private = process_memory(self._pids())
             self.resident, self.private = max(self.resident, resident), max(self.private, private)
             self.samples += 1
@@ -75,14 +75,14 @@ class Peak:
 class Images:
     """A data set below `root`: its images over and over up to `count` names, of which few are very large."""
 
-    def __init__(self, root: Path, manifest: Path, count: int) -> None:
+    def __init__(self, root: Path, manifest: Path, count: int, ordinary_pixels: int = 1 << 20) -> None:
         names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".jpg", ".png"))
         self.manifest, self._pixels = manifest, []
         for name in names:
             with Image.open(root / name) as image:
                 self._pixels.append(image.width * image.height)
         self.largest = max(range(len(names)), key=self._pixels.__getitem__)
-        self.ordinary = [number for number, pixels in enumerate(self._pixels) if pixels < 1 << 20]
+        self.ordinary = [number for number, pixels in enumerate(self._pixels) if pixels < ordinary_pixels]
         repeated = (names * (count // len(names) + 1))[:count]
         self.dataset = FileSet(str(root), write_manifest(manifest, repeated), count)
         self._names = len(names)
@@ -99,15 +99,15 @@ class Images:
         return [(index, place) for place, index in enumerate(spread)]
 
 
-def work(link: EngineLink, images: Images, batch: int, leases: int, timeout_s: float) -> None:
-    """Have the engine make batches; all must succeed."""
+def work(link: EngineLink, images: Images, batches: Sequence[int], timeout_s: float) -> None:
+    """Have the engine make batches of these sizes; all must succeed."""
     events: SimpleQueue = SimpleQueue()
-    job = link.open_job(IMAGENET1, images.dataset, Layout(batch, 224, 224, 3), lambda _: images.manifest, events.put)
+    job = link.open_job(IMAGENET1, images.dataset, Layout(max(batches), 224, 224, 3), lambda _: images.manifest, events.put)
     chance = random.Random(0)
-    for number in range(leases):
+    for number, batch in enumerate(batches):
         items = images.items(batch, chance)
         job.lease(number, identity(IMAGENET1.digest, fingerprint(images.dataset), SEED, EPOCH, items), SEED, EPOCH, items)
-    for _ in range(leases):
+    for _ in batches:
         event = wait_for(events, (LeasePublished, LeaseFailed), timeout_s)
         assert isinstance(event, LeasePublished), event.reason
         job.release(event.lease)

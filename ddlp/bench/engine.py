@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     if bool(options.name) == options.local:
         print("ddlp bench engine: give the name of a deployed device, or --local", file=sys.stderr)
         return 2
-    with (_local(options.cpu) if options.local else _device(options.name)) as place:
+    with _local(options.cpu) if options.local else _device(options.name) as place:
         result = measure(place, options, lambda text: print(text, file=sys.stderr, flush=True))
     print(json.dumps(asdict(result)) if options.json else table(result))
     return 0
@@ -181,9 +181,7 @@ class _Turns:
         self.pipeline = Pipeline.parse({"format": 1, "order": native_order(), "mode": "RGB", "ops": [operator]})
         self._batch, self._leases = batch, 0
         layout = Layout(batch, SIZE, SIZE, 3)
-        self._job: JobHandle = place.link.open_job(
-            self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put
-        )
+        self._job: JobHandle = place.link.open_job(self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put)
 
     def turn(self, items: Sequence[int]) -> float:
         """Seconds that the engine takes for these samples, from the leases to the last file."""

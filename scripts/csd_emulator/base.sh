@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of csd_emulator.sh: SELF CACHE MIRROR SUITE name
-# The Debian system that boards boot from: made once, kept in the cache, used by every board as a read-only lower layer.
+# shellcheck disable=SC2154 # variables of csd_emulator.sh: MIRROR SUITE
+# The recipe of the Debian system that boards boot from: made once, kept in the cache, used by every board as a read-only lower layer.
 #
 # Packages are fetched and unpacked by the host's own apt and dpkg, at full speed; only their maintainer scripts run under qemu.
 # That takes a third of the time of debootstrap, which does all of it under qemu.
@@ -21,34 +21,6 @@ WARM_IMPORTS="argparse ast asyncio base64 bisect collections concurrent.futures 
   zipimport zlib numpy numpy.linalg numpy.random numpy.testing PIL.Image PIL.ImageDraw PIL.ImageEnhance PIL.ImageFilter PIL.ImageOps
   PIL.JpegImagePlugin PIL.PngImagePlugin PIL.WebPImagePlugin PIL.features zmq zmq.auth zmq.auth.thread zmq.utils.monitor"
 
-
-# base_dir ARCH: named by what it is made from, so that a changed recipe makes a new one.
-base_dir() { echo "$CACHE/$1-$(cksum <"${BASH_SOURCE[0]}" | cut -d' ' -f1)"; }
-
-# make_base ARCH: makes both kinds of system for ARCH (the ready one is the bare one with more packages) unless they are cached.
-make_base() {
-  local arch=$1 base
-  base=$(base_dir "$arch")
-  mkdir -p "$CACHE"
-  exec 8>"$CACHE/.lock"
-  flock -n 8 || { say "waiting for another 'up' that is making a system"; flock 8; }
-  if [ ! -e "$base" ]; then
-    rm -rf "$CACHE"/new.*
-    # Of an older recipe, where no other board can be using it.
-    [ "$(boards)" != "$name" ] || rm -rf "$CACHE/$arch"-*
-    BUILD_DIR=$CACHE/new.$arch
-    say "making the Debian $SUITE system for $arch in $CACHE (once; a few minutes)"
-    # Mounts and processes of the making live in namespaces of their own: they end with it, however it ends.
-    setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child "$SELF" __build "$arch" "$BUILD_DIR" 8>&- &
-    BUILD_PID=$!
-    wait "$BUILD_PID" || die "the system for $arch could not be made: see the lines above"
-    BUILD_PID=""
-    mv "$BUILD_DIR.log" "$BUILD_DIR/log"
-    mv "$BUILD_DIR" "$base"
-    BUILD_DIR=""
-  fi
-  exec 8>&-
-}
 
 # build ARCH DIR: runs in namespaces of its own.
 build() {

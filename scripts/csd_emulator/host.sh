@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What boards need of the host: programs, and a kernel that runs ARM programs by qemu.
-# shellcheck disable=SC2154 # variables of csd_emulator.sh: STATE BINFMT
+# What boards need of the host: programs, a kernel that runs ARM programs by qemu, and a cached Debian system.
+# shellcheck disable=SC2154 # variables of csd_emulator.sh: SELF STATE CACHE SUITE BINFMT
 
 # install_needed: what this script runs, installed by apt-get where it is missing.
 install_needed() {
@@ -39,6 +39,36 @@ emulate() {
   [ ! -e "$BINFMT/$handler" ] || return 0
   printf '%sC' "$(sed -n "s/^:$qemu:/:$handler:/p" "/usr/lib/binfmt.d/$qemu.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
   echo "$handler" >>"$STATE/.binfmt"
+}
+
+# base_dir ARCH: named by what it is made from, so that a changed recipe makes a new one.
+base_dir() { echo "$CACHE/$1-$(cksum <"${SELF%.sh}/base.sh" | cut -d' ' -f1)"; }
+
+# make_base ARCH: makes both kinds of system for ARCH (the ready one is the bare one with more packages) unless they are cached.
+make_base() {
+  local arch=$1 base old
+  base=$(base_dir "$arch")
+  mkdir -p "$CACHE"
+  exec 8>"$CACHE/.lock"
+  flock -n 8 || { say "waiting for another 'up' that is making a system"; flock 8; }
+  if [ ! -e "$base" ]; then
+    rm -rf "$CACHE"/new.*
+    # Those of older recipes go, but for one that a running board has mounted, be it of another checkout or state directory.
+    for old in "$CACHE/$arch"-*; do
+      grep -qsF "lowerdir=$old/" /proc/[0-9]*/mountinfo || rm -rf "$old"
+    done
+    BUILD_DIR=$CACHE/new.$arch
+    say "making the Debian $SUITE system for $arch in $CACHE (once; a few minutes)"
+    # Mounts and processes of the making live in namespaces of their own: they end with it, however it ends.
+    setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child "$SELF" __build "$arch" "$BUILD_DIR" 8>&- &
+    BUILD_PID=$!
+    wait "$BUILD_PID" || die "the system for $arch could not be made: see the lines above"
+    BUILD_PID=""
+    mv "$BUILD_DIR.log" "$BUILD_DIR/log"
+    mv "$BUILD_DIR" "$base"
+    BUILD_DIR=""
+  fi
+  exec 8>&-
 }
 
 # tidy: when the last board is gone, undoes what emulate and group_parent changed on this machine.

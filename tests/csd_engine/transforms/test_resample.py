@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -82,3 +85,25 @@ def test_cropped_then_converted_is_converted_then_cropped(monkeypatch, mode, to)
     monkeypatch.setattr(resample, "_WHOLE_PIXELS", 0)
     monkeypatch.setattr(resample, "_BAND_PIXELS", 500)
     assert crop_resize(image, (3, 5, 85, 60), to, 30, 20, "bilinear", native_order()).tobytes() == expected
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from PIL import Image
+from csd_engine.transforms.resample import crop_resize, native_order
+def peak_kib():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+width, height = map(int, sys.argv[1:])
+native_order()
+image = Image.new("RGB", (width, height), (1, 2, 3))
+before = peak_kib()
+crop_resize(image, (1, 1, width, height), "RGB", 224, 224, "bilinear", "pillow13")
+print(peak_kib() - before)
+"""
+
+
+@pytest.mark.parametrize("size", [(4288, 2848), (2000, 6000)])
+def test_a_large_crop_takes_little_memory_beside_the_image(size):
+    done = subprocess.run([sys.executable, "-c", MEMORY, *map(str, size)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10 << 10  # in one piece 48 MB

@@ -86,13 +86,17 @@ def engines(spool: Path) -> Iterator[Callable[..., EngineProcess]]:
 
     yield start
     gc.collect()
-    for engine in started:
-        killed = engine.process.poll() is not None
-        if not killed:
-            until(lambda e=engine: not list(e.spool.glob("job-*")) and not os.listdir(e.spool / "files"), 5, "empty spools")
-        assert engine.end() == 0 or killed
-        assert "Traceback" not in engine.log, engine.log
-    shutil.rmtree(spool, ignore_errors=True)
+    try:
+        for engine in started:
+            killed = engine.process.poll() is not None
+            if not killed:
+                until(lambda e=engine: not list(e.spool.glob("job-*")) and not os.listdir(e.spool / "files"), 5, "empty spools")
+            assert engine.end() == 0 or killed
+            assert "Traceback" not in engine.log, engine.log
+    finally:
+        for engine in started:
+            engine.end()
+        shutil.rmtree(spool, ignore_errors=True)
 
 
 def settled() -> bool:

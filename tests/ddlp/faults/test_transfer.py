@@ -133,8 +133,13 @@ def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images
     loader = make_loader(data, "csd", csd=apart(engine, tmp_path))
     iterator = iter(loader)
     next(iterator)
+    until(lambda: len(list(engine.spool.glob("job-*/*.safetensors"))) > 5)
     engine.process.send_signal(signal.SIGSTOP)
     try:
+        for _ in range(3):  # fetched before; now the next ones are asked for
+            next(iterator)
+        (place,) = loader._reach._links.values()
+        until(lambda: place.link.stream._under_way)
         began = time.monotonic()
         iterator._shutdown_workers()
         assert time.monotonic() - began < 2
