@@ -125,9 +125,10 @@ def of_status(record: DeviceRecord, status: Status) -> Iterator[Finding]:
 
 def of_leftovers(record: DeviceRecord, directories: int, jobs: int | None) -> Iterator[Finding]:
     """Job directories in the spool that no job owns; ``jobs`` is None where the engine can't be asked."""
-    if directories > (jobs or 0):
+    left = directories - (jobs or 0)
+    if left > 0:
         yield warn(
-            f"{directories - (jobs or 0)} directories of jobs that are over lie in {record.device_spool}",
+            f"{left} {'directory' if left == 1 else 'directories'} of jobs that are over in {record.device_spool}",
             "an engine was killed, or another one uses this spool; they take space",
             f"ddlp stop {record.name}; ddlp start {record.name} (an engine that starts removes them)",
         )

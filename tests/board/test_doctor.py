@@ -170,7 +170,7 @@ def test_the_clock_is_wrong_and_the_spool_another(
         answer = ask(status=0)
     finally:
         board.run("rm /usr/local/bin/date")
-    (clock,) = [one for one in answer["checks"] if "clock" in one["what"]]
+    (clock,) = [one for one in answer["checks"] if "its clock" in one["what"]]
     assert clock["level"] == "warn" and "s behind this host's" in clock["what"] and "date -s" in clock["way_out"]
     assert abs(float(clock["what"].split()[3]) - 7200) < 100
     (spool,) = [one for one in answer["checks"] if one["check"] == "spool"]

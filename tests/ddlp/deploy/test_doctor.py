@@ -272,7 +272,7 @@ def test_spools(deployed: Device, patient: Patient, base: Path) -> None:  # noqa
     left = deployed.spool / "job-7-abcd"
     left.mkdir()
     found = patient.wrong(status=0)
-    assert "1 directories of jobs that are over" in found["what"] and "ddlp start csd0" in found["way_out"]
+    assert "1 directory of jobs that are over in" in found["what"] and "ddlp start csd0" in found["way_out"]
 
 
 def test_no_python_and_no_pillow(deployed: Device, patient: Patient, tmp_path: Path) -> None:
