@@ -40,7 +40,8 @@ def boards(make_board: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.M
     for name, board in made.items():
         assert cli.main([
             "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
-            "--host-root", str(images), "--spool", board.spool_there, "--host-spool", str(board.spool), "--reserve-bytes", "10M",
+            "--host-root", str(images), "--spool", board.spool_there, "--host-spool", str(board.spool),
+            "--reserve-bytes", "10M", "--quota-batches", "8",
         ]) == 0  # fmt: skip
     yield made
 
@@ -81,7 +82,7 @@ def rates(loader: DDLPLoader) -> dict[str, Any]:
 def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Any], tmp_path: Path) -> None:
     dataset = pictures(tmp_path)
     host = make_loader(dataset, "cpu")
-    expected = [train(host) for _ in range(3)]
+    expected = [train(host) for _ in range(2)]
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -94,28 +95,29 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Any]
         assert two.report().batches_csd
         assert set(rates(two)) == {"csd0", "csd1"}, "both have made batches"
 
-        # One is killed in mid-epoch, as by a pulled plug.
-        assert same(train(two, lambda step: boards["csd1"].kill() if step == 10 else None), expected[1])
-        assert [text for text in told() if "csd1" in text and "gone" in text], told()
-
-        # The next epoch begins without it; it boots, its engine is started, and it takes part.
+        # One is killed in mid-epoch, as by a pulled plug; then it boots, its engine is started, and it takes part again.
         def bring_back() -> None:
             boards["csd1"].start()
             assert cli.main(["start", "csd1"]) == 0
 
         booting = threading.Thread(target=bring_back)
-        before = rates(two)["csd1"].count
+        before: list[int] = []
 
         def while_it_runs(step: int) -> None:
-            if step == 0:
+            csd1 = two._last.run.ledger.devices["csd1"]  # type: ignore[union-attr]
+            if step == 5:
+                boards["csd1"].kill()
+                until(lambda: not csd1.alive, 30, "csd1's end")
+                before.append(rates(two)["csd1"].count)
                 booting.start()
             if step == 20:
-                until(lambda: two._last.run.ledger.devices["csd1"].alive, 120, "csd1's return")  # type: ignore[union-attr]
+                until(lambda: csd1.alive, 120, "csd1's return")
 
-        assert same(train(two, while_it_runs), expected[2])
+        assert same(train(two, while_it_runs), expected[1])
         booting.join()
-        assert [text for text in told() if text.endswith("csd1 is back.")], told()
-        assert rates(two)["csd1"].count > before, "it has made batches again"
+        for news in ("device csd1 is gone", "device csd1 is back"):
+            assert [text for text in told() if news in text], told()
+        assert rates(two)["csd1"].count > before[0], "it has made batches again"
 
 
 @pytest.mark.slow
@@ -123,4 +125,4 @@ def test_mte_over_two_boards(boards: dict[str, Any], tmp_path: Path) -> None:
     dataset = pictures(tmp_path)
     loader = make_loader(dataset, "mte", csd=["csd0", "csd1"], ratio=0.5)
     assert same(train(loader), train(make_loader(dataset, "cpu")))
-    assert loader.report().batches_csd == IMAGES // BATCH // 2
+    assert loader.report().batches_csd >= IMAGES // BATCH // 4, "half of the epoch, but for what the host took back"
