@@ -17,6 +17,23 @@ if [ $# -eq 0 ]; then
   "$PY" -m mypy
   echo "test: vermin (csd_engine runs on Python 3.8; ruff knows its syntax, vermin its library)"
   "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
-  echo "test: pytest"
 fi
+if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
+  # The emulated boards' tests wait for SSH most of the time, so they run beside the others.
+  boards=$(mktemp)
+  pid=
+  trap '[ -z "$pid" ] || { kill -INT "$pid" && wait "$pid"; } 2>/dev/null; rm -f "$boards"' EXIT
+  trap 'exit 130' INT TERM
+  echo "test: pytest; tests/board at the same time, its output follows"
+  # A shell has what it starts in the background ignore Ctrl-C; these are to take their boards down then.
+  env --default-signal=INT "$PY" -m pytest --durations=10 tests/board >"$boards" 2>&1 &
+  pid=$!
+  status=0
+  "$PY" -m pytest --ignore=tests/board || status=$?
+  wait $pid || status=$?
+  pid=
+  cat "$boards"
+  exit $status
+fi
+echo "test: pytest"
 exec "$PY" -m pytest "$@"

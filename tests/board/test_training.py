@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -16,8 +17,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).parent)]
 
+from boards import Board, raise_board  # noqa: E402
 from engine_process import until  # noqa: E402
 
 from ddlp import DDLPLoader, ImageFiles, cli  # noqa: E402
@@ -26,28 +28,39 @@ IMAGES, BATCH = 240, 4
 STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least
 
 
-@pytest.fixture
-def boards(make_board: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Two boards that see one directory of images, deployed as csd0 and csd1."""
-    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
-    images = tmp_path / "images"
-    images.mkdir()
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(3)
     for k in range(IMAGES):
         small = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
-        small.resize((320, 240), Image.Resampling.BICUBIC).save(images / f"{k:03}.jpg", quality=90)
-    made = {name: make_board("--data", str(images), "--cores", "1") for name in ("csd0", "csd1")}
-    for name, board in made.items():
-        assert cli.main([
-            "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
-            "--host-root", str(images), "--spool", board.spool_there, "--host-spool", str(board.spool),
-            "--reserve-bytes", "10M", "--quota-batches", "8",
-        ]) == 0  # fmt: skip
-    yield made
+        small.resize((320, 240), Image.Resampling.BICUBIC).save(directory / f"{k:03}.jpg", quality=90)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Board]]:
+    """Two boards that see one directory of images, deployed as csd0 and csd1."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
+    made: dict[str, Board] = {}
+    try:
+        for name in ("csd0", "csd1"):
+            board = made[name] = raise_board(f"{name}-{os.getpid()}", "--data", str(images), "--cores", "1")
+            assert cli.main([
+                "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
+                "--host-root", str(images), "--spool", board.spool_there, "--host-spool", str(board.spool),
+                "--reserve-bytes", "10M", "--quota-batches", "8",
+            ]) == 0  # fmt: skip
+        yield made
+    finally:
+        for board in made.values():
+            board.down()
+        patch.undo()
 
 
 def pictures(directory: Path) -> ImageFiles:
-    paths = sorted(map(str, (directory / "images").iterdir()))
+    paths = sorted(map(str, directory.iterdir()))
     return ImageFiles(paths, list(range(IMAGES)), Compose([RandomResizedCrop(96), RandomHorizontalFlip(), ToTensor()]))
 
 
@@ -79,8 +92,8 @@ def rates(loader: DDLPLoader) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Any], tmp_path: Path) -> None:
-    dataset = pictures(tmp_path)
+def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Board], images: Path) -> None:
+    dataset = pictures(images)
     host = make_loader(dataset, "cpu")
     expected = [train(host) for _ in range(2)]
 
@@ -121,8 +134,8 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Any]
 
 
 @pytest.mark.slow
-def test_mte_over_two_boards(boards: dict[str, Any], tmp_path: Path) -> None:
-    dataset = pictures(tmp_path)
+def test_mte_over_two_boards(boards: dict[str, Board], images: Path) -> None:
+    dataset = pictures(images)
     loader = make_loader(dataset, "mte", csd=["csd0", "csd1"], ratio=0.5)
     assert same(train(loader), train(make_loader(dataset, "cpu")))
     assert loader.report().batches_csd >= IMAGES // BATCH // 4, "half of the epoch, but for what the host took back"
