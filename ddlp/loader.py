@@ -27,7 +27,7 @@ from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
-from ddlp.sources.csd import attend
+from ddlp.sources.csd import attend, join
 from ddlp.sources.embedded import EmbeddedOptions
 from ddlp.sources.reach import Device, Keep, Reach
 from ddlp.sources.sharing import TRANSFERS
@@ -280,17 +280,12 @@ class DDLPLoader(DataLoader):
         if reach is not None:
             iterator.keep = self._keep
             for device in devices:
+                bring_in = partial(
+                    join, iterator.run, device, now.dataset, partial(reach.place, device), batch=iterator.largest,
+                    audit=self.audit, met=reach.met, allow_different_bits=self.allow_different_bits,
+                )  # fmt: skip
                 threading.Thread(
-                    target=attend,
-                    args=(iterator.run, device, now.dataset, partial(reach.place, device)),
-                    kwargs=dict(
-                        batch=iterator.largest,
-                        audit=self.audit,
-                        met=reach.met,
-                        allow_different_bits=self.allow_different_bits,
-                    ),
-                    name=f"ddlp-attend-{device}",
-                    daemon=True,
+                    target=attend, args=(iterator.run, device, bring_in), name=f"ddlp-attend-{device}", daemon=True
                 ).start()
         return iterator
 

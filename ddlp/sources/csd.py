@@ -129,7 +129,23 @@ def host_digest(recipe: Recipe, item: tuple[int, int]) -> str:
     return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
-def attend(
+def attend(run: EpochRun, name: str, bring_in: Callable[[], None]) -> None:
+    """Bring a device into an epoch (by `join`), and again whenever it is back after a loss, until the epoch is over.
+
+    Runs in a thread of its own, since connecting may take its time.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began = time.monotonic()
+        bring_in()
+        if not run.lost_or_over(name):
+            return
+        pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+        if run.over_within(pause_s):
+            return
+
+
+def join(
     run: EpochRun,
     name: str,
     portable: PortableSet,
@@ -140,33 +156,11 @@ def attend(
     met: set[str],
     allow_different_bits: bool = False,
 ) -> None:
-    """Bring a device into an epoch, and again whenever it is back after a loss, until the epoch is over.
+    """Bring a device into an epoch, or tell the epoch that it is lost.
 
-    Runs in a thread of its own, since connecting may take its time (``reach``). A device that was never met (it is not in
-    ``met``, which this adds it to) and can't be reached, or makes other bits, is an error of the training run; one that was
-    there before is a warning and a slower epoch.
+    A device that was never met (it is not in ``met``, which this adds it to) and can't be reached, or makes other bits, is an
+    error of the training run; one that was there before is a warning and a slower epoch.
     """
-    pause_s = FIRST_PAUSE_S
-    while True:
-        began = time.monotonic()
-        _join(run, name, portable, reach, batch, audit, met, allow_different_bits)
-        if not run.lost_or_over(name):
-            return
-        pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
-        if run.over_within(pause_s):
-            return
-
-
-def _join(
-    run: EpochRun,
-    name: str,
-    portable: PortableSet,
-    reach: Callable[[], Place],
-    batch: int,
-    audit: int | None,
-    met: set[str],
-    allow_different_bits: bool,
-) -> None:
     job: CsdJob | None = None
     recipe = run.recipe
     files = operator_files(recipe.pipeline)
