@@ -306,7 +306,7 @@ def test_a_stopped_engine_is_lost_after_the_heartbeat_timeout(start, recipe):
 
 
 def test_a_silent_host_loses_its_jobs(start, recipe):
-    engine = start("--root", str(recipe.root), "--lease-timeout", "0.5")
+    engine = start("--root", str(recipe.root), "--lease-timeout", "3")
     silent, lively = engine.link(heartbeat_s=60, heartbeat_timeout_s=100), engine.link(heartbeat_s=0.1)
     events = SimpleQueue()
     job = recipe.open(silent, events)
