@@ -30,7 +30,8 @@ STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("images")
+    directory = tmp_path_factory.mktemp("pictures") / "images"  # the former is its owner's alone; the engine is another user
+    directory.mkdir()
     random = np.random.default_rng(3)
     for k in range(IMAGES):
         small = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
