@@ -28,6 +28,12 @@
 #   freeze, thaw  --name NAME: all its processes stand still, the network stays
 #   net           --name NAME down|up: pull the network cable, plug it in
 #
+# Train with it, as with a real device (the state directory is its owner's alone, so as root):
+#   ./scripts/csd_emulator.sh up --data ~/photos
+#   ddlp deploy ddlp@csd0 -F /var/lib/ddlp-csd-emulator/csd0/ssh_config --name csd0 --root /data --host-root ~/photos \
+#       --spool /spool --host-spool /var/lib/ddlp-csd-emulator/csd0/spool
+#   then DDLPLoader(..., strategy="wrr", csd="csd0")
+#
 # On the board the clock, /proc and the kernel are the host's. It reaches the host at 10.77.N.1 and nothing else.
 #
 # DDLP_CSD_CACHE    where the Debian system is kept (default /var/cache/ddlp-csd-emulator; 300 MB for armhf, 450 MB for arm64)
