@@ -101,6 +101,19 @@ def test_a_device_that_computes_wrong_pixels_is_not_used_any_more():
     assert list(ledger.returned) == [1, 2, 3] and ledger.devices["d"].held == 0
 
 
+def test_a_device_that_comes_back_starts_with_an_empty_spool():
+    ledger = ledger_with_device(4, quota=2)
+    first, second = ledger.lease("d", 3, now=0.0), ledger.lease("d", 2, now=0.0)
+    ledger.published("d", first)
+    assert ledger.leave("d") == 1 and not ledger.can_lease("d")
+    ledger.join("d", quota=2, window=2)
+    assert list(ledger.returned) == [2, 3] and not ledger.in_spool, "what it held before is the host's"
+    assert ledger.effects[-1] == Release("d", first) and ledger.devices["d"].held == 0
+    ledger.lease("d", 1, now=0.0)
+    ledger.lease("d", 0, now=0.0)
+    assert not ledger.published("d", second) and ledger.effects[-1] == Release("d", second), "a late word of before"
+
+
 def test_a_doubled_message_changes_nothing():
     ledger = ledger_with_device()
     lease = ledger.lease("d", 3, 0.0)
