@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,10 @@ def test_addresses() -> None:
     assert address.full_address("10.0.0.2", 7711) == "tcp://10.0.0.2:7711"
     assert address.full_address("fe80::1", 1) == "tcp://[fe80::1]:1"
     assert address.full_address("tcp://x:1", 7711) == "tcp://x:1"
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed; apt install openssh-client")
+def test_the_host_is_the_one_that_ssh_reaches() -> None:
     assert address.resolve_host("user@board", ("-F", "/dev/null", "-o", "HostName=10.1.2.3")) == "10.1.2.3"
     with pytest.raises(DDLPError, match="--address"):
         address.resolve_host("board", ("-o", "NoSuchOption=1"))
