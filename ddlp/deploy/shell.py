@@ -281,6 +281,9 @@ class Shell:
 
     def _check_connected(self, done: Done) -> None:
         """Raise ConnectionLost where a command ended because the connection did."""
+        if done.status == _OWN_FAILURE and self._master is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._master.wait(_TICK_S)  # where the connection has ended, both hear of it, and this one perhaps later
         if done.status == _OWN_FAILURE and (self._master is None or self._master.poll() is not None):
             raise ConnectionLost(
                 f"the connection to {self.destination} broke off ({' '.join(done.err.split())[-200:] or 'without a word'}). "
