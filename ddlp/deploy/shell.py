@@ -350,10 +350,5 @@ class Shell:
             self._words.close()
             self._words = None
         if self._directory is not None:
-            until = time.monotonic() + _END_S
-            while True:
-                shutil.rmtree(self._directory, ignore_errors=True)
-                if not self._directory.exists() or time.monotonic() > until:
-                    break
-                time.sleep(0.05)  # an ssh that is just ending has put a socket there
+            shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None

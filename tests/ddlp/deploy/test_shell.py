@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -198,6 +200,7 @@ def _runs(marker: str) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short: a socket's path has 107 bytes
     code = textwrap.dedent(
         f"""
         from ddlp.deploy.shell import Shell
@@ -207,7 +210,10 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
             there.attach("sh -c 'echo one; exec sleep 98{sshd.port}'")
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
     try:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["there\n", "one\n"]
@@ -216,8 +222,10 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
         process.send_signal(number)
         process.wait(10)
         until(lambda: not _runs(f"sleep 98{sshd.port}") and not _runs(str(sshd.config)), what="the end of ssh and sleep")
+        assert number == signal.SIGKILL or not list(temporary.iterdir()), "only who is killed can't tidy up"
     finally:
         kill_tree(process.pid)
+        shutil.rmtree(temporary)
 
 
 def test_a_command_that_is_attached_gives_its_status(sshd: Sshd, capfd: pytest.CaptureFixture[str]) -> None:
