@@ -141,9 +141,7 @@ class Pipeline:
         The image is converted to the pipeline's mode as torchvision's default_loader does. Errors of decoding
         (OSError and others) are Pillow's own. Raises ValueError if ``out`` has another shape or dtype.
         """
-        if out.shape != plan.shape or out.dtype != np.uint8:
-            raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
-                             "allocate it with Pipeline.output_shape")
+        self.check_output(plan, out)
         if plan.reduce > 1:
             draft(image, plan.reduce)
         steps = plan.primitives
@@ -153,9 +151,13 @@ class Pipeline:
             steps = steps[2:]
         elif image.mode != self.mode:
             image = image.convert(self.mode)
+        self.finish(image, steps, out)
+
+    def finish(self, image: Image.Image, steps: Tuple[Primitive, ...], out: np.ndarray) -> None:
+        """Run a plan's last steps on what the others made, an image of the pipeline's mode, and write it into ``out``."""
         for step in steps:
             image = apply_primitive(image, step, self.order)
-        out[...] = np.asarray(image).reshape(plan.shape)
+        out[...] = np.asarray(image).reshape(out.shape)
 
     def run(self, image: Image.Image, keyed: Keyed, out: np.ndarray, boxes: Optional[np.ndarray]) -> None:
         """Draw, then apply: pixels into ``out`` (height, width, channels), boxes into ``boxes``, int32 (boxes, 4).
@@ -163,9 +165,19 @@ class Pipeline:
         ``boxes`` may be None where the pipeline has no masks, else ValueError.
         """
         plan = self.draw(image.size, keyed, is_jpeg(image))
+        self.place_boxes(plan, boxes)
+        self.apply(image, plan, out)
+
+    def check_output(self, plan: SamplePlan, out: np.ndarray) -> None:
+        """Raise ValueError if ``out`` is not uint8 of the plan's shape."""
+        if out.shape != plan.shape or out.dtype != np.uint8:
+            raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
+                             "allocate it with Pipeline.output_shape")
+
+    def place_boxes(self, plan: SamplePlan, boxes: Optional[np.ndarray]) -> None:
+        """Write the plan's mask boxes, if the pipeline has any, into ``boxes``; ValueError if that is None then."""
         if self.boxes:
             if boxes is None:
                 raise ValueError(f"run: the pipeline draws {self.boxes} mask boxes a sample, but boxes is None; "
                                  f"pass an int32 array of ({self.boxes}, 4)")
             boxes[...] = plan.boxes
-        self.apply(image, plan, out)
