@@ -8,6 +8,7 @@ from typing import Optional, Tuple
 
 import numpy as np
 
+from csd_engine.kernels.arrays import ArrayCalls
 from csd_engine.kernels.build import KernelError
 
 __all__ = ["Context", "Job", "Kernel"]
@@ -171,7 +172,7 @@ def _fit(job: Job, out: np.ndarray) -> None:
     job.out_stride = out.strides[0]
 
 
-class Kernel:
+class Kernel(ArrayCalls):
     """The loaded library.
 
     Raises:
@@ -218,6 +219,7 @@ class Kernel:
         ):
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
+        self._declare_arrays()
 
     @property
     def variant(self) -> str:
