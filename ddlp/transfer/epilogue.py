@@ -170,8 +170,7 @@ class Epilogue:
         last = self.memory_format == torch.channels_last
         fast = kernel()
         if fast is not None:
-            for image, sample in zip(images, bits, strict=True):
-                fast.table(image, self._bits, sample, last)
+            fast.table(images, self._bits, bits, last)
         elif self.dtype == torch.uint8:
             for image, sample in zip(images, bits, strict=True):
                 np.copyto(sample, image if last else image.transpose(2, 0, 1))
