@@ -12,7 +12,7 @@ from csd_engine.transforms.pipeline import CHANNELS, Pipeline, SamplePlan
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize, UserCall
 from csd_engine.transforms.resample import FILTERS, vertical_first
 
-__all__ = ["Compiled", "compile_plan", "memory_bytes"]
+__all__ = ["Compiled", "compile_plan"]
 
 _RESAMPLED = {name: FILTERS[name] for name in ("bilinear", "bicubic")}  # what a kernel resamples as Pillow does
 
@@ -79,8 +79,3 @@ def compile_plan(plan: SamplePlan, size: Tuple[int, int], pipeline: Pipeline) ->
         ),
         rest,
     )
-
-
-def memory_bytes(job: Job) -> int:
-    """Return about how much memory a kernel takes for the job beside the file and the result, in bytes."""
-    return 0
