@@ -101,7 +101,8 @@ class Epilogue:
         target = images.device if device is None else torch.device(device)
         if target.type == "cpu" and images.device.type == "cpu":
             source = images.contiguous().numpy()
-            bits = source if self.keeps_bytes else self.empty(*source.shape[:3], pool)
+            samples, height, width, _ = source.shape
+            bits = source if self.keeps_bytes else self.empty(samples, height, width, pool)
             if not self.keeps_bytes:
                 self.convert(source, bits)
             if masks and boxes is not None:
