@@ -35,18 +35,21 @@ static inline __attribute__((always_inline)) void add_all(uint32_t *acc, const u
     for (; blocks > 0; blocks--, data += 4 * WORDS) add(acc, data, 1);
 }
 
+/* The same loop, compiled for an instruction set that is looked for at run time. */
 #if defined(DDLP_X86)
-__attribute__((target("avx2"))) static void add_all_avx2(uint32_t *acc, const uint8_t *data, int64_t blocks) {
+enum { WIDE = VARIANT_AVX2 };
+__attribute__((target("avx2")))
+#elif defined(DDLP_SWITCH_NEON_ON)
+enum { WIDE = VARIANT_NEON };
+__attribute__((target("fpu=neon")))
+#else
+enum { WIDE = -1 };
+#endif
+static void add_all_wide(uint32_t *acc, const uint8_t *data, int64_t blocks) {
     add_all(acc, data, blocks);
 }
-#endif
 
 void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks) {
-#if defined(DDLP_X86)
-    if (variant_used() == VARIANT_AVX2) {
-        add_all_avx2(acc, data, blocks);
-        return;
-    }
-#endif
-    add_all(acc, data, blocks);
+    if (variant_used() == WIDE) add_all_wide(acc, data, blocks);
+    else add_all(acc, data, blocks);
 }
