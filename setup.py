@@ -17,7 +17,10 @@ from setuptools.command.build_ext import build_ext
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
 except ImportError:  # setuptools before 70.1
-    from wheel.bdist_wheel import bdist_wheel
+    try:
+        from wheel.bdist_wheel import bdist_wheel
+    except ImportError:  # nor is it asked for a wheel yet, only for what it needs to make one
+        bdist_wheel = None
 
 KERNELS = os.path.join("csd_engine", "kernels")
 
@@ -48,20 +51,24 @@ class BuildKernel(build_ext):
             print(f"ddlp: no kernel, Pillow will do the work: {error}", file=sys.stderr)
 
 
-class Wheel(bdist_wheel):
-    """Tags the wheel by what is in it: the platform's only where the kernel was built."""
+commands = {"build_ext": BuildKernel}
+if bdist_wheel:
 
-    def run(self):
-        self.run_command("build_ext")
-        extension = self.get_finalized_command("build_ext")
-        self.root_is_pure = not all(map(os.path.exists, extension.get_outputs()))
-        super().run()
+    class Wheel(bdist_wheel):
+        """Tags the wheel by what is in it: the platform's only where the kernel was built."""
 
-    def get_tag(self):
-        return "py3", "none", "any" if self.root_is_pure else super().get_tag()[2]
+        def run(self):
+            self.run_command("build_ext")
+            extension = self.get_finalized_command("build_ext")
+            self.root_is_pure = not all(map(os.path.exists, extension.get_outputs()))
+            super().run()
 
+        def get_tag(self):
+            return "py3", "none", "any" if self.root_is_pure else super().get_tag()[2]
+
+    commands["bdist_wheel"] = Wheel
 
 setup(
     ext_modules=[Extension("csd_engine.kernels._kernel", sorted(glob(os.path.join(KERNELS, "src", "*.c"))))],
-    cmdclass={"build_ext": BuildKernel, "bdist_wheel": Wheel},
+    cmdclass=commands,
 )
