@@ -60,7 +60,9 @@ if bdist_wheel:
         def run(self):
             self.run_command("build_ext")
             extension = self.get_finalized_command("build_ext")
-            self.root_is_pure = not all(map(os.path.exists, extension.get_outputs()))
+            if not all(map(os.path.exists, extension.get_outputs())):
+                self.root_is_pure = True
+                self.distribution.ext_modules = []
             super().run()
 
         def get_tag(self):
