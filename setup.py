@@ -71,6 +71,8 @@ if bdist_wheel:
     commands["bdist_wheel"] = Wheel
 
 setup(
-    ext_modules=[Extension("csd_engine.kernels._kernel", sorted(glob(os.path.join(KERNELS, "src", "*.c"))))],
+    ext_modules=[
+        Extension("csd_engine.kernels._kernel", sorted(glob(os.path.join(KERNELS, "src", "*.c"))), optional=True),
+    ],
     cmdclass=commands,
 )
