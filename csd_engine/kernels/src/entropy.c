@@ -67,6 +67,8 @@ void entropy_free(entropy *e) { free(e); }
 
 int entropy_damaged(const entropy *e) { return e->damaged; }
 
+const uint8_t *entropy_rest(const entropy *e) { return e->source; }
+
 /* T.81 F.2.2.1: values of `size` bits; those whose first bit is 0 are negative. */
 static inline int extend(uint32_t bits, int size) {
     return (int)bits + ((int)(bits >> (size - 1)) - 1) * ((1 << size) - 1);

@@ -36,4 +36,7 @@ int entropy_begin(entropy *, const entropy_scan *);
 void entropy_mcu(entropy *, int16_t (*const *blocks)[64]);
 int entropy_damaged(const entropy *);
 
+/* The byte of the file from which on nothing has been looked at. */
+const uint8_t *entropy_rest(const entropy *);
+
 #endif
