@@ -102,6 +102,11 @@ class Context:
         """1 (grey) or 3: of the image last read or taken."""
         return self._info[2]
 
+    @property
+    def own_entropy(self) -> bool:
+        """Whether our entropy decoder has read the last sample; else it was libjpeg's."""
+        return bool(self._library.ddlp_own_entropy(self._pointer))
+
     def content(self) -> bytes:
         """Return the bytes last read or taken: all of the file, or less where it broke off."""
         size = ctypes.c_int64()
@@ -217,6 +222,7 @@ class Kernel:
             ("ddlp_read", number, [pointer, number, size, pointer]),
             ("ddlp_take", number, [pointer, ctypes.c_char_p, size, pointer]),
             ("ddlp_content", pointer, [pointer, pointer]),
+            ("ddlp_own_entropy", number, [pointer]),
             ("ddlp_sample", number, [pointer, job]),
             ("ddlp_resample", number, [pointer, pointer, size, job]),
         ):

@@ -95,6 +95,8 @@ const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {
     return context->content;
 }
 
+int ddlp_own_entropy(const ddlp_context *context) { return context->memory.own_entropy; }
+
 static int take_rows(void *resample, const uint8_t *rows, int64_t stride, int count) {
     return resample_rows(resample, rows, stride, count);
 }

@@ -24,7 +24,8 @@ typedef int (*rows_taker)(void *taker, const uint8_t *rows, int64_t stride, int 
 typedef struct {
     uint8_t *bytes;
     size_t room;
-    entropy *entropy; /* NULL: libjpeg's is used */
+    entropy *entropy;  /* NULL: libjpeg's is used */
+    int own_entropy;   /* whether the last image was read by ours */
 } decoder_memory;
 
 /* One build of region.h. */

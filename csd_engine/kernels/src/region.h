@@ -186,7 +186,7 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
         return DDLP_JOB;
     if (!smooths(decoder)) {
         narrow(decoder, wanted, &first, &columns);
-        d->own_entropy = take_over(decoder, memory->entropy, first, columns);
+        memory->own_entropy = d->own_entropy = take_over(decoder, memory->entropy, first, columns);
         if (top) row = jpeg.skip_scanlines(decoder, top);
     }
     stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;
@@ -227,7 +227,7 @@ static int decode(const uint8_t *content, size_t size, const region *wanted, dec
     jpeg_decompress *decoder = &d.decoder;
     int result;
     memset(decoder, 0, sizeof *decoder);
-    d.own_entropy = 0;
+    memory->own_entropy = d.own_entropy = 0;
     decoder->err = jpeg.std_error(&d.errors);
     d.errors.error_exit = give_up;
     d.errors.emit_message = on_message;
