@@ -101,6 +101,11 @@ def test_what_is_cut_off_is_left_to_pillow(kind):
             assert region(data[:end], box)[0] is None
 
 
+def test_a_restart_marker_out_of_turn():
+    data = encode(restart_marker_blocks=3)
+    assert region(data.replace(b"\xff\xd1", b"\xff\xd2", 1), BOXES[0])[0] is None
+
+
 def test_a_symbol_that_baseline_does_not_have():
     data = bytearray(encode())
     tables = data.index(b"\xff\xc4")
