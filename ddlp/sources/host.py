@@ -5,6 +5,7 @@ Decoding and resampling release the GIL, so threads share the work without proce
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from csd_engine.datasets import Reader
 from csd_engine.errors import SampleError
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
+from csd_engine.transforms.bulk import Bulk
 from ddlp.plan import EpochPlan
 from ddlp.transfer.epilogue import Epilogue
 
@@ -30,6 +32,11 @@ class Recipe:
     seed: int
     epoch: int
     plan: EpochPlan
+
+    @functools.cached_property
+    def bulk(self) -> Bulk | None:
+        """Makes many samples at once, where they are rows of an array; None where each is made by itself."""
+        return Bulk.of(self.pipeline, self.reader.rows())
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,26 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool]) -> 
     ``wanted`` is asked between samples. Raises `Unwanted` once it says no, and the sample's own kind of error (OSError,
     ...) with its file's name where a sample can't be prepared.
     """
+    if recipe.bulk is not None:
+        return _prepare_rows(recipe, recipe.bulk, position, wanted)
     items = recipe.plan.items(position)
     images, boxes = fresh_rows(recipe, len(items))
     for k, item in enumerate(items):
         if not wanted():
             raise Unwanted
         prepare_item(recipe, item, images[k], None if boxes is None else boxes[k])
+    return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+
+
+def _prepare_rows(recipe: Recipe, bulk: Bulk, position: int, wanted: Callable[[], bool]) -> Pixels:
+    """`prepare_batch` of an array's rows, which always can be read."""
+    sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
+    images, boxes = fresh_rows(recipe, len(sources))
+    for part in bulk.slices(len(sources)):
+        if not wanted():
+            raise Unwanted
+        into = None if boxes is None else boxes[part]
+        bulk.fill(sources[part], occurrences[part], recipe.seed, recipe.epoch, images[part], into)
     return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
 
 

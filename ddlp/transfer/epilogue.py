@@ -4,7 +4,7 @@ The table is made on the CPU by torchvision's own operators and *is* the definit
 operations give the same bits for all 256 values of all channels (checked, on each device), they are used instead,
 since they are about twice as fast as looking up; any other table is looked up.
 
-On the CPU numpy does the work, image by image, so that a channel stays in the L2 cache: it releases the GIL and, unlike
+On the CPU numpy does the work, few images at a time, so that a channel stays in the L2 cache: it releases the GIL and, unlike
 torch, never starts intra-op threads that would compete with the decoding.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ __all__ = ["Epilogue"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 FORMATS = (torch.contiguous_format, torch.channels_last)
+_PART = 65536  # numbers at a time: 256 KB of float32
 _CHUNK = 32767  # elements; torch splits larger ones among threads (at::internal::GRAIN_SIZE)
 
 
@@ -138,9 +140,8 @@ class Epilogue:
         result = _fresh(shape, self.dtype)
         source = images.numpy()
         if self.dtype == torch.uint8:
-            planes = result.numpy()
-            for i in range(batch):
-                np.copyto(planes[i], source[i].transpose(2, 0, 1))
+            for part in _parts(batch, source[0].size):
+                np.copyto(result.numpy()[part], source[part].transpose(0, 3, 1, 2))
         elif self._arithmetic is None or (result.element_size() == 2 and not last):
             # Two bytes straight from the table are faster than arithmetic and a conversion, except along whole rows.
             self._look_up(source, result.view(_INTEGER[self.dtype]).numpy(), last)
@@ -151,11 +152,13 @@ class Epilogue:
             mean, std = (None if k is None else np.tile(k, width) for k in constants)
             self._compute(source.reshape(rows), result.view(rows), mean, std)
         else:
-            for i in range(batch):
+            planes = result.numpy()
+            for part in _parts(batch, height * width):
                 for c in range(channels):
                     constants = self._arithmetic.mean, self._arithmetic.std
                     mean, std = (None if k is None else k[c] for k in constants)
-                    self._compute(source[i : i + 1, :, :, c], result[i : i + 1, c], mean, std)
+                    np.copyto(planes[part, c], source[part, :, :, c])
+                    self._arithmetic.run(planes[part, c], mean, std)
         return result.permute(0, 3, 1, 2) if last else result
 
     def _compute(
@@ -164,9 +167,10 @@ class Epilogue:
         """(images, rows, numbers a row) of bytes into as many results."""
         assert self._arithmetic is not None
         if self.dtype == torch.float32:
-            for image, values in zip(source, result.numpy(), strict=True):
-                np.copyto(values, image)
-                self._arithmetic.run(values, mean, std)
+            values = result.numpy()
+            for part in _parts(len(source), source[0].size):
+                np.copyto(values[part], source[part])
+                self._arithmetic.run(values[part], mean, std)
             return
         step = max(1, _CHUNK // source.shape[2])
         scratch = torch.empty((step, source.shape[2]), dtype=torch.float32)
@@ -178,10 +182,10 @@ class Epilogue:
                 result[i, row : row + step].copy_(chunk)
 
     def _look_up(self, source: np.ndarray, result: np.ndarray, last: bool) -> None:
-        for i in range(len(source)):
+        for part in _parts(len(source), source[0, :, :, 0].size):
             for c, values in enumerate(self._bits):
-                plane = result[i, :, :, c] if last else result[i, c]
-                np.take(values, source[i, :, :, c], out=plane, mode="clip")
+                plane = result[part, :, :, c] if last else result[part, c]
+                np.take(values, source[part, :, :, c], out=plane, mode="clip")
 
     def _on_device(self, images: Tensor) -> Tensor:
         planes = images.permute(0, 3, 1, 2)
@@ -208,13 +212,17 @@ class Epilogue:
         return torch.equal(computed.view(torch.int32), table.view(torch.int32))
 
     def _fill_one_by_one(self, result: Tensor, boxes: Tensor, shared: bool) -> Tensor:
-        fills = self._mask_values()[:, :, None, None]
+        # As integers, with numpy: a box of a small image is filled many times faster than by torch.
+        integer = _INTEGER[self.dtype]
+        fills = self._mask_values().view(integer).numpy()[:, :, None, None]
+        planes = result.view(integer).numpy()
         for i, sample in enumerate(boxes.tolist()):
             for mask, (top, left, bottom, right) in enumerate(sample):
                 if top < bottom and left < right:
                     if shared:
                         result, shared = result.clone(memory_format=torch.preserve_format), False
-                    result[i, :, top:bottom, left:right] = fills[mask]
+                        planes = result.view(integer).numpy()
+                    planes[i, :, top:bottom, left:right] = fills[mask]
         return result
 
     def _fill_together(self, result: Tensor, boxes: Tensor) -> Tensor:
@@ -230,6 +238,12 @@ class Epilogue:
         return result.contiguous(memory_format=self.memory_format)
 
 
+def _parts(images: int, numbers: int) -> Iterator[slice]:
+    """Parts of a batch whose planes of so many numbers stay in the L2 cache: a large image alone, many small ones."""
+    step = max(1, _PART // max(1, numbers))
+    return (slice(start, start + step) for start in range(0, images, step))
+
+
 def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Fresh memory from numpy, which asks for huge pages: small ones cost more to map than the images to compute."""
     if dtype == torch.uint8:
@@ -238,4 +252,4 @@ def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(bits).view(dtype)
 
 
-_INTEGER = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_INTEGER = {torch.uint8: torch.uint8, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
