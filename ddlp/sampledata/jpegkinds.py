@@ -92,7 +92,8 @@ def encode_baseline(
     quantisers = np.clip((_LUMINANCE * scale + 50) // 100, 1, 255)
     components = []  # each (mcu rows, mcu columns, blocks of an MCU, 64) in zigzag order
     for plane, (h, v) in zip(planes, samplings, strict=True):
-        full = np.pad(plane, ((0, mcus[1] * 8 * down - height), (0, mcus[0] * 8 * across - width)), mode="edge").astype(np.float64)
+        edge = ((0, mcus[1] * 8 * down - height), (0, mcus[0] * 8 * across - width))
+        full = np.pad(plane, edge, mode="edge").astype(np.float64)
         step_y, step_x = down // v, across // h
         small = full.reshape(full.shape[0] // step_y, step_y, full.shape[1] // step_x, step_x).mean((1, 3)) - 128
         blocks = small.reshape(mcus[1], v, 8, mcus[0], h, 8).transpose(0, 3, 1, 4, 2, 5)
