@@ -23,7 +23,7 @@ from typing import Any
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "Aim", "BenchFailed", "Say", "add_output", "alternate", "child", "cpu_s", "emit", "family", "machine", "pinned", "ratios", "say",
+    "Aim", "BenchFailed", "Say", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit", "family", "machine", "pinned", "ratios", "say",
     "spread", "two_cpus",
 ]  # fmt: skip
 
@@ -48,9 +48,9 @@ class Aim:
     def text(self) -> str:
         """One line."""
         if self.measured is None:
-            return f"{self.what}: aim {self.at_least:g}, not measured"
+            return f"{self.what}: aim {self.at_least:g}, not measured here"
         reached = "reached" if self.measured >= self.at_least else "MISSED"
-        return f"{self.what}: aim {self.at_least:g}, measured {self.measured:.3g}, {reached}"
+        return f"{self.what}: aim {self.at_least:g}, measured {self.measured:.5g}, {reached}"
 
 
 def say(text: str) -> None:
@@ -129,17 +129,21 @@ def cpu_s(pids: Sequence[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def child_environment() -> dict[str, str]:
+    """In which a child finds this very ddlp and else is as if a user had started it: not an engine's environment."""
+    path = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore"}
+
+
 def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: float = 900.0) -> dict[str, Any]:
     """Run `python -m module` on these CPUs: JSON on its standard input, its last line of output is JSON.
 
     Raises:
         BenchFailed: it failed; the end of what it printed.
     """
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", module]
     done = subprocess.run(
-        command, input=json.dumps(work), capture_output=True, text=True, env=environment, timeout=timeout_s,
+        command, input=json.dumps(work), capture_output=True, text=True, env=child_environment(), timeout=timeout_s,
         preexec_fn=functools.partial(os.sched_setaffinity, 0, set(cpus)),
     )  # fmt: skip
     if done.returncode != 0:
