@@ -29,6 +29,7 @@ import numpy as np
 import PIL
 from PIL import Image, features
 
+from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
 from csd_engine.samples import sample_digest
 from csd_engine.transforms import Pipeline, native_order
@@ -70,12 +71,14 @@ class Result:
 
 def versions() -> Dict[str, str]:
     """Versions of what decides about pixels: Python, numpy, Pillow, its decoders; and the machine."""
+    native = kernel()
     found = {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "pillow": PIL.__version__,
         "machine": platform.machine(),
         "resampling": native_order(),
+        "kernel": "none" if native is None else native.variant,
     }
     turbo = features.version_feature("libjpeg_turbo") if features.check_feature("libjpeg_turbo") else None
     decoders = {"libjpeg": f"turbo {turbo}" if turbo else features.version("jpg")}
