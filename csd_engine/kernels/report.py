@@ -28,7 +28,7 @@ class KernelReport:
 
     Attributes:
         variant: what its inner loops use: "avx2", "sse2", "neon", "c"; empty: there is none.
-        libjpeg: the file that it decodes with.
+        libjpeg: what it decodes with: Pillow's, "libjpeg-turbo 2.1.5".
         why_not: why there is none, and what would bring it.
         made: how the library was made, as whoever made it wrote; empty: not known.
         system: GNU name of what this interpreter is compiled for, "arm-linux-gnueabihf"; empty: none that we know.
@@ -45,7 +45,7 @@ class KernelReport:
     def __str__(self) -> str:
         if not self.variant:
             return f"none, Pillow does the work ({self.why_not})"
-        return f"{self.variant}, {self.made or 'compiled at installation'}, decodes with {os.path.basename(self.libjpeg)}"
+        return f"{self.variant}, {self.made or 'compiled at installation'}, decodes with Pillow's {self.libjpeg}"
 
 
 def system() -> str:
@@ -75,6 +75,12 @@ def _neon() -> bool:
     return bool(getauxval(ctypes.c_ulong(_AT_HWCAP)) & _HWCAP_NEON)
 
 
+def _libjpeg() -> str:
+    from PIL import features
+
+    return f"libjpeg-turbo {features.version_feature('libjpeg_turbo')}"
+
+
 def report() -> KernelReport:
     """Return what is known of this computer's kernel."""
     try:
@@ -85,7 +91,7 @@ def report() -> KernelReport:
     found, name = kernel(), system()
     return KernelReport(
         variant="" if found is None else found.variant,
-        libjpeg="" if found is None else found.libjpeg,
+        libjpeg="" if found is None else _libjpeg(),
         why_not=why_not(),
         made=made,
         system=name,

@@ -84,7 +84,7 @@ def look(shell: Shell, python: str, home: str, code: str = "current", library: s
         python: the interpreter there.
         home: our directory there.
         code: what holds the engine's package, below `home`.
-        library: a file to try in place of the one that the engine would load.
+        library: a file to try in place of the one that the engine would load, or ``off``.
 
     Raises:
         ShellError: the connection failed.
@@ -120,6 +120,8 @@ def bring(
     code = f"engines/{number}"
     where = f"{home}/{code}/csd_engine/kernels"
     found = look(shell, python, home, code)
+    if not found.system:  # a library that ends Python tells nothing
+        found = look(shell, python, home, code, "off")
     if choice == "none":
         line = "none, as you chose (--kernel none): Pillow does the work"
         return Brought(KernelReport(why_not="--kernel none"), _remove(shell, where), line)
@@ -201,7 +203,7 @@ def cross_compile(target: str, library: Path, *, neon: bool = True) -> str:
         _NotMade: there is no compiler for it here, or it failed.
     """
     if target not in _TARGETS:
-        raise _NotMade("it is no system that this host could compile for")
+        raise _NotMade("this host knows of no compiler for its system")
     how = _TARGETS[target]
     compiler, packages = ("cc", "gcc") if target == system() else (how.compiler, how.packages)
     way_out = f"apt-get install {packages} on this host"

@@ -59,7 +59,7 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
 def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Device], capsys) -> None:  # noqa: F811
     device = make_device()
     told = ddlp(capsys, *device.arguments("--kernel", "auto"))
-    assert "compiled on the device with cc" in told and "decodes with libjpeg" in told
+    assert "compiled on the device with cc" in told and "decodes with Pillow's libjpeg-turbo" in told
     record = book.load("csd0")
     assert record.kernel.startswith(status(capsys)) and "compiled on the device" in record.kernel
     assert doctor(capsys)["kernel"]["level"] == "ok" and record.kernel in doctor(capsys)["kernel"]["what"]
@@ -88,20 +88,21 @@ def test_no_compiler_there(
     make_device: Callable[..., Device], no_compiler: str, tmp_path: Path, capsys, monkeypatch  # noqa: F811
 ) -> None:
     device = make_device(f"SetEnv PATH={no_compiler} HOME={tmp_path}/sshd0/home")
-    told = ddlp(capsys, *device.arguments("--kernel", "device", "--python", sys.executable))
+    deploy = ["deploy", "--name", "csd0", "--python", sys.executable]
+    told = ddlp(capsys, *device.arguments(*deploy[3:], "--kernel", "device"))
     assert "none: Pillow does the work, because there is no C compiler on the device." in told
     assert "To make it faster: apt-get install gcc libc6-dev there; then deploy again" in told and status(capsys) == "none"
     found = doctor(capsys)["kernel"]
     assert found["level"] == "warn" and "--kernel auto" in found["way_out"]
-    assert "cross-compiled with cc" in ddlp(capsys, "deploy", "--name", "csd0", "--kernel", "auto")
+    assert "cross-compiled with cc" in ddlp(capsys, *deploy, "--kernel", "auto")
 
     # One that ends the process that loads it, and no compiler anywhere: it is taken away.
     source = device.home / "trap.c"
     source.write_text("__attribute__((constructor)) static void trap(void) { __builtin_trap(); }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", where(device) / "_kernel.so", source], check=True)
     monkeypatch.setenv("PATH", no_compiler)
-    told = ddlp(capsys, "deploy", "--name", "csd0")
-    assert "because there is no C compiler on the device, and there is no cc on this host." in told
+    told = ddlp(capsys, *deploy)
+    assert "because there is no C compiler on the device, and there is no cc on this host." in told, told
     assert "gcc libc6-dev there, or apt-get install gcc on this host; then deploy again" in told
     assert not list(where(device).glob("_kernel*")) and status(capsys) == "none"
-    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0")
+    assert "Nothing had to be changed." in ddlp(capsys, *deploy)
