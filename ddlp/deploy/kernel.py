@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csd_engine.kernels.build import KernelError, build_kernel
-
 from csd_engine.kernels.report import MADE, KernelReport, system
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell
@@ -35,22 +34,17 @@ _ON_THE_DEVICE, _CROSS = "compiled on the device", "cross-compiled"
 _ANY_GLIBC = ("-nolibc",)
 
 
-@dataclass(frozen=True)
-class _Target:
-    """How a library for another system is compiled here."""
-
-    compiler: str
-    packages: str  # of Debian
-    flags: tuple[str, ...] = ()
-
-
-_TARGETS = {
-    "arm-linux-gnueabihf": _Target(
-        "arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf", ("-march=armv7-a", "-mfloat-abi=hard")
-    ),
-    "aarch64-linux-gnu": _Target("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
-    "x86_64-linux-gnu": _Target("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
+# What compiles for another system here, and Debian's package of it.
+_COMPILERS = {
+    "arm-linux-gnueabihf": ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),
+    "aarch64-linux-gnu": ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    "x86_64-linux-gnu": ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
 }
+
+
+def _flags(target: str, neon: bool) -> list[str]:
+    """For the target's processor: compilers of 32-bit ARM systems leave NEON out unless told."""
+    return ["-march=armv7-a", "-mfloat-abi=hard", "-mfpu=neon"] if target.startswith("arm") and neon else []
 
 
 class _NotMade(Exception):
@@ -161,14 +155,15 @@ def _remove(shell: Shell, where: str) -> bool:
 
 
 def _compile_there(
-    shell: Shell, python: str, home: str, code: str, _: KernelReport, waiting: Callable[[float, int], None] | None
+    shell: Shell, python: str, home: str, code: str, found: KernelReport, waiting: Callable[[float, int], None] | None
 ) -> str:
     """Compile on the device; returns how."""
     new = f"{home}/{code}/csd_engine/kernels/_kernel.new"
+    words = " ".join(["$cc", *_flags(found.system, found.neon)])
     build = engine_module(python, home, "csd_engine.kernels.build", "--output", new, code=code)
     script = (
         "for cc in cc gcc clang; do command -v $cc > /dev/null && break; cc=; done; "
-        f'[ -n "$cc" ] || exit {_NO_COMPILER}; {build} --compiler "$cc" > /dev/null && '
+        f'[ -n "$cc" ] || exit {_NO_COMPILER}; {build} --compiler "{words}" > /dev/null && '
         'echo "$cc" && { $cc -dumpfullversion || $cc -dumpversion; } 2> /dev/null'
     )
     way_out = "apt-get install gcc libc6-dev there"
@@ -202,18 +197,14 @@ def cross_compile(target: str, library: Path, *, neon: bool = True) -> str:
     Raises:
         _NotMade: there is no compiler for it here, or it failed.
     """
-    if target not in _TARGETS:
+    if target not in _COMPILERS:
         raise _NotMade("this host knows of no compiler for its system")
-    how = _TARGETS[target]
-    compiler, packages = ("cc", "gcc") if target == system() else (how.compiler, how.packages)
-    way_out = f"apt-get install {packages} on this host"
+    compiler, package = ("cc", "gcc") if target == system() else _COMPILERS[target]
+    way_out = f"apt-get install {package} on this host"
     if shutil.which(compiler) is None:
         raise _NotMade(f"there is no {compiler} on this host", way_out)
-    flags = list(how.flags)
-    if target.startswith("arm"):
-        flags.append("-mfpu=neon" if neon else "-mfpu=vfpv3-d16")
     try:
-        build_kernel(str(library), compiler, [*flags, *_ANY_GLIBC])
+        build_kernel(str(library), compiler, [*_flags(target, neon), *_ANY_GLIBC])
     except KernelError as error:
         raise _NotMade(f"{compiler} failed ({_told(str(error))})", way_out) from None
     version = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
