@@ -25,6 +25,7 @@ from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.kernels import kernel
 from csd_engine.operatorfile import OperatorDirectory
+from csd_engine.readahead import ReadAhead
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
@@ -193,18 +194,19 @@ class Worker:
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
         seed, epoch, lease = command["seed"], command["epoch"], command["lease"]
         reported = time.monotonic()
-        for row, (index, occurrence) in enumerate(command["items"]):
-            self._prepare(job, (index, occurrence), seed, epoch)
-            writer.write(row, job.image, job.boxes)
-            self._pace(lease)
-            if time.monotonic() - reported >= PROGRESS_S:
-                reported = time.monotonic()
-                self._channel.send("progress", job=command["job"], lease=lease, samples=row + 1)
+        with ReadAhead(job.reader, (index for index, _ in command["items"])) as reader:
+            for row, (index, occurrence) in enumerate(command["items"]):
+                self._prepare(job, reader, (index, occurrence), seed, epoch)
+                writer.write(row, job.image, job.boxes)
+                self._pace(lease)
+                if time.monotonic() - reported >= PROGRESS_S:
+                    reported = time.monotonic()
+                    self._channel.send("progress", job=command["job"], lease=lease, samples=row + 1)
 
-    def _prepare(self, job: _OpenJob, item: Tuple[int, int], seed: int, epoch: int) -> None:
+    def _prepare(self, job: _OpenJob, reader: Reader, item: Tuple[int, int], seed: int, epoch: int) -> None:
         """Fill the job's image and boxes; large images wait for their turn among the workers."""
         try:
-            prepare_sample(job.reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
+            prepare_sample(reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
         finally:
             self._turnstile.leave()
 
@@ -216,7 +218,7 @@ class Worker:
                 if isinstance(job, EngineError):
                     raise job
                 item = (index, occurrence)
-                self._prepare(job, item, command["seed"], command["epoch"])
+                self._prepare(job, job.reader, item, command["seed"], command["epoch"])
                 digests.append(sample_digest(job.image, job.boxes))
             except EngineError as error:
                 by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)

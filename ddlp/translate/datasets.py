@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.datasets import Reader, open_image
+from csd_engine.datasets import Reader, Source, open_sample
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 
@@ -103,12 +102,12 @@ class _PartReader(Reader):
     def __len__(self) -> int:
         return int(self._portable.starts[-1])
 
-    def image(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Source:
         part, k = self._portable.part(index)
         if part.paths is not None:
-            return open_image(os.fspath(part.paths[k]))
+            return open_sample(os.fspath(part.paths[k]))
         assert part.array is not None
-        return Image.fromarray(part.array[k])
+        return part.array[k]
 
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)
