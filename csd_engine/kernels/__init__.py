@@ -52,7 +52,11 @@ def _load() -> Kernel:
     if not os.path.exists(path):
         raise KernelError(
             f"{path} is missing. "
-            + ("Correct DDLP_KERNEL" if setting else "With a C compiler (apt install gcc libc6-dev): python -m csd_engine.kernels.build")
+            + (
+                "Correct DDLP_KERNEL"
+                if setting
+                else "With a C compiler (apt install gcc libc6-dev): python -m csd_engine.kernels.build"
+            )
         )
     try:
         from PIL import _imaging

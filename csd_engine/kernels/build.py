@@ -65,13 +65,17 @@ def _run(command: List[str]) -> None:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S)
     except FileNotFoundError as error:
-        raise KernelError(f"there is no C compiler named {command[0]!r}. Install one (Debian, Ubuntu: apt install gcc libc6-dev).") from error
+        raise KernelError(
+            f"there is no C compiler named {command[0]!r}. Install one (Debian, Ubuntu: apt install gcc libc6-dev)."
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"{command[0]} did not run to its end: {error}. Try it by hand: {shlex.join(command)}") from error
     if done.returncode:
         said = done.stdout.decode("utf-8", "replace").strip().splitlines()
         raise KernelError(
-            "\n  ".join([f"{command[0]} failed (exit status {done.returncode}):", *(said[:_SHOWN_LINES] or ["it said nothing"])])
+            "\n  ".join(
+                [f"{command[0]} failed (exit status {done.returncode}):", *(said[:_SHOWN_LINES] or ["it said nothing"])]
+            )
         )
 
 

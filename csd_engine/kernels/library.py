@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Optional, Tuple
+from typing import ClassVar, Optional, Tuple
 
 import numpy as np
 
@@ -21,6 +21,24 @@ _REFUSALS = {
     4: "damaged",
     5: "the job does not fit the image",
 }
+_JOB_NUMBERS = (
+    "left",
+    "top",
+    "width",
+    "height",
+    "full_width",
+    "full_height",
+    "filter",
+    "out_left",
+    "out_top",
+    "out_width",
+    "out_height",
+    "flip_horizontal",
+    "flip_vertical",
+    "vertical_first",
+    "reduce",
+    "channels",
+)
 
 
 class Job(ctypes.Structure):
@@ -30,27 +48,11 @@ class Job(ctypes.Structure):
     `out_stride` are filled in by `Context.sample`.
     """
 
-    _fields_ = [
-        (name, ctypes.c_int32)
-        for name in (
-            "left",
-            "top",
-            "width",
-            "height",
-            "full_width",
-            "full_height",
-            "filter",
-            "out_left",
-            "out_top",
-            "out_width",
-            "out_height",
-            "flip_horizontal",
-            "flip_vertical",
-            "vertical_first",
-            "reduce",
-            "channels",
-        )
-    ] + [("out", ctypes.c_void_p), ("out_stride", ctypes.c_int64)]
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int32) for name in _JOB_NUMBERS),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+    ]
 
 
 def _raise(result: int) -> None:
@@ -190,7 +192,9 @@ class Kernel(ArrayCalls):
             self._declare()
             abi = self._library.ddlp_abi()
         except (OSError, AttributeError) as error:
-            raise KernelError(f"{path} cannot be loaded: {error}. Build it again: python -m csd_engine.kernels.build") from error
+            raise KernelError(
+                f"{path} cannot be loaded: {error}. Build it again: python -m csd_engine.kernels.build"
+            ) from error
         if abi != ABI:
             raise KernelError(f"{path} has version {abi}, needed is {ABI}. Build it again: python -m csd_engine.kernels.build")
         result = self._library.ddlp_use_jpeg(image_library.encode())

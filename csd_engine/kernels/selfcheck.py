@@ -49,7 +49,7 @@ def first_difference(kernel: Kernel) -> str:
         for left, top, width, height, out_width, out_height, number in _CASES:
             crop = whole.crop((left, top, left + width, top + height))
             for vertical_first, between in ((0, (out_width, height)), (1, (width, out_height))):
-                wanted = crop.resize(between, number).resize((out_width, out_height), number)  # type: ignore[arg-type]
+                wanted = crop.resize(between, number).resize((out_width, out_height), number)
                 out = np.empty((out_height, out_width, 3), dtype=np.uint8)
                 job = Job(
                     left=left, top=top, width=width, height=height, full_width=out_width, full_height=out_height,

@@ -22,6 +22,10 @@
 /* Rows that are handed on at a time: few enough to stay in the first-level cache, a multiple of what vector loops take. */
 #define BAND_ROWS 16
 
+/* Rows begin so many bytes off the alignment of vector stores. Where rows are aligned, libjpeg-turbo's colour conversion
+ * stores past the cache, for rows that nobody reads soon; these are read at once (a tenth of the whole time). */
+#define OFF_ALIGNMENT 8
+
 static struct {
     jpeg_errors *(*std_error)(jpeg_errors *);
     void (*CreateDecompress)(jpeg_decompress *, int version, size_t size);
@@ -125,8 +129,8 @@ static int rows_of(decoding *d, const region *wanted, band_buffer *band, rows_ta
         if (top) row = jpeg.skip_scanlines(decoder, top);
     }
     stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;
-    if (grow((void **)&band->bytes, &band->room, stride * BAND_ROWS + DDLP_SLACK)) return -ENOMEM;
-    for (int i = 0; i < BAND_ROWS; i++) rows[i] = band->bytes + stride * (size_t)i;
+    if (grow((void **)&band->bytes, &band->room, OFF_ALIGNMENT + stride * BAND_ROWS + DDLP_SLACK)) return -ENOMEM;
+    for (int i = 0; i < BAND_ROWS; i++) rows[i] = band->bytes + OFF_ALIGNMENT + stride * (size_t)i;
     while (row < end) {
         const unsigned limit = row < top ? top : end; /* rows above the region are read only where skipping is not exact */
         const unsigned room = limit - row < (unsigned)(BAND_ROWS - filled) ? limit - row : (unsigned)(BAND_ROWS - filled);
@@ -136,7 +140,7 @@ static int rows_of(decoding *d, const region *wanted, band_buffer *band, rows_ta
         if (row <= top) continue;
         filled += (int)got;
         if (filled == BAND_ROWS || row == end) {
-            const uint8_t *from = band->bytes + ((size_t)wanted->left - first) * (size_t)wanted->channels;
+            const uint8_t *from = rows[0] + ((size_t)wanted->left - first) * (size_t)wanted->channels;
             const int result = take(taker, from, (int64_t)stride, filled);
             if (result) return result;
             filled = 0;
