@@ -91,7 +91,7 @@ class ArrayCalls:
         """
         count, height, width, channels = out.shape
         if rows.dtype != np.uint8 or out.dtype != np.uint8 or rows.ndim != 4 or rows.shape[3] != channels:
-            raise ValueError(f"windows of uint8 (n, height, width, channels): got {rows.dtype} {rows.shape}, {out.dtype} {out.shape}")
+            raise ValueError(f"need uint8 (n, height, width, channels), got {rows.dtype} {rows.shape}, {out.dtype} {out.shape}")
         if min(rows.shape[1:]) < 1 or len(fill) != channels:
             raise ValueError(f"no window of {rows.shape} with a fill of {len(fill)} channels")
         _check_out(out)
