@@ -20,12 +20,13 @@ from csd_engine.kernels.library import Context
 from csd_engine.keyed import Keyed
 from csd_engine.regular import OpenFile
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.compiled import compile_plan, memory_bytes
+from csd_engine.transforms.compiled import compile_plan
 
 __all__ = ["prepare_sample", "sample_digest"]
 
 _PILLOW_MODULES = r"PIL\."  # as a warning filter's module
 _PILLOW_BYTES = 4  # a pixel, decoded
+_COEFFICIENT_BYTES = 6  # a pixel's three, until the last scan has been read; else the kernel has a band of rows in memory
 
 
 def _silence_pillow() -> None:
@@ -56,7 +57,8 @@ def prepare_sample(
         seed, epoch: with the item, the key of all random draws.
         out: uint8 (height, width, channels), filled; a pixel's channels and a row's pixels lie side by side.
         boxes: int32 (boxes, 4), filled, or None for a pipeline without masks.
-        before_decoding: called with the bytes of memory that decoding will take, known from the image's header.
+        before_decoding: called with the bytes of memory that decoding will take, known from the image's header, where that
+            grows with the image.
 
     Raises:
         SampleError: the sample cannot be read, decoded or transformed.
@@ -117,8 +119,8 @@ def _by_kernel(
     job, rest = compiled
     pipeline.check_output(plan, out)
     pipeline.place_boxes(plan, boxes)
-    if before_decoding is not None:
-        before_decoding(memory_bytes(job))
+    if before_decoding is not None and context.several_scans:
+        before_decoding(_COEFFICIENT_BYTES * size[0] * size[1])
     if not rest:
         return context.sample(job, out)
     pixels = np.empty((job.out_height, job.out_width, job.channels), dtype=np.uint8)

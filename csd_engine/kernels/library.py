@@ -103,6 +103,11 @@ class Context:
         """1 (grey) or 3: of the image last read or taken."""
         return self._info[2]
 
+    @property
+    def several_scans(self) -> bool:
+        """Whether decoding the image last read or taken takes memory for the whole image: a progressive one mostly."""
+        return self._info[3] != 0
+
     def content(self) -> bytes:
         """Return the bytes last read or taken: all of the file, or less where it broke off."""
         size = ctypes.c_int64()

@@ -12,7 +12,7 @@ from csd_engine.transforms.pipeline import CHANNELS, Pipeline, SamplePlan
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize, UserCall
 from csd_engine.transforms.resample import FILTERS, vertical_first
 
-__all__ = ["Compiled", "compile_plan", "memory_bytes"]
+__all__ = ["Compiled", "compile_plan"]
 
 _RESAMPLED = {name: FILTERS[name] for name in ("bilinear", "bicubic")}  # what a kernel resamples as Pillow does
 
@@ -38,18 +38,18 @@ def compile_plan(plan: SamplePlan, size: Tuple[int, int], pipeline: Pipeline) ->
         None where a kernel could not do a single step, or must not: a function of the user's sees what Pillow keeps beside
         the pixels (EXIF data), which pixels from a kernel do not have.
     """
-    steps, count = plan.primitives, len(plan.primitives)
-    reduce = plan.reduce
+    steps, reduce = plan.primitives, plan.reduce
     left = top = done = 0
     width, height = -(-size[0] // reduce), -(-size[1] // reduce)
-    while done < count and isinstance(steps[done], Crop):
-        step = steps[done]
+    for step in steps:
+        if not isinstance(step, Crop):
+            break
         left, top, width, height = left + step.left, top + step.top, step.width, step.height
         done += 1
     full_width, full_height, number, vertical = width, height, 0, False
-    if done < count and isinstance(steps[done], Resize) and steps[done].interpolation in _RESAMPLED:
-        step = steps[done]
-        full_width, full_height, number = step.width, step.height, _RESAMPLED[step.interpolation]
+    resize = steps[done] if done < len(steps) else None
+    if isinstance(resize, Resize) and resize.interpolation in _RESAMPLED:
+        full_width, full_height, number = resize.width, resize.height, _RESAMPLED[resize.interpolation]
         vertical = vertical_first(pipeline.order, width, height, full_width, full_height)
         done += 1
     out_left = out_top = 0
@@ -79,8 +79,3 @@ def compile_plan(plan: SamplePlan, size: Tuple[int, int], pipeline: Pipeline) ->
         ),
         rest,
     )
-
-
-def memory_bytes(job: Job) -> int:
-    """Return about how much memory a kernel takes for the job beside the file and the result, in bytes."""
-    return 0

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 from PIL import Image
@@ -28,8 +28,7 @@ FORMAT = 1
 CHANNELS = {"RGB": 3, "L": 1}
 
 
-@dataclasses.dataclass(frozen=True)
-class SamplePlan:
+class SamplePlan(NamedTuple):
     """What one sample's random operators came to.
 
     Attributes:

@@ -62,7 +62,8 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
     items = recipe.plan.items(position)
     epilogue = recipe.epilogue
     convert = finished and not epilogue.keeps_bytes
-    bits = epilogue.empty(len(items), *recipe.shape[:2], recipe.pool) if convert else None
+    height, width, _ = recipe.shape
+    bits = epilogue.empty(len(items), height, width, recipe.pool) if convert else None
     images = recipe.pool.empty((1 if convert else len(items), *recipe.shape), np.uint8)
     boxes = _no_boxes(recipe, len(items))
     with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:

@@ -101,7 +101,8 @@ class Epilogue:
         target = images.device if device is None else torch.device(device)
         if target.type == "cpu" and images.device.type == "cpu":
             source = images.contiguous().numpy()
-            bits = source if self.keeps_bytes else self.empty(*source.shape[:3], pool)
+            samples, height, width, _ = source.shape
+            bits = source if self.keeps_bytes else self.empty(samples, height, width, pool)
             if not self.keeps_bytes:
                 self.convert(source, bits)
             if masks and boxes is not None:
@@ -170,8 +171,7 @@ class Epilogue:
         last = self.memory_format == torch.channels_last
         fast = kernel()
         if fast is not None:
-            for image, sample in zip(images, bits, strict=True):
-                fast.table(image, self._bits, sample, last)
+            fast.table(images, self._bits, bits, last)
         elif self.dtype == torch.uint8:
             for image, sample in zip(images, bits, strict=True):
                 np.copyto(sample, image if last else image.transpose(2, 0, 1))

@@ -6,6 +6,8 @@ samples would silently be wrong.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,11 +61,11 @@ class PortableSet:
 
     def __init__(self, parts: list[Part], sources: np.ndarray | None) -> None:
         self.parts = parts
-        self.starts = np.cumsum([0, *(len(p) for p in parts)])
+        self.starts = [0, *itertools.accumulate(len(p) for p in parts)]
         self.sources = sources
 
     def __len__(self) -> int:
-        return int(self.starts[-1]) if self.sources is None else len(self.sources)
+        return self.starts[-1] if self.sources is None else len(self.sources)
 
     def source(self, indices: np.ndarray) -> np.ndarray:
         """Source indices of the data set's own indices, int64. Raises IndexError as the data set would."""
@@ -76,8 +78,8 @@ class PortableSet:
 
     def part(self, source: int) -> tuple[Part, int]:
         """The part of a source index, and the index within it."""
-        k = int(np.searchsorted(self.starts, source, side="right")) - 1
-        return self.parts[k], source - int(self.starts[k])
+        k = bisect.bisect_right(self.starts, source) - 1
+        return self.parts[k], source - self.starts[k]
 
     def target(self, source: int) -> Any:
         """The target as the data set would give it. Runs the user's target_transform."""
@@ -100,7 +102,7 @@ class _PartReader(Reader):
         self._portable = portable
 
     def __len__(self) -> int:
-        return int(self._portable.starts[-1])
+        return self._portable.starts[-1]
 
     def open(self, index: int) -> Source:
         part, k = self._portable.part(index)
@@ -159,7 +161,7 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
     maps: list[np.ndarray] = []
     start = 0
     for one in sets:
-        total = int(one.starts[-1])
+        total = one.starts[-1]
         maps.append((np.arange(total) if one.sources is None else one.sources) + start)
         parts.extend(one.parts)
         start += total

@@ -76,7 +76,8 @@ DDLP_API ddlp_context *ddlp_new(void);
 DDLP_API void ddlp_free(ddlp_context *context);
 
 /* Read `size` bytes from the start of the file `fd` into the context and look at the JPEG header. A file that turns out
- * shorter is DDLP_DAMAGED. info: width, height, components (1 or 3), 0. After DDLP_HEADER, DDLP_KIND and DDLP_DAMAGED the bytes that were
+ * shorter is DDLP_DAMAGED. info: width, height, components (1 or 3), 1 if decoding needs memory for
+ * all of the image's coefficients (several scans) else 0. After DDLP_HEADER, DDLP_KIND and DDLP_DAMAGED the bytes that were
  * read can still be had from ddlp_content, so that Pillow need not read them again. */
 DDLP_API int ddlp_read(ddlp_context *context, int fd, int64_t size, int32_t info[4]);
 

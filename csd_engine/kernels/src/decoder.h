@@ -34,7 +34,7 @@ typedef struct {
 
 extern const decoder_kind ddlp_decoder_62, ddlp_decoder_80;
 
-/* header.c: look at a JPEG's header. info: width, height, components, 0. 0, DDLP_HEADER or DDLP_KIND. */
+/* header.c: look at a JPEG's header. info: as ddlp_read's. 0, DDLP_HEADER or DDLP_KIND. */
 int jpeg_header(const uint8_t *content, size_t size, int32_t info[4]);
 
 /* header.c: whether from `at` on only entropy-coded data and restart markers come before an end-of-image marker. */

@@ -69,8 +69,10 @@ int jpeg_header(const uint8_t *content, size_t size, int32_t info[4]) {
             info[0] = number(segment + 3), info[1] = number(segment + 1), info[2] = segment[5];
             if (!info[0] || !info[1]) return DDLP_HEADER;
             if ((int64_t)info[0] * info[1] > DDLP_MOST_PIXELS) return DDLP_KIND;
+            info[3] = marker == SOF2;
             break;
         case SOS:
+            if (length && segment[0] < info[2]) info[3] = 1;
             return info[2] ? 0 : DDLP_HEADER;
         case DHT: case DQT: case DRI: case COM:
             break;
