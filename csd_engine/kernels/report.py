@@ -5,7 +5,6 @@ It also tells what a library for this computer has to be compiled for.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import struct
@@ -19,7 +18,6 @@ __all__ = ["MADE", "KernelReport", "main", "report", "system"]
 MADE = "_kernel.txt"  # beside the library: a line that says how it was made
 _MACHINES = {40: "arm-linux-gnueabihf", 62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}  # by ELF's numbers
 _ARM, _HARD_FLOAT = 40, 0x400
-_AT_HWCAP, _HWCAP_NEON = 16, 1 << 12  # of getauxval(3), on 32-bit ARM
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class KernelReport:
         why_not: why there is none, and what would bring it.
         made: how the library was made, as whoever made it wrote; empty: not known.
         system: GNU name of what this interpreter is compiled for, "arm-linux-gnueabihf"; empty: none that we know.
-        neon: a 32-bit ARM processor has NEON.
     """
 
     variant: str = ""
@@ -40,7 +37,6 @@ class KernelReport:
     why_not: str = ""
     made: str = ""
     system: str = ""
-    neon: bool = False
 
     def __str__(self) -> str:
         if not self.variant:
@@ -65,16 +61,6 @@ def system() -> str:
     return "" if machine == _ARM and not flags & _HARD_FLOAT else _MACHINES.get(machine, "")
 
 
-def _neon() -> bool:
-    """Return whether a 32-bit ARM processor has NEON. /proc/cpuinfo may be another's, as on an emulated board."""
-    try:
-        getauxval = ctypes.CDLL(None).getauxval
-    except (OSError, AttributeError):
-        return False
-    getauxval.restype = ctypes.c_ulong
-    return bool(getauxval(ctypes.c_ulong(_AT_HWCAP)) & _HWCAP_NEON)
-
-
 def _libjpeg() -> str:
     from PIL import features
 
@@ -88,14 +74,13 @@ def report() -> KernelReport:
             made = stream.read().strip()
     except OSError:
         made = ""
-    found, name = kernel(), system()
+    found = kernel()
     return KernelReport(
         variant="" if found is None else found.variant,
         libjpeg="" if found is None else _libjpeg(),
         why_not=why_not(),
         made=made,
-        system=name,
-        neon=name.startswith("arm") and _neon(),
+        system=system(),
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from csd_engine.kernels.build import KernelError, build_kernel
 from csd_engine.kernels.report import MADE, KernelReport, system
 from ddlp.deploy.place import engine_module
-from ddlp.deploy.shell import Shell
+from ddlp.deploy.shell import Shell, Slow
 
 __all__ = ["CHOICES", "Brought", "bring", "cross_compile", "look"]
 
@@ -33,18 +33,12 @@ _ON_THE_DEVICE, _CROSS = "compiled on the device", "cross-compiled"
 # the kernel needs of it every Python process has loaded.
 _ANY_GLIBC = ("-nolibc",)
 
-
 # What compiles for another system here, and Debian's package of it.
 _COMPILERS = {
     "arm-linux-gnueabihf": ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),
     "aarch64-linux-gnu": ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
     "x86_64-linux-gnu": ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
 }
-
-
-def _flags(target: str, neon: bool) -> list[str]:
-    """For the target's processor: compilers of 32-bit ARM systems leave NEON out unless told."""
-    return ["-march=armv7-a", "-mfloat-abi=hard", "-mfpu=neon"] if target.startswith("arm") and neon else []
 
 
 class _NotMade(Exception):
@@ -142,9 +136,9 @@ def bring(
         return Brought(found, False, f"{found}; not changed, because {'; '.join(map(str, failed))}")
     line = f"none: Pillow does the work, because {', and '.join(map(str, failed))}"
     ways_out = [error.way_out for error in failed if error.way_out]
-    # One that was there and does not work (another Pillow, say) could even end the workers.
     if ways_out:
         line += f". To make it faster: {', or '.join(ways_out)}; then deploy again"
+    # One that was there and does not work could end the workers.
     return Brought(dataclasses.replace(found, why_not=line), _remove(shell, where), line)
 
 
@@ -155,19 +149,21 @@ def _remove(shell: Shell, where: str) -> bool:
 
 
 def _compile_there(
-    shell: Shell, python: str, home: str, code: str, found: KernelReport, waiting: Callable[[float, int], None] | None
+    shell: Shell, python: str, home: str, code: str, _: KernelReport, waiting: Callable[[float, int], None] | None
 ) -> str:
     """Compile on the device; returns how."""
     new = f"{home}/{code}/csd_engine/kernels/_kernel.new"
-    words = " ".join(["$cc", *_flags(found.system, found.neon)])
     build = engine_module(python, home, "csd_engine.kernels.build", "--output", new, code=code)
     script = (
         "for cc in cc gcc clang; do command -v $cc > /dev/null && break; cc=; done; "
-        f'[ -n "$cc" ] || exit {_NO_COMPILER}; {build} --compiler "{words}" > /dev/null && '
+        f'[ -n "$cc" ] || exit {_NO_COMPILER}; {build} --compiler "$cc" > /dev/null && '
         'echo "$cc" && { $cc -dumpfullversion || $cc -dumpversion; } 2> /dev/null'
     )
     way_out = "apt-get install gcc libc6-dev there"
-    done = shell.run(script, timeout_s=_BUILD_TIMEOUT_S, waiting=waiting)
+    try:
+        done = shell.run(script, timeout_s=_BUILD_TIMEOUT_S, waiting=waiting)
+    except Slow as error:
+        raise _NotMade(str(error).partition(". ")[0]) from None
     if done.status == _NO_COMPILER:
         raise _NotMade("there is no C compiler on the device", way_out)
     if done.status:
@@ -181,18 +177,17 @@ def _compile_here(
     """Compile here for the device, and copy the library there; returns how."""
     with tempfile.TemporaryDirectory(prefix="ddlp-kernel-") as scratch:
         library = Path(scratch) / "kernel.so"
-        made = cross_compile(found.system, library, neon=found.neon)
+        made = cross_compile(found.system, library)
         shell.put(library.read_bytes(), f"{home}/{code}/csd_engine/kernels/_kernel.new", 0o755)
     return made
 
 
-def cross_compile(target: str, library: Path, *, neon: bool = True) -> str:
+def cross_compile(target: str, library: Path) -> str:
     """Compile the kernel for a computer of another kind; returns the compiler's name and version.
 
     Args:
         target: GNU name of its system, `KernelReport.system`.
         library: the file to write.
-        neon: a 32-bit ARM processor has NEON.
 
     Raises:
         _NotMade: there is no compiler for it here, or it failed.
@@ -204,7 +199,7 @@ def cross_compile(target: str, library: Path, *, neon: bool = True) -> str:
     if shutil.which(compiler) is None:
         raise _NotMade(f"there is no {compiler} on this host", way_out)
     try:
-        build_kernel(str(library), compiler, [*_flags(target, neon), *_ANY_GLIBC])
+        build_kernel(str(library), compiler, _ANY_GLIBC)
     except KernelError as error:
         raise _NotMade(f"{compiler} failed ({_told(str(error))})", way_out) from None
     version = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
