@@ -142,8 +142,9 @@ class Desk:
             for job in self._board.of()
         ]
         memory = computer.memory()
+        kernel = next((worker.kernel for worker in self._crew if worker.ready), "")
         return say.Status(
-            versions(), now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
+            {**versions(), "kernel": kernel}, now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
             self._meter.total, self._meter.per_s(now),
             *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,

@@ -23,6 +23,7 @@ from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.kernels import kernel
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.readahead import ReadAhead
 from csd_engine.roots import Roots
@@ -99,7 +100,8 @@ class Worker:
             "cancel": self._late,
         }
         try:
-            self._channel.send("ready")
+            found = kernel()  # now, not with the first sample: it takes a moment, and the service can tell which it is
+            self._channel.send("ready", kernel="none" if found is None else found.variant)
             while True:
                 while not self._inbox:
                     self._inbox.extend(self._channel.receive(None))
