@@ -8,6 +8,7 @@ from typing import ClassVar, Optional, Tuple
 
 import numpy as np
 
+from csd_engine.kernels.arrays import ArrayCalls
 from csd_engine.kernels.build import KernelError
 
 __all__ = ["Context", "Job", "Kernel"]
@@ -102,6 +103,11 @@ class Context:
         """1 (grey) or 3: of the image last read or taken."""
         return self._info[2]
 
+    @property
+    def own_entropy(self) -> bool:
+        """Whether our entropy decoder has read the last sample; else it was libjpeg's."""
+        return bool(self._library.ddlp_own_entropy(self._pointer))
+
     def content(self) -> bytes:
         """Return the bytes last read or taken: all of the file, or less where it broke off."""
         size = ctypes.c_int64()
@@ -173,7 +179,7 @@ def _fit(job: Job, out: np.ndarray) -> None:
     job.out_stride = out.strides[0]
 
 
-class Kernel:
+class Kernel(ArrayCalls):
     """The loaded library.
 
     Raises:
@@ -217,11 +223,13 @@ class Kernel:
             ("ddlp_read", number, [pointer, number, size, pointer]),
             ("ddlp_take", number, [pointer, ctypes.c_char_p, size, pointer]),
             ("ddlp_content", pointer, [pointer, pointer]),
+            ("ddlp_own_entropy", number, [pointer]),
             ("ddlp_sample", number, [pointer, job]),
             ("ddlp_resample", number, [pointer, pointer, size, job]),
         ):
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
+        self._declare_arrays()
 
     @property
     def variant(self) -> str:

@@ -86,6 +86,9 @@ DDLP_API int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size,
 /* The bytes last read or taken; valid until the next ddlp_read, ddlp_take or ddlp_free. */
 DDLP_API const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size);
 
+/* 1 if our entropy decoder has read the last sample, 0 if it was libjpeg's (progressive, several scans). For tests. */
+DDLP_API int ddlp_own_entropy(const ddlp_context *context);
+
 /* Decode what the job needs of the file last read or taken, resample, flip, write job->out. May be called again. */
 DDLP_API int ddlp_sample(ddlp_context *context, const ddlp_job *job);
 
@@ -93,10 +96,10 @@ DDLP_API int ddlp_sample(ddlp_context *context, const ddlp_job *job);
  * caller answers for the crop lying inside. `reduce` is ignored. */
 DDLP_API int ddlp_resample(ddlp_context *context, const uint8_t *pixels, int64_t stride, const ddlp_job *job);
 
-/* out = table[channel][pixel]: count pixels of `channels` bytes each; table: channels x 256 elements of element_bytes (1, 2
- * or 4); out: channels_last ? (count, channels) : (channels, count) elements. */
-DDLP_API void ddlp_table(const uint8_t *pixels, int64_t count, int32_t channels, const void *table, int32_t element_bytes,
-                         int32_t channels_last, void *out);
+/* out = table[channel][pixel]: `images` images of `count` pixels of `channels` bytes each; table: channels x 256 elements of
+ * element_bytes (1, 2 or 4); out: channels_last ? (images, count, channels) : (images, channels, count) elements. */
+DDLP_API void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
+                         int32_t element_bytes, int32_t channels_last, void *out);
 
 /* csd_engine/checksum.py's Horner step over `blocks` blocks of 64 KiB; acc: 16384 words. */
 DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);

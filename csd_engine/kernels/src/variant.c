@@ -4,6 +4,11 @@
 
 #include "ddlp.h"
 
+#if defined(__arm__) && defined(DDLP_NEON)
+#include <sys/auxv.h>
+#define HWCAP_NEON (1 << 12) /* <asm/hwcap.h> */
+#endif
+
 static const char *const names[] = {"c", "sse2", "avx2", "neon"};
 
 static int chosen = -1; /* -1: not looked up yet */
@@ -16,6 +21,9 @@ static int available(int variant) {
     }
     return variant == VARIANT_C || variant == VARIANT_SSE2;
 #elif defined(DDLP_NEON)
+#if defined(__arm__)
+    if (variant == VARIANT_NEON) return (getauxval(AT_HWCAP) & HWCAP_NEON) != 0;
+#endif
     return variant == VARIANT_C || variant == VARIANT_NEON;
 #else
     return variant == VARIANT_C;
