@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
@@ -57,13 +57,22 @@ def noise(rng: np.random.Generator, width: int, height: int) -> Image.Image:
 
 def encoded(image: Image.Image, **options: Any) -> bytes:
     """Return the image as Pillow's JPEG."""
-    stream = io.BytesIO()
-    image.save(stream, options.pop("format", "JPEG"), **options)
+    stream, most = io.BytesIO(), ImageFile.MAXBLOCK
+    try:
+        ImageFile.MAXBLOCK = 1 << 22  # Pillow's guess of a progressive file's size falls short where there is much noise
+        image.save(stream, options.pop("format", "JPEG"), **options)
+    finally:
+        ImageFile.MAXBLOCK = most
     return stream.getvalue()
 
 
 def sampled(
-    rng: np.random.Generator, width: int, height: int, factors: tuple[tuple[int, int], ...], rgb: bool = False, scans: bool = False
+    rng: np.random.Generator,
+    width: int,
+    height: int,
+    factors: tuple[tuple[int, int], ...],
+    rgb: bool = False,
+    scans: bool = False,
 ) -> bytes:
     """Return a JPEG of three components with any (horizontal, vertical) sampling factors.
 
@@ -190,7 +199,7 @@ def decoded(jpeg: bytes, reduce: int) -> Image.Image | None:
     """Return Pillow's image, scaled by 1 / reduce as its draft() does; None where draft() would choose another scale."""
     image: Image.Image = Image.open(io.BytesIO(jpeg))
     if reduce > 1:
-        image.draft(None, (max(image.width // reduce, 1), max(image.height // reduce, 1)))  # type: ignore[no-untyped-call]
+        image.draft(None, (max(image.width // reduce, 1), max(image.height // reduce, 1)))
         if image.decoderconfig[0] != reduce:  # type: ignore[attr-defined]
             return None
     return image.convert("RGB")
