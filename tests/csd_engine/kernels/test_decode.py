@@ -250,3 +250,19 @@ def test_all_scan_kinds_of_the_generator_are_what_they_say():
     jpeg = sampled(np.random.default_rng(1), 50, 40, ((4, 2), (1, 1), (1, 1)))
     image = Image.open(io.BytesIO(jpeg))
     assert [layer[1:3] for layer in image.layer] == [(4, 2), (1, 1), (1, 1)] and image.size == (50, 40)
+
+
+def test_progressive_files_with_scans_missing(context):
+    """libjpeg smooths over what has not come, looking at blocks around: then all is decoded, and the bits are the same."""
+    rng = np.random.default_rng(13)
+    jpeg = encoded(noise(rng, 150, 120), progressive=True, quality=40)
+    scans = [at for at in range(len(jpeg)) if jpeg[at : at + 2] == b"\xff\xda"]
+    assert len(scans) > 6
+    for end in scans[1:]:
+        part = jpeg[:end] + b"\xff\xd9"
+        pixels = by_pillow(part)
+        context.take(part)
+        for left, top, width, height in ((50, 33, 40, 40), (0, 100, 150, 20), (149, 0, 1, 1)):
+            out = np.empty((height, width, 3), dtype=np.uint8)
+            assert context.sample(region(left, top, width, height), out), context.why()
+            assert np.array_equal(out, pixels[top : top + height, left : left + width]), end
