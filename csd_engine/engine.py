@@ -264,7 +264,7 @@ class Service:
         for report in reports:
             kind = report["say"]
             if kind == "ready":
-                worker.ready, self._trouble = True, ""
+                worker.ready, worker.kernel, self._trouble = True, report["kernel"], ""
             elif kind == "progress" and worker.lease is not None:
                 self._desk.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:

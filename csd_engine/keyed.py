@@ -7,9 +7,10 @@ everywhere.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import math
 import struct
+from hashlib import blake2b
 from typing import List, Optional, Union
 
 import numpy as np
@@ -26,7 +27,7 @@ _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 _INVERSE_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _SQRT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
-_EXP_TERMS = 14  # |r| <= ln(2) / 2: r**15 / 15! < 1e-19
+_EXP_TERMS = tuple(float(n) for n in range(14, 0, -1))  # |r| <= ln(2) / 2: r**15 / 15! < 1e-19
 _LOG_TERMS = 12  # |t| <= 0.1716: t**24 / 25 < 1e-19
 
 
@@ -50,8 +51,9 @@ class Keyed:
     def u64(self) -> int:
         """Next integer, uniform in [0, 2**64)."""
         if not self._numbers:
-            block = hashlib.blake2b(_KEY.pack(*self._key, self._counter), digest_size=64, person=_PERSON)
-            self._numbers = list(reversed(_NUMBERS.unpack(block.digest())))
+            block = blake2b(_KEY.pack(*self._key, self._counter), digest_size=64, person=_PERSON)
+            self._numbers = list(_NUMBERS.unpack(block.digest()))
+            self._numbers.reverse()
             self._counter += 1
         return self._numbers.pop()
 
@@ -80,7 +82,7 @@ class KeyedRows:
 
     def __init__(self, seed: int, epoch: int, indices: np.ndarray, occurrences: np.ndarray) -> None:
         # All rows' keys begin alike: that part is hashed once.
-        self._begun = hashlib.blake2b(struct.pack("<2Q", seed & _MASK, epoch & _MASK), digest_size=64, person=_PERSON)
+        self._begun = blake2b(struct.pack("<2Q", seed & _MASK, epoch & _MASK), digest_size=64, person=_PERSON)
         self._keys = np.zeros((len(indices), 3), dtype="<u8")
         self._keys[:, 0] = indices
         self._keys[:, 1] = occurrences
@@ -140,11 +142,12 @@ def exp(x: float) -> float:
     k = math.floor(min(x, 800.0) * _INVERSE_LN2 + 0.5)
     r = (x - k * _LN2_HIGH) - k * _LN2_LOW
     total = 1.0
-    for n in range(_EXP_TERMS, 0, -1):
+    for n in _EXP_TERMS:
         total = 1.0 + r * total / n
     return math.ldexp(total, k)
 
 
+@functools.lru_cache(maxsize=256)  # its arguments are operators' parameters: the same ones for every sample
 def log(x: float) -> float:
     """Natural logarithm by +, -, *, / and frexp only: the same bits on every platform, error below 1e-15 relative.
 

@@ -23,7 +23,9 @@ from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.kernels import kernel
 from csd_engine.operatorfile import OperatorDirectory
+from csd_engine.readahead import ReadAhead
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
@@ -98,7 +100,8 @@ class Worker:
             "cancel": self._late,
         }
         try:
-            self._channel.send("ready")
+            found = kernel()  # now, not with the first sample: it takes a moment, and the service can tell which it is
+            self._channel.send("ready", kernel="none" if found is None else found.variant)
             while True:
                 while not self._inbox:
                     self._inbox.extend(self._channel.receive(None))
@@ -206,10 +209,11 @@ class Worker:
         seed, epoch, items = command["seed"], command["epoch"], command["items"]
         both = np.array(items, dtype=np.int64).reshape(-1, 2)
         if job.bulk is None or not job.bulk.takes(both[:, 0]):
-            for row, (index, occurrence) in enumerate(items):
-                self._prepare(job, (index, occurrence), seed, epoch)
-                writer.write(row, job.image, job.boxes)
-                yield row + 1
+            with ReadAhead(job.reader, (index for index, _ in items)) as reader:
+                for row, (index, occurrence) in enumerate(items):
+                    self._prepare(job, reader, (index, occurrence), seed, epoch)
+                    writer.write(row, job.image, job.boxes)
+                    yield row + 1
             return
         for part in job.bulk.slices(len(items)):
             indices, occurrences = both[part].T
@@ -219,7 +223,7 @@ class Worker:
             writer.write_rows(part.start, images, boxes)
             yield part.stop
 
-    def _prepare(self, job: _OpenJob, item: Tuple[int, int], seed: int, epoch: int) -> None:
+    def _prepare(self, job: _OpenJob, reader: Reader, item: Tuple[int, int], seed: int, epoch: int) -> None:
         """Fill the job's image and boxes; large images wait for their turn among the workers."""
         index, occurrence = item
         if job.bulk is not None and job.bulk.takes(np.array([index])):
@@ -227,7 +231,7 @@ class Worker:
             job.bulk.fill(np.array([index]), np.array([occurrence]), seed, epoch, job.image[np.newaxis], into)
             return
         try:
-            prepare_sample(job.reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
+            prepare_sample(reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
         finally:
             self._turnstile.leave()
 
@@ -239,7 +243,7 @@ class Worker:
                 if isinstance(job, EngineError):
                     raise job
                 item = (index, occurrence)
-                self._prepare(job, item, command["seed"], command["epoch"])
+                self._prepare(job, job.reader, item, command["seed"], command["epoch"])
                 digests.append(sample_digest(job.image, job.boxes))
             except EngineError as error:
                 by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)

@@ -62,7 +62,8 @@ class _Counts:
 class EpochRun:
     """An epoch from its first batch to its last, or to `close`.
 
-    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them.
+    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
+    ``on_cpu`` that is the epilogue on the CPU, which the host's own batches go through sample by sample.
     ``full_batch`` is the number of samples of a full batch, ``on_closed`` is called when the run has ended.
     """
 
@@ -75,11 +76,12 @@ class EpochRun:
         *,
         workers: int,
         finish: Callable[[Pixels], Pixels],
+        on_cpu: bool,
         full_batch: int,
         on_closed: Callable[[], None],
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
-        self._finish = finish
+        self._finish, self._on_cpu = finish, on_cpu
         self._full_batch = full_batch
         self._on_closed = on_closed
         # The lock itself in `with`, never the condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
@@ -92,6 +94,7 @@ class EpochRun:
         self._barred: set[str] = set()  # not to be used again in this epoch
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
         self._counts = _Counts()
+        self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
         self._warnings: list[str] = []
@@ -119,6 +122,10 @@ class EpochRun:
         deadline = began + timeout_s if timeout_s > 0 else None
         told = False
         with self._lock:
+            if self._left is not None:
+                left_s, part = self._left
+                self.rates.trained(began - left_s, part)
+                self._left = None
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
@@ -146,8 +153,9 @@ class EpochRun:
             made = self._ready.pop(position)
             if told:
                 self._tell_waiting(False)
-            counts = self._counts
-            counts.waiting_s += time.monotonic() - began
+            counts, now = self._counts, time.monotonic()
+            self._left = now, self._part(position)
+            counts.waiting_s += now - began
             counts.sides[side] += 1
             counts.samples += self.recipe.plan.size(position)
             self._act()
@@ -220,6 +228,7 @@ class EpochRun:
                 thread.join()
         self._ready.clear()
         self.recipe.reader.close()
+        self.recipe.pool.close()
         self._on_closed()
 
     # -- the host's workers --------------------------------------------------------------------------------------
@@ -230,7 +239,8 @@ class EpochRun:
             began, cpu = time.monotonic(), time.thread_time()
             made: Pixels | _Failure | None
             try:
-                made = self._finish(prepare_batch(self.recipe, position, partial(self._wanted, claim)))
+                made = prepare_batch(self.recipe, position, partial(self._wanted, claim), finished=self._on_cpu)
+                made = made if self._on_cpu else self._finish(made)
             except Unwanted:
                 made = None
             except BaseException as error:  # raised again in the training thread, in this batch's place
@@ -257,8 +267,8 @@ class EpochRun:
         return None
 
     def _wanted(self, claim: int) -> bool:
-        with self._lock:
-            return not self._closing and self.ledger.wanted(claim)
+        """Asked before each sample, so without the lock: the ledger looks up two entries, and `made` has the last word."""
+        return not self._closing and self.ledger.wanted(claim)
 
     def _part(self, position: int) -> float:
         return self.recipe.plan.size(position) / max(1, self._full_batch)

@@ -24,11 +24,13 @@ from ddlp.rates import Rates
 from ddlp.resume import Resume, SamplerStart, save
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
+from ddlp.transfer.pool import Pool
 from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
+SPARE_BLOCKS = 4  # of memory for batches, beside one a worker: devices' batches come as bytes first
 
 @dataclass(frozen=True)
 class EpochMemory:
@@ -122,8 +124,9 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         for device in devices:
             ledger.expect(device)
+        pool = Pool(spare=workers + SPARE_BLOCKS)
         self.recipe = Recipe(
-            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan
+            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool
         )
         on_host = self._device is None or self._device.type == "cpu"
         # Only from pinned memory does a copy to the device overlap with the training step.
@@ -134,7 +137,8 @@ class EpochIterator(_BaseDataLoaderIter):
             make_strategy(ledger, rates),
             rates,
             workers=workers,
-            finish=self._finish_in_worker(portable, on_host, pin),
+            finish=self._finish_in_worker(portable, on_host, pin, pool),
+            on_cpu=on_host,
             full_batch=loader.batch_size or self._plan.largest,
             on_closed=on_closed,
         )
@@ -200,10 +204,10 @@ class EpochIterator(_BaseDataLoaderIter):
             return self._portable.dataset.target(item[0])
 
     @staticmethod
-    def _finish_in_worker(portable: Portable, on_host: bool, pin: bool) -> Callable[[Pixels], Pixels]:
+    def _finish_in_worker(portable: Portable, on_host: bool, pin: bool, pool: Pool) -> Callable[[Pixels], Pixels]:
         """What a batch's worker does to its pixels; no reference to the iterator, which must be free to be dropped."""
         if on_host:
-            return lambda pixels: Pixels(portable.epilogue(pixels.images, pixels.boxes), None)
+            return lambda pixels: Pixels(portable.epilogue(pixels.images, pixels.boxes, pool=pool), None)
         if pin:
             return lambda pixels: Pixels(
                 pixels.images.pin_memory(), None if pixels.boxes is None else pixels.boxes.pin_memory()

@@ -6,7 +6,9 @@ samples would silently be wrong.
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.datasets import Reader, open_image
+from csd_engine.datasets import Reader, Source, open_sample
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 
@@ -61,11 +62,11 @@ class PortableSet:
 
     def __init__(self, parts: list[Part], sources: np.ndarray | None) -> None:
         self.parts = parts
-        self.starts = np.cumsum([0, *(len(p) for p in parts)])
+        self.starts = [0, *itertools.accumulate(len(p) for p in parts)]
         self.sources = sources
 
     def __len__(self) -> int:
-        return int(self.starts[-1]) if self.sources is None else len(self.sources)
+        return self.starts[-1] if self.sources is None else len(self.sources)
 
     def source(self, indices: np.ndarray) -> np.ndarray:
         """Source indices of the data set's own indices, int64. Raises IndexError as the data set would."""
@@ -88,8 +89,8 @@ class PortableSet:
 
     def part(self, source: int) -> tuple[Part, int]:
         """The part of a source index, and the index within it."""
-        k = int(np.searchsorted(self.starts, source, side="right")) - 1
-        return self.parts[k], source - int(self.starts[k])
+        k = bisect.bisect_right(self.starts, source) - 1
+        return self.parts[k], source - self.starts[k]
 
     def target(self, source: int) -> Any:
         """The target as the data set would give it. Runs the user's target_transform."""
@@ -120,14 +121,14 @@ class _PartReader(Reader):
         self._portable = portable
 
     def __len__(self) -> int:
-        return int(self._portable.starts[-1])
+        return self._portable.starts[-1]
 
-    def image(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Source:
         part, k = self._portable.part(index)
         if part.paths is not None:
-            return open_image(os.fspath(part.paths[k]))
+            return open_sample(os.fspath(part.paths[k]))
         assert part.array is not None
-        return Image.fromarray(part.array[k])
+        return part.array[k]
 
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)
@@ -183,7 +184,7 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
     maps: list[np.ndarray] = []
     start = 0
     for one in sets:
-        total = int(one.starts[-1])
+        total = one.starts[-1]
         maps.append((np.arange(total) if one.sources is None else one.sources) + start)
         parts.extend(one.parts)
         start += total
