@@ -28,6 +28,7 @@ _BENCHES = {
     "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
     "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
     "read": ("ddlp.bench.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
+    "startup": ("ddlp.bench.startup", "time to the first batch, against DataLoader; also with 1.28 million files"),
     "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
 }
 
