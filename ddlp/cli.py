@@ -24,6 +24,7 @@ _COMMANDS = {
 }
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
+    "overhead": ("ddlp.bench.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
     "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
 }
