@@ -26,6 +26,7 @@ _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
     "overhead": ("ddlp.bench.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
+    "paper": ("ddlp.bench.paper", "the rows of the paper's Table VI in scaled time, against their limit and its own WRR"),
     "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
 }
 
