@@ -1,9 +1,9 @@
 """`ddlp bench memory`: memory of all processes during an epoch, the engine's included, against DataLoader's.
 
-Same data set, batch size and number of workers; training steps are long enough for the loaders to be as far ahead as they
-go. Each is a program of its own whose processes' proportional set sizes (PSS: a page shared by n counts 1/n in each) are added up
-ten times a second from the first batch on. Batches that wait in shared memory which nobody has mapped are in nobody's PSS: they
-are told apart.
+Same data set, batch size and number of workers; training steps are long enough for the loaders to be as far ahead as they go.
+Each is a program of its own whose processes' proportional set sizes (PSS: a page shared by n counts 1/n in each) are added up
+ten times a second from the first batch on. Batches that wait in shared memory which nobody has mapped are in nobody's PSS:
+they are told apart.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Result:
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
     """What `ddlp bench --all` runs of this bench."""
-    return [("A batch file into tensors", ["--rounds", "3"] if quick else [])]
+    return [("A batch file into tensors", ["--rounds", "3", "--batch", "64", "--reads", "4"] if quick else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
