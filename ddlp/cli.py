@@ -54,7 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, _COMMANDS, given)
     bench = commands.add_parser("bench", help="measure, each figure beside its bound and its peers")
-    _add(bench.add_subparsers(dest="bench", required=True, metavar="BENCH"), _BENCHES, given[1:])
+    if given[:1] == ["bench"]:
+        from ddlp.bench import everything
+
+        bench.description = everything.__doc__
+        bench.formatter_class = argparse.RawDescriptionHelpFormatter
+        everything.add_arguments(bench, _BENCHES)
+        _add(bench.add_subparsers(dest="bench", metavar="BENCH"), _BENCHES, given[1:])
     options = parser.parse_args(given)
     try:
         return int(options.run(options))
