@@ -108,6 +108,11 @@ class Context:
         """Whether decoding the image last read or taken takes memory for the whole image: a progressive one mostly."""
         return self._info[3] != 0
 
+    @property
+    def own_entropy(self) -> bool:
+        """Whether our entropy decoder has read the last sample; else it was libjpeg's."""
+        return bool(self._library.ddlp_own_entropy(self._pointer))
+
     def content(self) -> bytes:
         """Return the bytes last read or taken: all of the file, or less where it broke off."""
         size = ctypes.c_int64()
@@ -223,6 +228,7 @@ class Kernel(ArrayCalls):
             ("ddlp_read", number, [pointer, number, size, pointer]),
             ("ddlp_take", number, [pointer, ctypes.c_char_p, size, pointer]),
             ("ddlp_content", pointer, [pointer, pointer]),
+            ("ddlp_own_entropy", number, [pointer]),
             ("ddlp_sample", number, [pointer, job]),
             ("ddlp_resample", number, [pointer, pointer, size, job]),
         ):

@@ -20,7 +20,7 @@ struct ddlp_context {
     int64_t size;
     size_t room;
     int32_t info[4]; /* of the content; zeros: not for the kernel */
-    band_buffer band;
+    decoder_memory memory;
     resample_state resample;
 };
 
@@ -39,12 +39,17 @@ int ddlp_use_jpeg(const char *path) {
     return 0;
 }
 
-ddlp_context *ddlp_new(void) { return calloc(1, sizeof(ddlp_context)); }
+ddlp_context *ddlp_new(void) {
+    ddlp_context *context = calloc(1, sizeof(ddlp_context));
+    if (context) context->memory.entropy = entropy_new();
+    return context;
+}
 
 void ddlp_free(ddlp_context *context) {
     if (!context) return;
     resample_free(&context->resample);
-    free(context->band.bytes);
+    free(context->memory.bytes);
+    entropy_free(context->memory.entropy);
     free(context->content);
     free(context);
 }
@@ -90,6 +95,8 @@ const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {
     return context->content;
 }
 
+int ddlp_own_entropy(const ddlp_context *context) { return context->memory.own_entropy; }
+
 static int take_rows(void *resample, const uint8_t *rows, int64_t stride, int count) {
     return resample_rows(resample, rows, stride, count);
 }
@@ -114,7 +121,7 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     wanted.height = context->resample.rows;
     wanted.reduce = reduce;
     wanted.channels = job->channels;
-    result = jpeg->decode(context->content, (size_t)context->size, &wanted, &context->band, take_rows, &context->resample);
+    result = jpeg->decode(context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
     return result ? result : resample_end(&context->resample);
 }
 

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "entropy.h"
+
 /* Bytes that may be read (not used) behind the last row of a band: vector loads run over. */
 #define DDLP_SLACK 64
 
@@ -18,18 +20,20 @@ typedef struct {
  * Another result than 0 ends the decoding and is decode's result. */
 typedef int (*rows_taker)(void *taker, const uint8_t *rows, int64_t stride, int count);
 
-/* A few rows as decoded; grows, and is kept between images. */
+/* What is kept between images: a few rows as decoded, which grow, and the entropy decoder with its tables. */
 typedef struct {
     uint8_t *bytes;
     size_t room;
-} band_buffer;
+    entropy *entropy;  /* NULL: libjpeg's is used */
+    int own_entropy;   /* whether the last image was read by ours */
+} decoder_memory;
 
 /* One build of region.h. */
 typedef struct {
     /* Look libjpeg's functions up in the dlopen()ed library: 0, or DDLP_NO_LIBJPEG (missing ones, another interface). */
     int (*load)(void *library);
     /* 0, a ddlp_refusal, -ENOMEM, or what `take` returned. The region must lie inside the image. */
-    int (*decode)(const uint8_t *content, size_t size, const region *, band_buffer *, rows_taker take, void *taker);
+    int (*decode)(const uint8_t *content, size_t size, const region *, decoder_memory *, rows_taker take, void *taker);
 } decoder_kind;
 
 extern const decoder_kind ddlp_decoder_62, ddlp_decoder_80;

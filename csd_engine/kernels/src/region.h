@@ -6,8 +6,12 @@
  *   off a row group's boundary. Rows below the region are not decoded, only looked through for misplaced markers.
  * - Where libjpeg smooths over blocks that a progressive file has not sent yet, all is decoded.
  *
+ * - The entropy decoder inside libjpeg is replaced by ours (entropy.c) where a file is baseline with one scan. The rest of
+ *   libjpeg (dequantisation, inverse DCT, upsampling, colours) sees the same coefficients and does what it always does.
+ *
  * An image of which libjpeg has anything to say, if only a warning, is refused at once.
  */
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
@@ -44,6 +48,7 @@ typedef struct {
     jpeg_errors errors;
     jpeg_source source;
     jmp_buf give_up;
+    int own_entropy; /* client_data has taken the place of libjpeg's entropy decoder */
 } decoding;
 
 static void give_up(jpeg_decompress *decoder) { longjmp(((decoding *)decoder)->give_up, 1); }
@@ -114,7 +119,62 @@ static void narrow(jpeg_decompress *decoder, const region *wanted, unsigned *fir
     if (*columns < decoder->output_width) jpeg.crop_scanline(decoder, first, columns);
 }
 
-static int rows_of(decoding *d, const region *wanted, band_buffer *band, rows_taker take, void *taker) {
+/* The beginning of libjpeg's struct jpeg_entropy_decoder (jpegint.h): the same in all versions since 6. */
+typedef struct {
+    void (*start_pass)(jpeg_decompress *);
+    int (*decode_mcu)(jpeg_decompress *, int16_t (**blocks)[64]);
+} jpeg_entropy;
+
+/* A Huffman table of libjpeg's. */
+typedef struct {
+    uint8_t lengths[17], symbols[256];
+} jpeg_codes;
+
+static int decode_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
+    entropy_mcu(decoder->client_data, blocks);
+    return 1; /* damage is asked for afterwards: the rows are thrown away then */
+}
+
+/* Whether a function is one of libjpeg's own, as the fields of a structure that no header shows must be. */
+static int inside_libjpeg(void *function) {
+    Dl_info theirs, known;
+    return dladdr(function, &theirs) && dladdr(*(void **)&jpeg.read_scanlines, &known) && theirs.dli_fbase == known.dli_fbase;
+}
+
+/* Put our entropy decoder in place of libjpeg's, which has not begun. 0: it stays libjpeg's. */
+static int take_over(jpeg_decompress *decoder, entropy *ours, unsigned first, unsigned columns) {
+    jpeg_entropy *theirs = decoder->entropy;
+    const jpeg_source *source = decoder->src;
+    /* An MCU of one component is a block, whatever its sampling factors. */
+    const int samples = decoder->comps_in_scan == 1 ? 1 : decoder->max_h_samp_factor;
+    const unsigned mcu = 8u * (unsigned)samples / decoder->scale_denom;
+    entropy_scan scan;
+    if (!ours || decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components || decoder->unread_marker) return 0;
+    if (!mcu || decoder->blocks_in_MCU > ENTROPY_BLOCKS) return 0;
+    if (!inside_libjpeg(*(void **)&theirs->start_pass) || !inside_libjpeg(*(void **)&theirs->decode_mcu)) return 0;
+    memset(&scan, 0, sizeof scan);
+    scan.data = source->next_input_byte;
+    scan.end = scan.data + source->bytes_in_buffer;
+    scan.blocks = decoder->blocks_in_MCU;
+    for (int block = 0; block < scan.blocks; block++) scan.component[block] = decoder->MCU_membership[block];
+    for (int c = 0; c < decoder->comps_in_scan; c++) {
+        const jpeg_codes *dc = decoder->dc_huff_tbl_ptrs[decoder->cur_comp_info[c]->dc_tbl_no & 3];
+        const jpeg_codes *ac = decoder->ac_huff_tbl_ptrs[decoder->cur_comp_info[c]->ac_tbl_no & 3];
+        if (!dc || !ac) return 0;
+        scan.dc[c].lengths = dc->lengths, scan.dc[c].symbols = dc->symbols;
+        scan.ac[c].lengths = ac->lengths, scan.ac[c].symbols = ac->symbols;
+    }
+    scan.restart_interval = decoder->restart_interval;
+    scan.mcus_per_row = decoder->MCUs_per_row;
+    scan.first_column = first / mcu;
+    scan.last_column = (first + columns - 1) / mcu;
+    if (entropy_begin(ours, &scan)) return 0;
+    decoder->client_data = ours;
+    theirs->decode_mcu = decode_mcu;
+    return 1;
+}
+
+static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
     jpeg_decompress *decoder = &d->decoder;
     unsigned first = 0, columns = decoder->output_width, row = 0;
     const unsigned top = (unsigned)wanted->top, end = top + (unsigned)wanted->height;
@@ -126,16 +186,17 @@ static int rows_of(decoding *d, const region *wanted, band_buffer *band, rows_ta
         return DDLP_JOB;
     if (!smooths(decoder)) {
         narrow(decoder, wanted, &first, &columns);
+        memory->own_entropy = d->own_entropy = take_over(decoder, memory->entropy, first, columns);
         if (top) row = jpeg.skip_scanlines(decoder, top);
     }
     stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;
-    if (grow((void **)&band->bytes, &band->room, OFF_ALIGNMENT + stride * BAND_ROWS + DDLP_SLACK)) return -ENOMEM;
-    for (int i = 0; i < BAND_ROWS; i++) rows[i] = band->bytes + OFF_ALIGNMENT + stride * (size_t)i;
+    if (grow((void **)&memory->bytes, &memory->room, OFF_ALIGNMENT + stride * BAND_ROWS + DDLP_SLACK)) return -ENOMEM;
+    for (int i = 0; i < BAND_ROWS; i++) rows[i] = memory->bytes + OFF_ALIGNMENT + stride * (size_t)i;
     while (row < end) {
         const unsigned limit = row < top ? top : end; /* rows above the region are read only where skipping is not exact */
         const unsigned room = limit - row < (unsigned)(BAND_ROWS - filled) ? limit - row : (unsigned)(BAND_ROWS - filled);
         const unsigned got = jpeg.read_scanlines(decoder, rows + filled, room);
-        if (!got) return DDLP_DAMAGED;
+        if (!got || (d->own_entropy && entropy_damaged(memory->entropy))) return DDLP_DAMAGED;
         row += got;
         if (row <= top) continue;
         filled += (int)got;
@@ -155,16 +216,18 @@ static int ended_well(const decoding *d) {
     const jpeg_source *source = &d->source;
     /* Several scans were read to the end of the image before the first row. */
     if (decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components) return 1;
+    if (d->own_entropy) return jpeg_ends_well(entropy_rest(decoder->client_data), source->next_input_byte + source->bytes_in_buffer);
     /* The marker that the entropy decoder has just come upon is no longer in the source. */
     if (decoder->unread_marker && (decoder->unread_marker & 0xF8) != 0xD0) return decoder->unread_marker == 0xD9;
     return jpeg_ends_well(source->next_input_byte, source->next_input_byte + source->bytes_in_buffer);
 }
 
-static int decode(const uint8_t *content, size_t size, const region *wanted, band_buffer *band, rows_taker take, void *taker) {
+static int decode(const uint8_t *content, size_t size, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
     decoding d;
     jpeg_decompress *decoder = &d.decoder;
     int result;
     memset(decoder, 0, sizeof *decoder);
+    memory->own_entropy = d.own_entropy = 0;
     decoder->err = jpeg.std_error(&d.errors);
     d.errors.error_exit = give_up;
     d.errors.emit_message = on_message;
@@ -187,7 +250,7 @@ static int decode(const uint8_t *content, size_t size, const region *wanted, ban
     decoder->scale_denom = (unsigned)wanted->reduce;
     decoder->out_color_space = wanted->channels == 1 ? JPEG_GRAYSCALE : JPEG_RGB;
     jpeg.start_decompress(decoder);
-    result = rows_of(&d, wanted, band, take, taker);
+    result = rows_of(&d, wanted, memory, take, taker);
     if (!result && !ended_well(&d)) result = DDLP_DAMAGED;
     jpeg.destroy_decompress(decoder);
     return result;
