@@ -132,22 +132,29 @@ class BatchWriter:
             SpoolFull, SpoolError: the write failed; the part file is removed.
             ValueError: out of order, or a shape or type that is not the layout's.
         """
-        layout = self.layout
-        if row != self._row or row >= layout.batch:
-            raise ValueError(f"row {row} of {layout.batch} came, {self._row} is next")
-        if image.shape != (layout.height, layout.width, layout.channels) or image.dtype != np.uint8:
-            raise ValueError(f"image {image.shape} {image.dtype} is not {layout.image_shape[1:]} uint8")
+        self.write_rows(row, image[np.newaxis], None if boxes is None else boxes[np.newaxis])
+
+    def write_rows(self, row: int, images: np.ndarray, boxes: Optional[np.ndarray] = None) -> None:
+        """Write several rows from `row` on: images uint8 (n, height, width, channels), boxes int32 (n, boxes, 4).
+
+        Raises as `write`.
+        """
+        layout, count = self.layout, len(images)
+        if row != self._row or row + count > layout.batch:
+            raise ValueError(f"rows {row} to {row + count - 1} of {layout.batch} came, {self._row} is next")
+        if images.shape[1:] != (layout.height, layout.width, layout.channels) or images.dtype != np.uint8:
+            raise ValueError(f"images {images.shape} {images.dtype} are not {layout.image_shape[1:]} uint8 each")
         if layout.boxes:
-            if boxes is None or boxes.shape != (layout.boxes, 4):
-                raise ValueError(f"boxes {None if boxes is None else boxes.shape} are not ({layout.boxes}, 4)")
+            if boxes is None or boxes.shape != (count, layout.boxes, 4):
+                raise ValueError(f"boxes {None if boxes is None else boxes.shape} are not ({count}, {layout.boxes}, 4)")
             self._boxes += boxes.astype("<i4").tobytes()
-        data = memoryview(np.ascontiguousarray(image).data).cast("B")
+        data = memoryview(np.ascontiguousarray(images).reshape(-1).data)
         try:
             _pwrite(self._descriptor, data, DATA_OFFSET + row * layout.row_bytes)
         except OSError as error:
             raise self._failed(error) from error
         self._checksum.update(data)
-        self._row += 1
+        self._row += count
 
     def publish(self) -> Path:
         """Write boxes and header and give the complete file its name.

@@ -206,6 +206,10 @@ class Reader:
         """Return the sample's place for messages."""
         raise NotImplementedError
 
+    def rows(self) -> Optional[np.ndarray]:
+        """Return all samples where they are one array, uint8 (n, height, width) or (n, height, width, 3); else None."""
+        return None
+
     def close(self) -> None:
         """Unmap what is mapped."""
 
@@ -311,6 +315,9 @@ class _ArrayReader(Reader):
 
     def where(self, index: int) -> str:
         return f"{self._path}[{index}]"
+
+    def rows(self) -> Optional[np.ndarray]:
+        return self._rows
 
     def close(self) -> None:
         self._rows = np.zeros((0, 1, 1), dtype=np.uint8)  # the map goes with its last array

@@ -31,7 +31,7 @@ __all__ = ["Desk"]
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
-_MAX_LEASES = 4096  # of one job; a host has a few dozen under way
+_MAX_LEASES = 4096  # of one job that wait; a host has a few
 _MAX_PROBES = 16
 
 
@@ -98,12 +98,10 @@ class Desk:
 
     def heard(self, peer: bytes, message: say.Ping) -> say.Pong:
         """Note whose training waits; return the answer."""
-        progress = []
         for job in self._board.of(peer):
             job.waiting = job.name in message.waiting
-            for number, work in job.work.items():
-                if work.state is LeaseState.WORKING:
-                    progress.append((job.name, number, work.samples))
+        at_work = [worker.lease for worker in self._crew if worker.lease is not None and worker.lease[0].peer == peer]
+        progress = [(job.name, work.lease.lease, work.samples) for job, work in at_work]
         spool = self._spool
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
 
@@ -220,7 +218,7 @@ class Desk:
         job.closing = True
         job.probes.clear()
         while job.queue:
-            del job.work[job.queue.popleft()]
+            job.drop(job.work[job.queue[0]])
         for worker in self._crew:
             if worker.lease is not None and worker.lease[0] is job and not worker.lease[1].cancelled:
                 worker.lease[1].cancelled = True
@@ -259,8 +257,8 @@ class Desk:
         reason = self._spool.refusal(layout.file_bytes) or ""
         if not message.items:
             reason = f"lease {message.lease} has no items"
-        elif len(job.work) >= _MAX_LEASES:
-            reason = f"the job has {_MAX_LEASES} leases under way already; release or cancel some"
+        elif len(job.queue) >= _MAX_LEASES:
+            reason = f"{_MAX_LEASES} leases of the job wait already; cancel some"
         elif message.lease in job.work:
             reason = f"lease {message.lease} is in use already"
         elif any(index >= job.samples for index, _ in message.items):
@@ -268,8 +266,7 @@ class Desk:
         if reason:
             self._send(peer, say.Failed(job.name, message.lease, reason, False))
             return
-        job.work[message.lease] = Work(message, layout)
-        job.queue.append(message.lease)
+        job.add(Work(message, layout))
 
     def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
         """Take a lease back, wherever it stands."""
@@ -312,13 +309,10 @@ class Desk:
 
     def _discard(self, job: Job, work: Work) -> None:
         """Forget a lease that no worker is at, its file with it."""
-        number = work.lease.lease
-        if work.state is LeaseState.QUEUED:
-            job.queue.remove(number)
-        else:
+        if work.state is not LeaseState.QUEUED:
             self._unlink(job, work)
             self._spool.give_back(work.file_bytes)
-        del job.work[number]
+        job.drop(work)
 
     def _unlink(self, job: Job, work: Work) -> None:
         path = self._file(job, work)
@@ -361,13 +355,13 @@ class Desk:
         """Take a worker's last word on a lease: published, failed or cancelled."""
         number = work.lease.lease
         self._board.ended(job, work, report["busy_s"] if kind == "published" else None)
-        work.state = LeaseState.PUBLISHED
         if kind == "failed" and report["full"] and not work.cancelled:
             self._spool.give_back(work.file_bytes)
-            work.state, work.samples = LeaseState.QUEUED, 0
-            job.queue.appendleft(number)
+            work.samples = 0
+            job.step(work, LeaseState.QUEUED)
             self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
             return
+        job.step(work, LeaseState.PUBLISHED)
         if kind != "published" or work.cancelled:
             self._discard(job, work)
         if job.closing:

@@ -25,6 +25,9 @@ _COMMANDS = {
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
+    "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
+    "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
+    "read": ("ddlp.bench.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
     "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
 }
 

@@ -94,6 +94,7 @@ class EpochRun:
         self._barred: set[str] = set()  # not to be used again in this epoch
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
         self._counts = _Counts()
+        self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
         self._warnings: list[str] = []
@@ -121,6 +122,10 @@ class EpochRun:
         deadline = began + timeout_s if timeout_s > 0 else None
         told = False
         with self._lock:
+            if self._left is not None:
+                left_s, part = self._left
+                self.rates.trained(began - left_s, part)
+                self._left = None
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
@@ -148,8 +153,9 @@ class EpochRun:
             made = self._ready.pop(position)
             if told:
                 self._tell_waiting(False)
-            counts = self._counts
-            counts.waiting_s += time.monotonic() - began
+            counts, now = self._counts, time.monotonic()
+            self._left = now, self._part(position)
+            counts.waiting_s += now - began
             counts.sides[side] += 1
             counts.samples += self.recipe.plan.size(position)
             self._act()

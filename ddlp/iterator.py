@@ -185,9 +185,11 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _finish(self, delivered: Delivered) -> Any:
         """Targets joined, moved to the device, the user's batch_transform run: in the training thread."""
-        items = self._plan.items(delivered.position)
-        images = delivered.images
-        targets = [self._target(item) for item in items]
+        images, dataset = delivered.images, self._portable.dataset
+        if dataset.has_target_transform:
+            targets = [self._transformed_target(item) for item in self._plan.items(delivered.position)]
+        else:
+            targets = dataset.targets(self._plan.sources(delivered.position))
         if self._device is not None and self._device.type != "cpu":
             images = self._portable.epilogue(images, delivered.boxes, self._device)
         if self._auto_collation:
@@ -200,9 +202,7 @@ class EpochIterator(_BaseDataLoaderIter):
             batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
         return batch if self._batch_transform is None else self._batch_transform(batch)
 
-    def _target(self, item: tuple[int, int]) -> Any:
-        if not self._portable.dataset.has_target_transform:
-            return self._portable.dataset.target(item[0])
+    def _transformed_target(self, item: tuple[int, int]) -> Any:
         with keyed_globals(Keyed(self.recipe.seed, self.recipe.epoch, *item).u64()):
             return self._portable.dataset.target(item[0])
 

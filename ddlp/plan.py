@@ -170,10 +170,13 @@ class EpochPlan:
         """The data set's own indices of a batch."""
         return self._batches[position].tolist()
 
+    def sources(self, position: int) -> np.ndarray:
+        """The source indices of a batch, int64."""
+        return self._portable.source(self._batches[position])
+
     def items(self, position: int) -> list[Item]:
         """The items of a batch, in order."""
-        sources = self._portable.source(self._batches[position])
-        return list(zip(sources.tolist(), self.occurrences(position).tolist(), strict=True))
+        return list(zip(self.sources(position).tolist(), self.occurrences(position).tolist(), strict=True))
 
     def identity(self, position: int, pipeline: str, dataset: str, seed: int, epoch: int) -> str:
         """The batch's identity, 32 hex digits: what the file of a device must carry to be taken for it."""

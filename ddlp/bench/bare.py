@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.samples import prepare_sample
-from ddlp.bench.data import imagenet1
+from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
 
 
@@ -30,21 +30,24 @@ def _order(found: Portable) -> list[int]:
     return np.random.default_rng(0).permutation(len(found.dataset)).tolist()
 
 
-def host_batch(found: Portable, batch: int) -> Callable[[int], None]:
-    """Prepare the n-th batch as the host does: read, decode, transform, and the epilogue to what is delivered."""
-    reader, order = found.dataset.reader(), _order(found)
+def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) -> Callable[[int], torch.Tensor]:
+    """Prepare the n-th batch as the host does: read, decode, transform, and the epilogue to what is delivered.
 
-    def make(k: int) -> None:
+    ``order``: indices to go through, again and again; None: all, in a fixed random order.
+    """
+    reader, order = found.dataset.reader(), order or _order(found)
+
+    def make(k: int) -> torch.Tensor:
         rows = np.empty((batch, *found.shape), dtype=np.uint8)
         for row in range(batch):
             item = (order[(k * batch + row) % len(order)], 0)
             prepare_sample(reader, found.pipeline, item, 0, k, rows[row], None)
-        found.epilogue(torch.from_numpy(rows))
+        return found.epilogue(torch.from_numpy(rows))
 
     return make
 
 
-def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], None]:
+def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], object]:
     """Prepare the n-th batch as an engine's worker does: into a batch file in the spool, which is then removed."""
     reader, order = found.dataset.reader(), _order(found)
     layout = Layout(batch, *found.shape, 0)
@@ -79,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
     torch.set_num_threads(1)
-    found = portable(imagenet1(options.data, options.batch), getattr(torch, options.output), None)
+    found = portable(loader(options.data, "imagenet1", options.batch), getattr(torch, options.output), None)
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
         make = (
             host_batch(found, options.batch)

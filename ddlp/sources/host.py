@@ -6,6 +6,7 @@ shared memory or pickles.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from csd_engine.errors import SampleError
 from csd_engine.readahead import ReadAhead
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
+from csd_engine.transforms.bulk import Bulk
 from ddlp.plan import EpochPlan
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.pool import Pool
@@ -34,6 +36,11 @@ class Recipe:
     epoch: int
     plan: EpochPlan
     pool: Pool  # of batches' memory
+
+    @functools.cached_property
+    def bulk(self) -> Bulk | None:
+        """Makes many samples at once, where they are rows of an array; None where each is made by itself."""
+        return Bulk.of(self.pipeline, self.reader.rows())
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
     ``wanted`` is asked between samples. Raises `Unwanted` once it says no, and the sample's own kind of error (OSError,
     ...) with its file's name where a sample can't be prepared.
     """
+    if recipe.bulk is not None:
+        return _prepare_rows(recipe, recipe.bulk, position, wanted, finished)
     items = recipe.plan.items(position)
     epilogue = recipe.epilogue
     convert = finished and not epilogue.keeps_bytes
@@ -74,11 +83,41 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
             _prepare(reader, recipe, item, image, None if boxes is None else boxes[k])
             if bits is not None:
                 epilogue.convert(image[None], bits[k : k + 1])
-    if not finished:
-        return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
-    result = epilogue.tensor(images if bits is None else bits)
+    return _finished(recipe, images, bits, boxes) if finished else _raw(images, boxes)
+
+
+def _prepare_rows(
+    recipe: Recipe, bulk: Bulk, position: int, wanted: Callable[[], bool], finished: bool
+) -> Pixels:
+    """`prepare_batch` of an array's rows, which always can be read."""
+    sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
+    epilogue, samples = recipe.epilogue, len(sources)
+    convert = finished and not epilogue.keeps_bytes
+    height, width, _ = recipe.shape
+    slices = list(bulk.slices(samples))
+    bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
+    most = max((part.stop - part.start for part in slices), default=0)
+    images = recipe.pool.empty((most if convert else samples, *recipe.shape), np.uint8)
+    boxes = _no_boxes(recipe, samples)
+    for part in slices:
+        if not wanted():
+            raise Unwanted
+        made = images[: part.stop - part.start] if convert else images[part]
+        into = None if boxes is None else boxes[part]
+        bulk.fill(sources[part], occurrences[part], recipe.seed, recipe.epoch, made, into)
+        if bits is not None:
+            epilogue.convert(made, bits[part])
+    return _finished(recipe, images, bits, boxes) if finished else _raw(images, boxes)
+
+
+def _raw(images: np.ndarray, boxes: np.ndarray | None) -> Pixels:
+    return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+
+
+def _finished(recipe: Recipe, images: np.ndarray, bits: np.ndarray | None, boxes: np.ndarray | None) -> Pixels:
+    result = recipe.epilogue.tensor(images if bits is None else bits)
     if boxes is not None:
-        epilogue.fill(result, boxes)
+        recipe.epilogue.fill(result, boxes)
     return Pixels(result, None)
 
 

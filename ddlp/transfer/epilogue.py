@@ -4,7 +4,7 @@ The table is made on the CPU by torchvision's own operators and *is* the definit
 operations give the same bits for all 256 values of all channels (checked, on each device), they are used instead,
 since they are about twice as fast as looking up; any other table is looked up.
 
-On the CPU the kernel looks up, else numpy computes, image by image, so that an image stays in the L2 cache: both release
+On the CPU the kernel looks up, else numpy computes, few images at a time, so that they stay in the L2 cache: both release
 the GIL and, unlike torch, never start intra-op threads that would compete with the decoding.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ __all__ = ["Epilogue"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 FORMATS = (torch.contiguous_format, torch.channels_last)
+_PART = 65536  # numbers at a time: 256 KB of float32
 _CHUNK = 32767  # elements; torch splits larger ones among threads (at::internal::GRAIN_SIZE)
 
 
@@ -173,8 +176,8 @@ class Epilogue:
         if fast is not None:
             fast.table(images, self._bits, bits, last)
         elif self.dtype == torch.uint8:
-            for image, sample in zip(images, bits, strict=True):
-                np.copyto(sample, image if last else image.transpose(2, 0, 1))
+            for part in _parts(len(images), math.prod(images.shape[1:])):
+                np.copyto(bits[part], images[part] if last else images[part].transpose(0, 3, 1, 2))
         elif self._arithmetic is None or (self.dtype.itemsize == 2 and not last):
             # Two bytes straight from the table are faster than arithmetic and a conversion, except along whole rows.
             self._look_up(images, bits, last)
@@ -186,19 +189,24 @@ class Epilogue:
             mean, std = (None if k is None else np.tile(k, width) for k in constants)
             self._compute(images.reshape(rows), bits.reshape(rows), mean, std)
         else:
-            for i in range(len(images)):
+            values = bits.view(np.float32)
+            for part in _parts(len(images), images.shape[1] * images.shape[2]):
                 for c in range(images.shape[3]):
                     constants = self._arithmetic.mean, self._arithmetic.std
                     mean, std = (None if k is None else k[c] for k in constants)
-                    self._compute(images[i : i + 1, :, :, c], bits[i : i + 1, c], mean, std)
+                    np.copyto(values[part, c], images[part, :, :, c])
+                    self._arithmetic.run(values[part, c], mean, std)
 
     def fill(self, result: Tensor, boxes: np.ndarray) -> None:
         """Fill the masks of so many samples in place; boxes int32 (samples, masks, 4)."""
-        fills = self._mask_values()[:, :, None, None]
+        # As integers, with numpy: a box of a small image is filled many times faster than by torch.
+        integer = _INTEGER[self.dtype]
+        fills = self._mask_values().view(integer).numpy()[:, :, None, None]
+        planes = result.view(integer).numpy()
         for i, sample in enumerate(boxes.tolist()):
             for mask, (top, left, bottom, right) in enumerate(sample):
                 if top < bottom and left < right:
-                    result[i, :, top:bottom, left:right] = fills[mask]
+                    planes[i, :, top:bottom, left:right] = fills[mask]
 
     def _compute(
         self, source: np.ndarray, bits: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None
@@ -206,9 +214,10 @@ class Epilogue:
         """(images, rows, numbers a row) of bytes into as many results."""
         assert self._arithmetic is not None
         if self.dtype == torch.float32:
-            for image, values in zip(source, bits.view(np.float32), strict=True):
-                np.copyto(values, image)
-                self._arithmetic.run(values, mean, std)
+            values = bits.view(np.float32)
+            for part in _parts(len(source), math.prod(source.shape[1:])):
+                np.copyto(values[part], source[part])
+                self._arithmetic.run(values[part], mean, std)
             return
         result = torch.from_numpy(bits).view(self.dtype)
         step = max(1, _CHUNK // source.shape[2])
@@ -221,10 +230,10 @@ class Epilogue:
                 result[i, row : row + step].copy_(chunk)
 
     def _look_up(self, source: np.ndarray, result: np.ndarray, last: bool) -> None:
-        for i in range(len(source)):
+        for part in _parts(len(source), source[0, :, :, 0].size):
             for c, values in enumerate(self._bits):
-                plane = result[i, :, :, c] if last else result[i, c]
-                np.take(values, source[i, :, :, c], out=plane, mode="clip")
+                plane = result[part, :, :, c] if last else result[part, c]
+                np.take(values, source[part, :, :, c], out=plane, mode="clip")
 
     def _on_device(self, images: Tensor) -> Tensor:
         planes = images.permute(0, 3, 1, 2)
@@ -263,5 +272,11 @@ class Epilogue:
         return result.contiguous(memory_format=self.memory_format)
 
 
-_INTEGER = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+def _parts(images: int, numbers: int) -> Iterator[slice]:
+    """Parts of a batch whose planes of so many numbers stay in the L2 cache: a large image alone, many small ones."""
+    step = max(1, _PART // max(1, numbers))
+    return (slice(start, start + step) for start in range(0, images, step))
+
+
+_INTEGER = {torch.uint8: torch.uint8, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 _NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}  # by the bytes of a number: numpy has no bfloat16

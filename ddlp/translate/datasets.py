@@ -87,6 +87,14 @@ class PortableSet:
         target = part.target(index)
         return target if part.target_transform is None else part.target_transform(target)
 
+    def targets(self, sources: np.ndarray) -> list[Any]:
+        """The targets of source indices (int64), as `target` gives each."""
+        if len(self.parts) > 1:
+            return [self.target(source) for source in sources.tolist()]
+        target, transform = self.parts[0].target, self.parts[0].target_transform
+        found = list(map(target, sources.tolist()))
+        return found if transform is None else list(map(transform, found))
+
     @property
     def has_target_transform(self) -> bool:
         """True where user code runs on the targets."""
@@ -114,6 +122,10 @@ class _PartReader(Reader):
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)
         return os.fspath(part.paths[k]) if part.paths is not None else f"row {k} of {part.name}"
+
+    def rows(self) -> np.ndarray | None:
+        parts = self._portable.parts
+        return parts[0].array if len(parts) == 1 else None
 
 
 def translate_dataset(dataset: Any) -> PortableSet:
@@ -217,6 +229,8 @@ def _rows(
         if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
             raise Untranslatable(_name(dataset), f"its {images} are {array.dtype} {array.shape}", (_WAYS,))
         values = getattr(dataset, targets)
+        if convert is int and isinstance(values, torch.Tensor):
+            values = values.numpy()  # a look-up in a tensor costs more than a small image's pixels
         if values is None:
             return Part(_name(dataset), dataset.transform, lambda k: None, dataset.target_transform, array=array)
         return Part(
