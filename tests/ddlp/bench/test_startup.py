@@ -36,6 +36,7 @@ def test_a_large_set_repeats_its_files_class_by_class():
 
 
 def test_the_table_gives_median_and_spread():
-    lines = [Line("small", 2, "DataLoader", [1.0, 3.0, 2.0], [5.0]), Line("small", 2, "DDLPLoader, cpu", [0.5, 1.0, 0.25], [9.0])]
+    theirs = Line("small", 2, "DataLoader", [1.0, 3.0, 2.0], [5.0])
+    lines = [theirs, Line("small", 2, "DDLPLoader, cpu", [0.5, 1.0, 0.25], [9.0])]
     text = table(Result(8, lines))
     assert "2000 (1000 .. 3000)" in text and "500 (250 .. 1000)" in text and "3.00 (2.00 .. 8.00)" in text
