@@ -61,7 +61,7 @@ typedef struct ddlp_context ddlp_context;
 /* DDLP_ABI of the library. */
 DDLP_API int ddlp_abi(void);
 
-/* What the inner loops use on this processor: "avx2", "sse2", "neon" or "c". */
+/* What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c". */
 DDLP_API const char *ddlp_variant(void);
 
 /* Force a variant (for tests, before other threads use the library). DDLP_JOB: this processor has no such thing. */

@@ -37,19 +37,20 @@ static inline __attribute__((always_inline)) void add_all(uint32_t *acc, const u
 
 /* The same loop, compiled for an instruction set that is looked for at run time. */
 #if defined(DDLP_X86)
-enum { WIDE = VARIANT_AVX2 };
+enum { WIDE = VARIANT_AVX2, WIDER = VARIANT_VNNI };
 __attribute__((target("avx2")))
 #elif defined(DDLP_SWITCH_NEON_ON)
-enum { WIDE = VARIANT_NEON };
+enum { WIDE = VARIANT_NEON, WIDER = VARIANT_NEON };
 __attribute__((target("fpu=neon")))
 #else
-enum { WIDE = -1 };
+enum { WIDE = -1, WIDER = -1 };
 #endif
 static void add_all_wide(uint32_t *acc, const uint8_t *data, int64_t blocks) {
     add_all(acc, data, blocks);
 }
 
 void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks) {
-    if (variant_used() == WIDE) add_all_wide(acc, data, blocks);
+    int variant = variant_used();
+    if (variant == WIDE || variant == WIDER) add_all_wide(acc, data, blocks);
     else add_all(acc, data, blocks);
 }

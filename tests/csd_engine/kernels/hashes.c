@@ -117,9 +117,9 @@ static void one_window(int mode) {
 }
 
 int main(int count, char **arguments) {
-    static const char *const variants[] = {"c", "sse2", "avx2", "neon"};
+    static const char *const variants[] = {"c", "sse2", "avx2", "vnni", "neon"};
     int rounds = count > 1 ? atoi(arguments[1]) : 100;
-    for (int variant = 0; variant < 4; variant++) {
+    for (int variant = 0; variant < 5; variant++) {
         if (ddlp_choose(variants[variant])) continue;
         resample_state s;
         memset(&s, 0, sizeof s);
