@@ -1,6 +1,5 @@
 """libjpeg's structures as src/libjpeg.h describes them, against its own header, where that is installed."""
 
-
 import re
 import shutil
 import subprocess
