@@ -99,7 +99,7 @@ TARGETED_INLINE void across_pairs(uint8_t *out, ptrdiff_t out_stride, const uint
 TARGETED static void across(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count, int channels,
                         const resample_axis *axis) {
     if (channels != 3) {
-        passes_c.across(out, out_stride, rows, stride, count, channels, axis);
+        passes_sse2.across(out, out_stride, rows, stride, count, channels, axis);
         return;
     }
     switch (axis->pairs) { /* the usual changes of size with the inner loop unrolled */
