@@ -2,13 +2,15 @@
 
 import io
 import random
+import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.kernels.library import Context, Job
+from csd_engine.kernels.library import Context, Job, Kernel
 from scripts.check_kernel import KINDS, Tally, check, encoded, noise, random_size, sampled, segment, segments
 
 PLAIN, KIND, HEADER, DAMAGED, JOB = 0, 3, 2, 4, 5  # ddlp_refusal of src/ddlp.h
@@ -266,3 +268,21 @@ def test_progressive_files_with_scans_missing(context):
             out = np.empty((height, width, 3), dtype=np.uint8)
             assert context.sample(region(left, top, width, height), out), context.why()
             assert np.array_equal(out, pixels[top : top + height, left : left + width]), end
+
+
+def test_libjpeg_of_interface_8_and_the_systems_own(kernel, tmp_path):
+    """Ubuntu's Pillow has interface 8 of libjpeg, which torchvision's wheel brings along; Debian's an older 6.2."""
+    import torchvision
+
+    found = [*Path(torchvision.__file__).parents[1].glob("torchvision.libs/libjpeg*"), *Path("/usr/lib").glob("*/libjpeg.so.*")]
+    libraries = sorted({library.resolve() for library in found})
+    if not libraries:
+        pytest.skip("needs another libjpeg than Pillow's")
+    for number, library in enumerate(libraries):
+        path = tmp_path / f"{number}.so"
+        shutil.copy(kernel.path, path)  # a library of its own, which has not loaded a libjpeg yet
+        other = Kernel(str(path), str(library)).context()
+        rng, generator, tally = random.Random(number), np.random.default_rng(number), Tally()
+        for make in KINDS.values():
+            check(other, make(generator, *random_size(rng)), rng, 6, tally)
+        assert tally.samples > 60 and (tally.differ, tally.refused) == (0, 0), library
