@@ -7,6 +7,7 @@ samples would silently be wrong.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -70,11 +71,21 @@ class PortableSet:
     def source(self, indices: np.ndarray) -> np.ndarray:
         """Source indices of the data set's own indices, int64. Raises IndexError as the data set would."""
         n = len(self)
-        wrong = (indices >= n) | (indices < -n)
-        if wrong.any():
-            raise IndexError(f"index {indices[wrong][0]} is out of range for a data set of {n} samples")
-        indices = np.where(indices < 0, indices + n, indices) if (indices < 0).any() else indices
+        lowest, highest = (int(indices.min()), int(indices.max())) if len(indices) else (0, -1)
+        if highest >= n or lowest < -n:
+            wrong = indices[(indices >= n) | (indices < -n)][0]
+            raise IndexError(f"index {wrong} is out of range for a data set of {n} samples")
+        indices = np.where(indices < 0, indices + n, indices) if lowest < 0 else indices
         return indices if self.sources is None else self.sources[indices]
+
+    @functools.cached_property
+    def each_once(self) -> bool:
+        """Whether different indices are different sources."""
+        if self.sources is None:
+            return True
+        seen = np.zeros(int(self.starts[-1]), dtype=bool)
+        seen[self.sources] = True
+        return int(np.count_nonzero(seen)) == len(self.sources)
 
     def part(self, source: int) -> tuple[Part, int]:
         """The part of a source index, and the index within it."""
