@@ -30,7 +30,7 @@ from ddlp.usercode import keyed_globals
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
-SPARE_BLOCKS = 4  # of memory for batches, beside one a worker: devices' batches come as bytes first
+SPARE_BLOCKS = 4  # of memory for batches: what the training drops a worker soon takes; devices' batches come as bytes first
 
 @dataclass(frozen=True)
 class EpochMemory:
@@ -124,7 +124,7 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         for device in devices:
             ledger.expect(device)
-        pool = Pool(spare=workers + SPARE_BLOCKS)
+        pool = Pool(SPARE_BLOCKS)
         self.recipe = Recipe(
             portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool
         )
