@@ -25,8 +25,9 @@ def begin(sampler: Any, wanted: int) -> Iterator[np.ndarray]:
 
     As many as are ``wanted`` come without any draw that torch makes later. To exhaust the iterator makes those as well.
     """
-    drawn = _DRAWN.get(type(sampler))
-    if drawn is None or getattr(sampler, "replacement", False) or not _agrees(type(sampler)):
+    kind: type = type(sampler)
+    drawn = _DRAWN.get(kind)
+    if drawn is None or getattr(sampler, "replacement", False) or not _agrees(kind):
         return _one_by_one(sampler, wanted)
     return drawn(sampler)
 
@@ -62,7 +63,7 @@ def _random(sampler: RandomSampler) -> Iterator[np.ndarray]:
 
 def _distributed(sampler: DistributedSampler) -> Iterator[np.ndarray]:
     """As DistributedSampler.__iter__: np.resize both repeats from the beginning and cuts off."""
-    n = len(sampler.dataset)
+    n = len(sampler.dataset)  # type: ignore[arg-type]
     order = np.arange(n)
     if sampler.shuffle:
         generator = torch.Generator()
@@ -86,7 +87,8 @@ def _samples_of(kind: type) -> Iterator[Callable[[], tuple[Any, torch.Generator]
         return RandomSampler(range(11), num_samples=count, generator=generator), generator
 
     def distributed(shuffle: bool, drop_last: bool) -> tuple[Any, torch.Generator]:
-        sampler = DistributedSampler(range(11), 3, 1, shuffle=shuffle, seed=5, drop_last=drop_last)  # type: ignore[arg-type]
+        data: Any = range(11)
+        sampler: Any = DistributedSampler(data, 3, 1, shuffle=shuffle, seed=5, drop_last=drop_last)
         sampler.set_epoch(2)
         return sampler, torch.Generator()
 

@@ -1,7 +1,8 @@
 """`ddlp bench startup`: time from the loader's construction to its first batch, against DataLoader with the same workers.
 
-With a small data set and with one of as many files as ImageNet has: a list of (path, class) pairs in memory, each path a string of
-its own, whose names repeat few real files. Every turn is a fresh process, which has imported everything before the clock starts.
+With a small data set and with one of as many files as ImageNet has: a list of (path, class) pairs in memory, each path a
+string of its own, whose names repeat few real files. Every turn is a fresh process, which has imported everything before the
+clock starts.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ddlp.errors import DDLPError
 from ddlp.sources.embedded import PREFIX, sweep
 from ddlp.translate.datasets import Part, PortableSet, SamplePaths
 
-_AT_ONCE = 4096  # names
+_AT_ONCE = 1024  # names
 _PAUSE_S = 0.0005
 FILES, ARRAYS = "files", "arrays"  # below the spool: what hosts put there, and what they have sent
 
@@ -205,7 +205,7 @@ def _pause() -> None:
 
 
 def _some_at_a_time(paths: Sequence[Any]) -> Iterator[list[str]]:
-    """All paths as strings, about a millisecond's work at a time, with a pause behind each part."""
+    """All paths as strings, less than a millisecond's work at a time, with a pause behind each part."""
     source = iter(map(itemgetter(0), paths.samples) if isinstance(paths, SamplePaths) else paths)
     while some := list(map(os.fspath, itertools.islice(source, _AT_ONCE))):
         yield some

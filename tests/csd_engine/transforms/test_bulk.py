@@ -16,6 +16,7 @@ CROP = {"op": "RandomCrop", "size": [32, 32], "padding": [4, 4, 4, 4], "pad_if_n
 FLIP, FLOP = {"op": "RandomHorizontalFlip", "p": 0.5}, {"op": "RandomVerticalFlip", "p": 0.4}
 CUTOUT = {"op": "Cutout", "holes": 2, "length": 11}
 ERASING = {"op": "RandomErasing", "p": 0.6, "scale": [0.02, 0.9], "ratio": [0.1, 9.0]}
+MODES = ["constant", "edge", "reflect", "symmetric"]
 CENTER = {"op": "CenterCrop", "size": [20, 45]}
 
 
@@ -97,7 +98,7 @@ def test_rows_that_are_not_contiguous():
     st.tuples(st.integers(1, 12), st.integers(1, 12)),
     st.lists(
         st.one_of(
-            st.just(FLIP), st.just(FLOP), st.builds(pad, *[st.integers(-2, 5)] * 4, mode=st.sampled_from(["constant", "edge", "reflect", "symmetric"])),
+            st.just(FLIP), st.just(FLOP), st.builds(pad, *[st.integers(-2, 5)] * 4, mode=st.sampled_from(MODES)),
             st.builds(lambda h, w: {"op": "CenterCrop", "size": [h, w]}, st.integers(1, 14), st.integers(1, 14)),
             st.builds(lambda h, w, p: CROP | {"size": [h, w], "padding": [p] * 4, "fill": [7]},
                       st.integers(1, 14), st.integers(1, 14), st.integers(0, 4)),
@@ -123,7 +124,7 @@ def test_whatever_it_takes_it_makes_alike(size, moves, last):
         [{"op": "RandomApply", "ops": [FLIP], "p": 0.5}],
         [CROP | {"size": [41, 41]}],  # larger than the padded image: its sample says so
     ],
-    ids=["reflect twice", "edge of a colour", "border after a crop", "two colours", "Resize", "container", "too large"],
+    ids=lambda ops: " ".join(op["op"] for op in ops),
 )
 def test_what_it_leaves_to_the_pipeline(ops):
     assert Bulk.of(pipeline(*ops), images()) is None
