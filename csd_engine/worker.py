@@ -7,6 +7,7 @@ Between two samples it looks whether the lease was cancelled; when its pipe clos
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -15,7 +16,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Deque, Dict, Generator, List, Optional, Tuple
 
 import numpy as np
 
@@ -198,13 +199,14 @@ class Worker:
 
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
         reported = time.monotonic()
-        for done in self._rows(job, writer, command):
-            self._pace(command["lease"])
-            if time.monotonic() - reported >= PROGRESS_S:
-                reported = time.monotonic()
-                self._channel.send("progress", job=command["job"], lease=command["lease"], samples=done)
+        with contextlib.closing(self._rows(job, writer, command)) as rows:  # files opened ahead are closed at a cancel, too
+            for done in rows:
+                self._pace(command["lease"])
+                if time.monotonic() - reported >= PROGRESS_S:
+                    reported = time.monotonic()
+                    self._channel.send("progress", job=command["job"], lease=command["lease"], samples=done)
 
-    def _rows(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> Iterator[int]:
+    def _rows(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> Generator[int, None, None]:
         """Write all rows, one by one or in bulk; gives how many there are so far."""
         seed, epoch, items = command["seed"], command["epoch"], command["items"]
         both = np.array(items, dtype=np.int64).reshape(-1, 2)

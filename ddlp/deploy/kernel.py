@@ -21,7 +21,7 @@ from csd_engine.kernels.report import MADE, KernelReport, system
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell, Slow
 
-__all__ = ["CHOICES", "Brought", "bring", "cross_compile", "look"]
+__all__ = ["CHOICES", "Brought", "NotMade", "bring", "cross_compile", "look"]
 
 CHOICES = ("auto", "device", "cross", "none")
 _BUILD_TIMEOUT_S = 900.0  # a slow board
@@ -41,7 +41,7 @@ _COMPILERS = {
 }
 
 
-class _NotMade(Exception):
+class NotMade(Exception):
     """A way that led to no kernel: what stands in the way, and what to do about it."""
 
     def __init__(self, why: str, way_out: str = "") -> None:
@@ -123,8 +123,8 @@ def bring(
             made = way(shell, python, home, code, found, waiting)
             tried = look(shell, python, home, code, f"{where}/_kernel.new")
             if not tried.variant:
-                raise _NotMade(f"{made}, it does not work there ({tried.why_not})")
-        except _NotMade as error:
+                raise NotMade(f"{made}, it does not work there ({tried.why_not})")
+        except NotMade as error:
             shell.run(f"rm -f {shlex.quote(where)}/_kernel.new", timeout_s=60)
             failed.append(error)
             continue
@@ -163,11 +163,11 @@ def _compile_there(
     try:
         done = shell.run(script, timeout_s=_BUILD_TIMEOUT_S, waiting=waiting)
     except Slow as error:
-        raise _NotMade(str(error).partition(". ")[0]) from None
+        raise NotMade(str(error).partition(". ")[0]) from None
     if done.status == _NO_COMPILER:
-        raise _NotMade("there is no C compiler on the device", way_out)
+        raise NotMade("there is no C compiler on the device", way_out)
     if done.status:
-        raise _NotMade(f"compiling there failed ({_told(done.err or done.out)})", way_out)
+        raise NotMade(f"compiling there failed ({_told(done.err or done.out)})", way_out)
     return f"{_ON_THE_DEVICE} with {' '.join(done.out.split())}"
 
 
@@ -190,18 +190,18 @@ def cross_compile(target: str, library: Path) -> str:
         library: the file to write.
 
     Raises:
-        _NotMade: there is no compiler for it here, or it failed.
+        NotMade: there is no compiler for it here, or it failed.
     """
     if target not in _COMPILERS:
-        raise _NotMade("this host knows of no compiler for its system")
+        raise NotMade("this host knows of no compiler for its system")
     compiler, package = ("cc", "gcc") if target == system() else _COMPILERS[target]
     way_out = f"apt-get install {package} on this host"
     if shutil.which(compiler) is None:
-        raise _NotMade(f"there is no {compiler} on this host", way_out)
+        raise NotMade(f"there is no {compiler} on this host", way_out)
     try:
         build_kernel(str(library), compiler, _ANY_GLIBC)
     except KernelError as error:
-        raise _NotMade(f"{compiler} failed ({_told(str(error))})", way_out) from None
+        raise NotMade(f"{compiler} failed ({_told(str(error))})", way_out) from None
     version = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
     return f"{_CROSS} with {compiler} {version}"
 

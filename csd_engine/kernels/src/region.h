@@ -155,6 +155,7 @@ static int take_over(jpeg_decompress *decoder, entropy *ours, unsigned first, un
     memset(&scan, 0, sizeof scan);
     scan.data = source->next_input_byte;
     scan.end = scan.data + source->bytes_in_buffer;
+    scan.components = decoder->comps_in_scan;
     scan.blocks = decoder->blocks_in_MCU;
     for (int block = 0; block < scan.blocks; block++) scan.component[block] = decoder->MCU_membership[block];
     for (int c = 0; c < decoder->comps_in_scan; c++) {

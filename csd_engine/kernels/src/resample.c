@@ -35,15 +35,15 @@ static int prepare_axes(resample_state *s, const ddlp_job *job) {
     s->first_row = job->out_top;
     s->rows = job->out_height;
     if (s->across) {
-        if (axis_prepare(&s->x, job->width, job->full_width, job->out_left, job->out_width, job->filter,
-                         job->flip_horizontal, 1))
-            return -ENOMEM;
+        const axis_geometry g = {job->width, job->full_width, job->out_left, job->out_width, job->filter,
+                                 job->flip_horizontal != 0, 1};
+        if (axis_prepare(&s->x, &g)) return -ENOMEM;
         s->first_column = s->x.first;
         s->columns = s->x.inputs;
     }
     if (s->down) {
-        if (axis_prepare(&s->y, job->height, job->full_height, job->out_top, job->out_height, job->filter, 0, 0))
-            return -ENOMEM;
+        const axis_geometry g = {job->height, job->full_height, job->out_top, job->out_height, job->filter, 0, 0};
+        if (axis_prepare(&s->y, &g)) return -ENOMEM;
         s->first_row = s->y.first;
         s->rows = s->y.inputs;
     }

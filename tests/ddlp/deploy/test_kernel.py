@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from test_deploy import Device, _tree, base, ddlp, epoch, make_device  # noqa: F
 
 from csd_engine.build import build
 from ddlp.deploy import book, prove
+from ddlp.deploy.kernel import NotMade, cross_compile
 
 COMPILERS = ("cc", "gcc", "clang", "c89", "c99", "tcc")
 
@@ -54,6 +56,17 @@ def status(capsys: pytest.CaptureFixture[str]) -> str:
 def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
     answer = json.loads(ddlp(capsys, "doctor", "csd0", "--json"))
     return {one["check"]: one for one in answer["checks"]}
+
+
+@pytest.mark.parametrize("target", ("arm-linux-gnueabihf", "aarch64-linux-gnu", "x86_64-linux-gnu"))
+def test_a_cross_compiled_kernel_asks_for_no_new_glibc(target: str, tmp_path: Path) -> None:
+    """Linked as usual, its dlopen would be the host's: GLIBC_2.34."""
+    try:
+        cross_compile(target, tmp_path / "kernel.so")
+    except NotMade as error:
+        pytest.skip(f"{error}: {error.way_out}")
+    needed = re.findall(rb"GLIBC_(\d+)\.(\d+)", (tmp_path / "kernel.so").read_bytes())
+    assert all((int(major), int(minor)) <= (2, 17) for major, minor in needed)  # 2.17: the first one on aarch64
 
 
 def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Device], capsys) -> None:  # noqa: F811
