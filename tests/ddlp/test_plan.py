@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -106,8 +109,6 @@ def test_occurrences_count_what_came_before(name):
 
 
 def test_a_subset_that_holds_a_sample_twice_counts_it():
-    from torch.utils.data import Subset
-
     twice = translate_dataset(Subset(DATA, [3, 5, 3]))
     assert not twice.each_once and translate_dataset(Subset(DATA, [3, 5])).each_once
     plan = EpochPlan(BatchSampler(SequentialSampler(range(3)), 2, False), twice, whole=True, batched=True)
@@ -128,3 +129,26 @@ def test_batches_that_are_added_come_after_the_whole():
     plan.append(np.array([1, 2], dtype=np.int64), np.array([1, 0], dtype=np.int64))
     assert [plan.size(k) for k in range(len(plan))] == [10, 10, 3, 2] and plan.largest == 10
     assert plan.items(3) == [(1, 1), (2, 0)]
+
+
+class Watched(Sequence):
+    """Indices that count how often one is looked up."""
+
+    looked_up = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        type(self).looked_up += 1
+        return [7, 2, 2, 22][index]
+
+
+def test_a_subset_is_resolved_when_an_epoch_wants_it():
+    indices = Watched()
+    both = ConcatDataset([DATA, Subset(DATA, indices)])
+    portable = translate_dataset(both)
+    assert len(portable) == N + 4 and Watched.looked_up == 0
+    assert portable.source(np.array([3, N, -1, N + 1])).tolist() == [3, N + 7, N + 22, N + 2]
+    with pytest.raises(IndexError, match="out of range for a data set of 23"):
+        translate_dataset(Subset(DATA, [3, N])).source(np.array([0]))
