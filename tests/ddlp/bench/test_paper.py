@@ -42,7 +42,8 @@ def test_ours_are_at_the_limit_and_faster_than_the_papers(name):
 
 
 def test_a_short_run():
-    command = [sys.executable, "-m", "ddlp", "bench", "paper", "--batches", "30", "--step", "0.15", "--rounds", "1", "--rows", "1"]
+    small = ("--batches", "30", "--step", "0.15", "--rounds", "1", "--rows", "1")
+    command = [sys.executable, "-m", "ddlp", "bench", "paper", *small]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
