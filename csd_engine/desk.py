@@ -6,59 +6,33 @@ import dataclasses
 import hashlib
 import logging
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-import numpy
-import PIL
-import zmq
-
-import csd_engine
 from csd_engine import computer
 from csd_engine import protocol as say
+from csd_engine.admission import check_job
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
 from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
-from csd_engine.datasets import ArraySet, ConcatSet, Dataset, parse_dataset
-from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError
+from csd_engine.datasets import parse_dataset
+from csd_engine.errors import EngineError
 from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
 from csd_engine.meter import Meter
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.received import ARRAY, MANIFEST, FileCache, needed_files
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
-from csd_engine.transforms import Pipeline
+from csd_engine.versions import versions
 
-__all__ = ["Desk", "versions"]
+__all__ = ["Desk"]
 
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
-_MAX_LEASES = 4096  # of one job; a host has a few dozen under way
+_MAX_LEASES = 4096  # of one job that wait; a host has a few
 _MAX_PROBES = 16
-
-
-def versions() -> Dict[str, str]:
-    """Return the versions of what decides about pixels and messages; `build` tells states of one version apart."""
-    return {
-        "csd_engine": csd_engine.__version__,
-        "build": build(),
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "pillow": PIL.__version__,
-        "pyzmq": zmq.__version__,
-        "libzmq": zmq.zmq_version(),
-        "machine": platform.machine(),
-    }
-
-
-def _image_size(dataset: Dataset) -> Optional[Tuple[int, int]]:
-    """Return (width, height) if every sample of the data set has it, else None."""
-    parts = dataset.parts if isinstance(dataset, ConcatSet) else (dataset,)
-    sizes = {(part.shape[2], part.shape[1]) if isinstance(part, ArraySet) else None for part in parts}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +98,10 @@ class Desk:
 
     def heard(self, peer: bytes, message: say.Ping) -> say.Pong:
         """Note whose training waits; return the answer."""
-        progress = []
         for job in self._board.of(peer):
             job.waiting = job.name in message.waiting
-            for number, work in job.work.items():
-                if work.state is LeaseState.WORKING:
-                    progress.append((job.name, number, work.samples))
+        at_work = [worker.lease for worker in self._crew if worker.lease is not None and worker.lease[0].peer == peer]
+        progress = [(job.name, work.lease.lease, work.samples) for job, work in at_work]
         spool = self._spool
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
 
@@ -144,8 +116,9 @@ class Desk:
             for job in self._board.of()
         ]
         memory = computer.memory()
+        kernel = next((worker.kernel for worker in self._crew if worker.ready), "")
         return say.Status(
-            versions(), now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
+            {**versions(), "kernel": kernel}, now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
             self._meter.total, self._meter.per_s(now),
             *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
@@ -173,7 +146,7 @@ class Desk:
                 raise EngineError(f"job {message.job} is open already, or {_MAX_OPEN_JOBS} jobs are. Close one first.")
             dataset = parse_dataset(message.dataset)
             layout = Layout.parse(message.layout)
-            self._check_job(message.pipeline, dataset, layout)
+            check_job(message.pipeline, dataset, layout, self._roots, self._spool, self._operators)
             files = tuple(needed_files(dataset, self._spool.arrays))
             missing = next((one for one in files if not self._received[one[0]].has(one[1])), None)
             if missing is not None:
@@ -200,34 +173,6 @@ class Desk:
         self._board.add(Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter))
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
-
-    def _check_job(self, pipeline_data: Dict[str, Any], dataset: Dataset, layout: Layout) -> None:
-        pipeline = Pipeline.parse(pipeline_data)
-        shape = pipeline.output_shape(_image_size(dataset))
-        expected = (layout.height, layout.width, layout.channels, layout.boxes)
-        if (*shape, pipeline.boxes) != expected:
-            raise PipelineError(
-                f"the pipeline makes images of {shape} with {pipeline.boxes} boxes, the layout says {expected[:3]} "
-                f"with "
-                f"{layout.boxes}. Make the layout from Pipeline.output_shape."
-            )
-        for file in sorted({one.file for one in pipeline.user_operators}):
-            if self._operators is None:
-                raise OperatorFileError(
-                    f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "
-                    "deploy ... --operators FILE` sets it up; by hand, start it with a directory that holds the file."
-                )
-            self._operators.read(file)  # only looked at: workers run it
-        refusal = self._spool.refusal(layout.file_bytes)
-        if refusal:
-            raise EngineError(refusal)
-        for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
-            place = part.path if isinstance(part, ArraySet) else part.root
-            if os.path.dirname(place) == str(self._spool.arrays):
-                continue  # sent, or about to be
-            real = self._roots.resolve(place)
-            if not os.path.exists(real):
-                raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")
 
     def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
         """Take a part of what a data set needs; open what waited for it when it is complete."""
@@ -273,7 +218,7 @@ class Desk:
         job.closing = True
         job.probes.clear()
         while job.queue:
-            del job.work[job.queue.popleft()]
+            job.drop(job.work[job.queue[0]])
         for worker in self._crew:
             if worker.lease is not None and worker.lease[0] is job and not worker.lease[1].cancelled:
                 worker.lease[1].cancelled = True
@@ -312,8 +257,8 @@ class Desk:
         reason = self._spool.refusal(layout.file_bytes) or ""
         if not message.items:
             reason = f"lease {message.lease} has no items"
-        elif len(job.work) >= _MAX_LEASES:
-            reason = f"the job has {_MAX_LEASES} leases under way already; release or cancel some"
+        elif len(job.queue) >= _MAX_LEASES:
+            reason = f"{_MAX_LEASES} leases of the job wait already; cancel some"
         elif message.lease in job.work:
             reason = f"lease {message.lease} is in use already"
         elif any(index >= job.samples for index, _ in message.items):
@@ -321,8 +266,7 @@ class Desk:
         if reason:
             self._send(peer, say.Failed(job.name, message.lease, reason, False))
             return
-        job.work[message.lease] = Work(message, layout)
-        job.queue.append(message.lease)
+        job.add(Work(message, layout))
 
     def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
         """Take a lease back, wherever it stands."""
@@ -365,13 +309,10 @@ class Desk:
 
     def _discard(self, job: Job, work: Work) -> None:
         """Forget a lease that no worker is at, its file with it."""
-        number = work.lease.lease
-        if work.state is LeaseState.QUEUED:
-            job.queue.remove(number)
-        else:
+        if work.state is not LeaseState.QUEUED:
             self._unlink(job, work)
             self._spool.give_back(work.file_bytes)
-        del job.work[number]
+        job.drop(work)
 
     def _unlink(self, job: Job, work: Work) -> None:
         path = self._file(job, work)
@@ -414,13 +355,13 @@ class Desk:
         """Take a worker's last word on a lease: published, failed or cancelled."""
         number = work.lease.lease
         self._board.ended(job, work, report["busy_s"] if kind == "published" else None)
-        work.state = LeaseState.PUBLISHED
         if kind == "failed" and report["full"] and not work.cancelled:
             self._spool.give_back(work.file_bytes)
-            work.state, work.samples = LeaseState.QUEUED, 0
-            job.queue.appendleft(number)
+            work.samples = 0
+            job.step(work, LeaseState.QUEUED)
             self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
             return
+        job.step(work, LeaseState.PUBLISHED)
         if kind != "published" or work.cancelled:
             self._discard(job, work)
         if job.closing:

@@ -98,20 +98,50 @@ class Job:
     made: int = 0  # batches published
     held_back: str = ""  # why its next lease was not begun when a worker was free
 
+    holds: Tuple[int, int] = (0, 0)  # batches and bytes that count against the quota
+    wants: Tuple[int, int] = (0, 0)  # of those in its queue
+    unfetched: int = 0  # batches published and not yet released
+
     @property
     def held(self) -> int:
         """Batches of this job that count against the quota."""
-        return sum(one.state is not LeaseState.QUEUED for one in self.work.values())
-
-    @property
-    def unfetched(self) -> int:
-        """Batches of this job that are published and not yet released."""
-        return sum(one.state is LeaseState.PUBLISHED for one in self.work.values())
+        return self.holds[0]
 
     @property
     def working(self) -> bool:
         """Whether a worker is at one of its leases."""
-        return any(one.state is LeaseState.WORKING for one in self.work.values())
+        return self.holds[0] > self.unfetched
+
+    def add(self, work: Work) -> None:
+        """Put a lease at the end of the queue."""
+        self.work[work.lease.lease] = work
+        self.queue.append(work.lease.lease)
+        self._count(work, 1)
+
+    def step(self, work: Work, state: LeaseState) -> None:
+        """Note a lease's new state. One that goes back to QUEUED is the next again; one that leaves it was popped."""
+        self._count(work, -1)
+        work.state = state
+        self._count(work, 1)
+        if state is LeaseState.QUEUED:
+            self.queue.appendleft(work.lease.lease)
+
+    def drop(self, work: Work) -> None:
+        """Forget a lease."""
+        if work.state is LeaseState.QUEUED:
+            self.queue.remove(work.lease.lease)
+        del self.work[work.lease.lease]
+        self._count(work, -1)
+
+    def _count(self, work: Work, sign: int) -> None:
+        """Counted as they change: thousands of published batches may lie in the spool, and each lease begun asks."""
+        change = (sign, sign * work.file_bytes)
+        if work.state is LeaseState.QUEUED:
+            self.wants = (self.wants[0] + change[0], self.wants[1] + change[1])
+        else:
+            self.holds = (self.holds[0] + change[0], self.holds[1] + change[1])
+        if work.state is LeaseState.PUBLISHED:
+            self.unfetched += sign
 
     def next_bytes(self) -> int:
         """Return the size of the batch that is next in its queue."""
@@ -149,16 +179,11 @@ class _Holdings:
         self.hosts: Dict[str, _Holding] = {}
         self.jobs: Dict[str, Dict[str, _Holding]] = {}  # by host and key
         for job in jobs:
-            held, wanted = [0, 0], [0, 0]
-            for work in job.work.values():
-                count = wanted if work.state is LeaseState.QUEUED else held
-                count[0] += 1
-                count[1] += work.file_bytes
             if not job.work:
                 continue
             own = self.jobs.setdefault(job.host, {}).setdefault(job.key, _Holding(quota))
             for one in (self.all, self.hosts.setdefault(job.host, _Holding(quota)), own):
-                one.add((held[0], held[1]), (wanted[0], wanted[1]))
+                one.add(job.holds, job.wants)
 
 
 class Board:
@@ -235,7 +260,7 @@ class Board:
 
     def _begin(self, job: Job) -> Work:
         work = job.work[job.queue.popleft()]
-        work.state = LeaseState.WORKING
+        job.step(work, LeaseState.WORKING)
         work.charged_s = len(work.lease.items) * (self._sample_s if job.sample_s is None else job.sample_s)
         self._used_s[job.host] += work.charged_s
         del self._jobs[job.key]

@@ -58,6 +58,23 @@ class RangeSet:
         k = bisect_right(self._starts, start) - 1
         return self._stops[k] if k >= 0 and start < self._stops[k] else start
 
+    def last_missing(self, stop: int) -> int:
+        """The largest int below ``stop`` that is not a member; -1 where there is none."""
+        k = bisect_right(self._starts, stop - 1) - 1
+        return self._starts[k] - 1 if k >= 0 and stop - 1 < self._stops[k] else stop - 1
+
+    def at_least(self, start: int) -> int | None:
+        """The smallest member from ``start`` on; None where there is none."""
+        k = bisect_right(self._starts, start) - 1
+        if k >= 0 and start < self._stops[k]:
+            return start
+        return self._starts[k + 1] if k + 1 < len(self._starts) else None
+
+    def at_most(self, last: int) -> int | None:
+        """The largest member up to ``last``; None where there is none."""
+        k = bisect_right(self._starts, last) - 1
+        return min(last, self._stops[k] - 1) if k >= 0 else None
+
     def nth(self, n: int) -> int:
         """The n-th smallest member, from 0. Raises IndexError beyond the end."""
         for start, stop in zip(self._starts, self._stops, strict=True):

@@ -55,10 +55,18 @@ class Rates:
 
     host: Rate = field(default_factory=Rate)
     devices: dict[str, Rate] = field(default_factory=dict)
+    training: Rate = field(default_factory=Rate)  # the training thread's time between two batches, whatever it does then
+
+    PAUSE = 4.0  # times the usual step: an evaluation or a checkpoint between two batches counts as so much at most
 
     def device(self, name: str) -> Rate:
         """The rate of one device, made when first asked for."""
         return self.devices.setdefault(name, Rate())
+
+    def trained(self, seconds: float, part: float = 1.0) -> None:
+        """The training thread was away for so long with this part of a full batch."""
+        usual = self.training
+        self.training.add(min(seconds, self.PAUSE * usual.seconds * part) if usual.count >= 3 else seconds, part)
 
     def csd_per_s(self) -> float | None:
         """All devices together, batches a second; None before the first batch of any."""

@@ -19,6 +19,8 @@ from ddlp.rates import Rates
 # A lease that has not moved for so long is taken back, also by a strategy that would rather wait.
 STALLED_S = 30.0  # while the device's speed is not known
 STALLED_AT_LEAST_S = 5.0
+GUESS = 16.0  # the host's speed over a device's, before either is known
+SLACK = 0.5  # of a device's batch: leased so much earlier than its speed asks for
 STALLED_BATCHES = 4  # the time of so many batches: its turn may come after another lease's, or another job's
 
 
@@ -116,7 +118,7 @@ class Strategy:
         idle = now - entry.progress_s
         host, device = self.rates.host, self.rates.device(entry.device)
         if not host.count or not device.count:
-            return False
+            return host.count > 0  # nobody knows how long it will take
         left = (1.0 - entry.progress) * device.seconds - idle
         return left > host.seconds or idle > 2 * device.seconds
 
@@ -131,13 +133,28 @@ class Strategy:
         entries = (self.ledger.entry(p) for p in leases.values())
         return sum(1.0 - e.progress for e in entries if e is not None)
 
+    def _ready_s(self, device: str) -> float | None:
+        """Seconds until the device would be ready with one more batch; None while its speed is not known."""
+        rate = self.rates.device(device)
+        return self._backlog(device) / rate.per_s + rate.seconds if rate.per_s is not None else None
+
     def _worth_leasing(self, device: str) -> bool:
         """True where the device would be ready with one more batch before the host has made all that is left."""
-        r_cpu, r_csd = self.rates.host.per_s, self.rates.device(device).per_s
-        if r_cpu is None or r_csd is None:
+        r_cpu, ready_s = self.rates.host.per_s, self._ready_s(device)
+        if r_cpu is None or ready_s is None:
             return True
-        left = len(self.ledger.free) + 0.5 * self.ledger.host_in_work
-        return (self._backlog(device) + 1) / r_csd <= left / r_cpu
+        return ready_s <= (len(self.ledger.free) + 0.5 * self.ledger.host_in_work) / r_cpu
+
+    def _made_meanwhile(self, device: str) -> int:
+        """Free batches that must lie before one that is leased now, so that it is ready when its turn comes.
+
+        What the host makes while the device makes its backlog and this batch, and some more: a batch that is early waits in
+        the spool, one that is late makes training wait or is made twice.
+        """
+        r_cpu, ready_s = self.rates.host.per_s, self._ready_s(device)
+        if r_cpu is None or ready_s is None:
+            return min(math.ceil(GUESS * (self._backlog(device) + 1)), len(self.ledger.free) // 2)
+        return math.ceil(r_cpu * (ready_s + SLACK * self.rates.device(device).seconds)) + 1
 
 
 class Cpu(Strategy):
@@ -178,15 +195,12 @@ class Ordered(Cpu):
     """The sampler's order with both sides at work: a device gets batches so far ahead that they are ready in time."""
 
     name = "ordered"
-    GUESS = 4.0  # the host's speed over the device's, before either is known
 
     def _next_to_lease(self, device: str) -> int | None:
-        r_cpu, r_csd = self.rates.host.per_s, self.rates.device(device).per_s
-        ratio = r_cpu / r_csd if r_cpu and r_csd else self.GUESS
-        # While the device makes its backlog and this batch, the host makes `ahead` of those that are still free.
-        ahead = math.ceil(ratio * (self._backlog(device) + 1))
-        free = self.ledger.free
-        return free.nth(ahead) if ahead < len(free) else None
+        free, ahead = self.ledger.free, self._made_meanwhile(device)
+        if ahead < len(free):
+            return free.nth(ahead)
+        return super(Cpu, self)._next_to_lease(device)  # the epoch's last ones: as long as it pays
 
 
 class Wrr(Strategy):
@@ -207,38 +221,37 @@ class Wrr(Strategy):
 
 
 class Mte(Strategy):
-    """Moving towards each other: all of the host's batches, ascending, then the devices', descending.
+    """Moving towards each other: the first batches ascending, all of them the host's; then from the end, descending.
 
-    ``host_batches`` is the split; None calibrates: until both rates are known the host's batches are trained on as they
-    come, then ``n_cpu = n * r_cpu / (r_cpu + r_csd)`` (the paper's formula), and no more for the devices than their spools
-    hold, since nothing drains from them before the host's batches are done.
+    ``host_batches`` is the split s; None calibrates: until both rates are known the host's batches are trained on as they
+    come, then `split` chooses. Neither side ever rests: while training goes down from the end the host makes batches of that
+    part too. So the devices leave out every so many-th of them, evenly spread: by the time training has come to one of those
+    the host has made it, and its slot is free again for the next.
     """
 
     name = "mte"
+    # A split that is too small costs nothing, one that is too large costs time; and the rates are known within 5 %.
+    EARLY, SURE = 0.9, 0.95
 
     def __init__(self, ledger: Ledger, rates: Rates, host_batches: int | None = None) -> None:
         super().__init__(ledger, rates)
         if not ledger.closed:
             raise ValueError("mte needs the epoch's length")
         self.host_batches = None if host_batches is None else min(max(host_batches, 0), ledger.length)
+        self._frontier = ledger.length - 1  # down to here each batch was leased, or left to the host
+        self._due = 0.0  # the host's part of the batches so far, less what was left to it
 
     def turn(self) -> int | None:
         """Ascending up to the split, then descending from the end."""
         head = self.ledger.delivered.first_missing()
         if head < self._split():
             return head
-        return self._last_undelivered()
+        last = self.ledger.delivered.last_missing(self.ledger.length)
+        return last if last >= 0 else None
 
     def _first(self, positions: RangeSet) -> int:
         first = positions.first()
         return first if first < self._split() else positions.last()
-
-    def _last_undelivered(self) -> int | None:
-        ranges = self.ledger.delivered.ranges()
-        last = self.ledger.length - 1
-        if ranges and ranges[-1][1] == self.ledger.length:
-            last = ranges[-1][0] - 1
-        return last if last >= 0 else None
 
     def _split(self) -> int:
         if self.host_batches is None:
@@ -256,15 +269,56 @@ class Mte(Strategy):
                 return None
             return min((e.position for e in ledger.leased()), default=n)  # too short to calibrate: they have met
         committed = ledger.free.first() if ledger.free else n  # up to here the host has made them: no going back
-        return self.split(n, self.rates, sum(ledger.devices[name].quota for name in joined), committed)
+        begun = ledger.delivered.first_missing()
+        share = self.split(n - len(ledger.delivered), self.rates, sum(ledger.devices[name].quota for name in joined))
+        return None if share is None else min(n, max(begun + share, committed))
 
-    @staticmethod
-    def split(n: int, rates: Rates, quota: int, at_least: int = 0) -> int | None:
-        """The host's share of ``n`` batches at these rates; None where one of them is not known."""
+    @classmethod
+    def split(cls, n: int, rates: Rates, quota: int) -> int | None:
+        """How many of ``n`` batches are trained on ascending, at these rates; None where one of them is not known.
+
+        The paper's n * r_cpu / (r_cpu + r_csd) at most. The host has made its s after s / r_cpu, and training on the others
+        takes (n - s) * t then, with t for a step. Both stay within T = n / (r_cpu + r_csd) where
+        s <= (T - n * t) / (1 / r_cpu - t); where training is what limits (T < n * t < n / r_cpu), it must not wait for the
+        host at all: s = 0. And what the devices make in the first part must fit into their spools, from which nothing
+        drains before the second: s / r_cpu <= quota / r_csd.
+        """
         r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
         if r_cpu is None or r_csd is None:
             return None
-        return min(n, max(round(n * r_cpu / (r_cpu + r_csd)), n - quota, at_least))
+        paper = n * r_cpu / (r_cpu + r_csd)
+        share = min(paper, cls.EARLY * quota * r_cpu / r_csd)
+        step_s = rates.training.seconds if rates.training.count else 0.0
+        if 0.0 < step_s < 1.0 / r_cpu:
+            spare_s = max(0.0, cls.SURE * n / (r_cpu + r_csd) - n * step_s)
+            share = min(share, cls.EARLY * spare_s / (1.0 / r_cpu - step_s))
+        return round(share)
+
+    def _next_to_lease(self, device: str) -> int | None:
+        free, split = self.ledger.free, self._split()
+        if not free or self.host_batches is None:
+            return super()._next_to_lease(device)
+        ahead = self._made_meanwhile(device)
+        while (position := free.at_most(self._frontier)) is not None and position >= split:
+            self._frontier = position - 1
+            before = len(free) - (position + 1 - split)  # free batches that come earlier
+            self._due += self._hosts_part(before, position + 1 - split)
+            if self._due < 1.0 and before >= ahead:
+                return position
+            self._due = max(0.0, self._due - 1.0)
+        if not self._worth_leasing(device):
+            return None
+        last = free.at_least(split)  # in the order of delivery
+        return free.last() if last is None else last
+
+    def _hosts_part(self, before: int, after: int) -> float:
+        """The part (0 to 1) that the host should make of these ``after`` batches, beside the ``before`` earlier ones."""
+        r_cpu, r_csd = self.rates.host.per_s, self.rates.csd_per_s()
+        if r_cpu is None or r_csd is None:
+            return 0.0
+        backlog = sum(self._backlog(name) for name in self.ledger.devices)
+        hosts = (before + after + backlog) * r_cpu / (r_cpu + r_csd)
+        return min(max((hosts - before) / max(1, after), 0.0), 1.0)
 
 
 STRATEGIES: dict[str, type[Strategy]] = {s.name: s for s in (Cpu, Csd, Mte, Wrr, Ordered)}

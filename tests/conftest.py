@@ -7,8 +7,13 @@ what needed a second try is printed as RERUN.
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would the processes that our tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/test_embedded", "ddlp/test_operators_travel", "board/",

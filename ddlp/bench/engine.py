@@ -1,8 +1,9 @@
 """`ddlp bench engine`: an engine's images a second on a core against a bare Pillow loop on the same computer.
 
-Both prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
-(`csd_engine.bare`) opens, crops and resizes into an array, as many processes of it as the engine has workers; it is the bound.
-What the engine does beyond it: drawing the crop, checking where the file lies, the batch file and its checksum, the socket.
+All prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
+(`csd_engine.bare`) opens, crops and resizes into an array, as many processes of it as the engine has workers: the bound of an
+engine that works with Pillow, which --local measures as well. What an engine does beyond it: drawing the crop, checking where
+the file lies, the batch file and its checksum, the socket. With the kernel it is faster than the loop all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -56,22 +57,29 @@ class Result:
     versions: dict[str, str]
     engine: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
+    kernel: str = "none"  # of the engine
+    pillow: list[float] = field(default_factory=list)  # of an engine without kernel; empty: not measured
 
     @property
     def ratios(self) -> list[float]:
-        """The engine's part of the bare loop's rate, round by round."""
-        return [engine / bare for engine, bare in zip(self.engine, self.bare, strict=True)]
+        """The engine's rate in bare loops, round by round."""
+        return _ratios(self.engine, self.bare)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where both run: `bare` runs the bare loop on a JSON object and returns its answer; `there` maps a host path."""
+    """Where all run: `bare` runs the bare loop on a JSON object and returns its answer; `there` maps a host path."""
 
     name: str
     link: EngineLink
     bare: Callable[[dict[str, Any]], dict[str, Any]]
     there: Callable[[str], str]
     cpus: list[int] | None
+    plain: EngineLink | None = None  # to an engine without kernel
+
+
+def _ratios(rates: Sequence[float], bound: Sequence[float]) -> list[float]:
+    return [rate / most for rate, most in zip(rates, bound, strict=True)]
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
@@ -109,10 +117,11 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _local(cpu: int | None) -> Iterator[Place]:
-    """An engine of one worker on a core of its own, where there is another one for this process."""
+    """Engines of one worker, with and without kernel, on a core of their own, where there is another one for this process."""
     usable = sorted(os.sched_getaffinity(0))
     core = usable[-1] if cpu is None else cpu
-    engine = acquire(EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0))
+    options = EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0)
+    engine, plain = acquire(options), acquire(replace(options, kernel=False))
 
     def bare(work: dict[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
@@ -124,10 +133,11 @@ def _local(cpu: int | None) -> Iterator[Place]:
 
     try:
         os.sched_setaffinity(0, set(usable) - {core} or {core})
-        yield Place(f"this computer, core {core}", engine.link, bare, os.path.abspath, [core])
+        yield Place(f"this computer, core {core}", engine.link, bare, os.path.abspath, [core], plain.link)
     finally:
         os.sched_setaffinity(0, usable)
         engine.release()
+        plain.release()
 
 
 @contextmanager
@@ -180,7 +190,7 @@ def image_files(directory: Path, most: int) -> list[str]:
 class _Turns:
     """The engine's turns: one job, all leases of a turn sent at once."""
 
-    def __init__(self, place: Place, root: Path, files: Sequence[str], batch: int, manifest: Path) -> None:
+    def __init__(self, link: EngineLink, root: Path, files: Sequence[str], batch: int, manifest: Path) -> None:
         self._events: SimpleQueue[EngineEvent] = SimpleQueue()
         self._dataset = FileSet(os.path.abspath(root), write_manifest(manifest, files), len(files))
         operator = {"op": "RandomResizedCrop", "size": [SIZE, SIZE], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
@@ -188,7 +198,7 @@ class _Turns:
         self.pipeline = Pipeline.parse({"format": 1, "order": native_order(), "mode": "RGB", "ops": [operator]})
         self._batch, self._leases = batch, 0
         layout = Layout(batch, SIZE, SIZE, 3)
-        self._job: JobHandle = place.link.open_job(self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put)
+        self._job: JobHandle = link.open_job(self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put)
 
     def turn(self, items: Sequence[int]) -> float:
         """Seconds that the engine takes for these samples, from the leases to the last file."""
@@ -225,9 +235,10 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
         "batch": options.batch, "processes": workers, "cpus": place.cpus,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as scratch:
-        turns = _Turns(place, options.images, files, options.batch, Path(scratch) / "manifest")
+        links = [place.link] + [place.plain] * (place.plain is not None)
+        engines = [_Turns(link, options.images, files, options.batch, Path(scratch) / "manifest") for link in links if link]
         try:
-            work["pipeline"] = turns.pipeline.to_data()
+            work["pipeline"] = engines[0].pipeline.to_data()
 
             def items(batches: int) -> list[int]:
                 return [number % len(files) for number in range(batches * options.batch)]
@@ -235,31 +246,42 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
             def bare(wanted: list[int]) -> float:
                 return len(wanted) / float(place.bare({**work, "items": wanted})["seconds"]) / workers
 
-            def engine(wanted: list[int]) -> float:
-                return len(wanted) / turns.turn(wanted) / workers
+            def rate_of(turns: _Turns) -> Callable[[list[int]], float]:
+                return lambda wanted: len(wanted) / turns.turn(wanted) / workers
 
             warm = items(_WARM_BATCHES * workers)
-            engine(warm)
+            rates = [rate_of(turns) for turns in engines]
+            for engine in rates:
+                engine(warm)
             batches = workers * max(2, round(options.seconds * bare(warm) / options.batch))
             wanted = items(batches)
-            result = Result(place.name, workers, len(wanted), options.batch, dict(place.link.open().versions))
+            versions = dict(place.link.status().versions)
+            result = Result(place.name, workers, len(wanted), options.batch, versions, kernel=versions.get("kernel", "none"))
+            sides = list(zip([bare, *rates], [result.bare, result.engine, result.pillow]))  # noqa: B905 - the last may lack
             for number in range(options.rounds):
-                sides = [(bare, result.bare), (engine, result.engine)]
-                for side, rates in sides[:: 1 if number % 2 == 0 else -1]:
-                    rates.append(side(wanted))
+                for side, found in sides[:: 1 if number % 2 == 0 else -1]:
+                    found.append(side(wanted))
                 say(f"round {number + 1}/{options.rounds}: engine {result.engine[-1]:.1f}, bare {result.bare[-1]:.1f} images/s")
         finally:
-            turns.close()
+            for turns in engines:
+                turns.close()
     return result
 
 
 def table(result: Result) -> str:
     """The figures for a person."""
     versions = ", ".join(f"{name} {result.versions.get(name)}" for name in ("machine", "python", "pillow"))
-    return "\n".join([
+    lines = [
         f"{result.where} ({versions}), {result.workers} worker(s), {result.images} images a turn in batches of {result.batch}",
         f"medians of {len(result.engine)} rounds (least .. most), images/s on one core, RandomResizedCrop({SIZE})",
-        f"  engine            {spread(result.engine, '.1f')}",
-        f"  bare Pillow loop  {spread(result.bare, '.1f')}   the bound",
-        f"  engine / bare     {spread(result.ratios, '.3f')}",
-    ])  # fmt: skip
+        f"  engine (kernel: {result.kernel}){'':{max(1, 7 - len(result.kernel))}}{spread(result.engine, '.1f')}",
+        f"  bare Pillow loop       {spread(result.bare, '.1f')}   the bound of an engine with Pillow",
+        f"  engine / bare          {spread(result.ratios, '.3f')}",
+    ]
+    if result.pillow:
+        lines += [
+            f"  engine with Pillow     {spread(result.pillow, '.1f')}",
+            f"  engine w. P. / bare    {spread(_ratios(result.pillow, result.bare), '.3f')}",
+            f"  engine / engine w. P.  {spread(_ratios(result.engine, result.pillow), '.3f')}",
+        ]
+    return "\n".join(lines)

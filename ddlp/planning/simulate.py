@@ -150,10 +150,12 @@ class Simulation:
         self.outcome.sides.append(self.ledger.deliver(position))
         self.outcome.order.append(position)
         self._training = True
-        self._at(self.world.train_s(position), self._trained)
+        seconds = self.world.train_s(position)
+        self._at(seconds, lambda: self._trained(seconds))
         return True
 
-    def _trained(self) -> None:
+    def _trained(self, seconds: float) -> None:
+        self.rates.trained(seconds)
         self._training = False
         self._waiting_since = self.now
 

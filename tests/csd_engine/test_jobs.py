@@ -39,8 +39,7 @@ class Scene:
     def ask(self, job: Job, leases: int) -> None:
         for number in itertools.islice(self._numbers, leases):
             items = tuple((k, 0) for k in range(job.layout.batch))
-            job.work[number] = Work(Lease(job.name, number, "0" * 32, 0, 0, items), job.layout)
-            job.queue.append(number)
+            job.add(Work(Lease(job.name, number, "0" * 32, 0, 0, items), job.layout))
 
     def held_bytes(self) -> int:
         works = [work for job in self.board.of() for work in job.work.values()]
@@ -71,9 +70,9 @@ class Scene:
         self._at_work.sort(key=lambda one: one[:2])
         self.now, _, job, work = self._at_work.pop(0)
         self.board.ended(job, work, self._costs[job.key] * len(work.lease.items))
-        work.state = LeaseState.PUBLISHED
+        job.step(work, LeaseState.PUBLISHED)
         if drain:
-            del job.work[work.lease.lease]
+            job.drop(work)
         return job
 
 
@@ -210,7 +209,7 @@ def test_a_job_that_is_not_drained_shuts_nobody_out(batches, jobs, drained):
     sibling, stranger = scene.job("a"), scene.job("b")
     scene.ask(stranger, 3)
     assert scene.step(drain=False) is stranger
-    del stranger.work[next(n for n, w in stranger.work.items() if w.state is LeaseState.PUBLISHED)]
+    stranger.drop(next(w for w in stranger.work.values() if w.state is LeaseState.PUBLISHED))
     stranger.queue.clear()
     stranger.work.clear()
     scene.ask(sibling, 1)
@@ -245,6 +244,23 @@ def test_a_share_is_had_back_as_the_spool_drains():
     for _ in range(100):
         done = [number for number, work in first.work.items() if work.state is LeaseState.PUBLISHED]
         if done and first.held > second.held:
-            del first.work[done[0]]
+            first.drop(first.work[done[0]])
         scene.step(drain=False)
     assert abs(first.held - second.held) <= 1 and first.held + second.held >= 26
+
+
+def test_a_jobs_counts_follow_every_step():
+    scene = Scene(Quota(100, 100 << 20))
+    job = scene.job("a")
+    scene.ask(job, 4)
+    size = job.next_bytes()
+    assert (job.wants, job.holds, job.working) == ((4, 4 * size), (0, 0), False)
+    first, second = (scene.board.next_lease(scene.shortage, scene.quota)[0][1] for _ in range(2))
+    assert (job.wants, job.holds, job.working) == ((2, 2 * size), (2, 2 * size), True)
+    job.step(first, LeaseState.PUBLISHED)
+    job.step(second, LeaseState.QUEUED)  # the disk was full
+    assert job.queue[0] == second.lease.lease and job.next_bytes() == size
+    assert (job.wants, job.holds, job.unfetched, job.working) == ((3, 3 * size), (1, size), 1, False)
+    for work in list(job.work.values()):
+        job.drop(work)
+    assert (job.wants, job.holds, job.unfetched, list(job.queue)) == ((0, 0), (0, 0), 0, [])

@@ -25,6 +25,10 @@ def test_it_is_a_set_of_ints(operations):
         assert [ranges.nth(k) for k in range(len(members))] == members
         assert all((k in ranges) == (k in model) for k in range(40))
         assert ranges.first_missing() == next(k for k in range(99) if k not in model)
+        for bound in range(40):
+            assert ranges.last_missing(bound) == max((k for k in range(bound) if k not in model), default=-1)
+            assert ranges.at_least(bound) == min((k for k in members if k >= bound), default=None)
+            assert ranges.at_most(bound) == max((k for k in members if k <= bound), default=None)
         assert RangeSet(ranges.ranges()) == ranges
         pairs = ranges.ranges()
         assert all(stop < start for (_, stop), (start, _) in zip(pairs, pairs[1:], strict=False)), "adjacent ranges merge"
