@@ -22,8 +22,10 @@ import torch
 
 from csd_engine.batchfile import BatchWriter, Layout, read_batch
 from csd_engine.samples import prepare_sample
+from csd_engine.transforms.bulk import Bulk
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
+from ddlp.transfer.pool import Pool
 
 _FETCHED_FILES = 4
 
@@ -38,14 +40,28 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
 
     ``order``: indices to go through, again and again; None: all, in a fixed random order.
     """
-    reader, order = found.dataset.reader(), order or _order(found)
+    reader, epilogue = found.dataset.reader(), found.epilogue
+    ring = np.asarray(order or _order(found))
+    bulk, convert = Bulk.of(found.pipeline, reader.rows()), not epilogue.keeps_bytes
+    # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
+    rows = np.empty((batch, *found.shape), dtype=np.uint8)
+    bits = epilogue.empty(batch, found.shape[0], found.shape[1], Pool(1)) if convert else None
+    never_before = np.zeros(batch, dtype=np.int64)
 
     def make(k: int) -> torch.Tensor:
-        rows = np.empty((batch, *found.shape), dtype=np.uint8)
-        for row in range(batch):
-            item = (order[(k * batch + row) % len(order)], 0)
-            prepare_sample(reader, found.pipeline, item, 0, k, rows[row], None)
-        return found.epilogue(torch.from_numpy(rows))
+        sources = ring[(k * batch + np.arange(batch)) % len(ring)]
+        if bulk is not None:
+            for part in bulk.slices(batch):
+                bulk.fill(sources[part], never_before[part], 0, k, rows[part], None)
+                if bits is not None:
+                    epilogue.convert(rows[part], bits[part])
+        else:
+            for row, source in enumerate(sources.tolist()):
+                image = rows[0 if convert else row]
+                prepare_sample(reader, found.pipeline, (source, 0), 0, k, image, None)
+                if bits is not None:
+                    epilogue.convert(image[None], bits[row : row + 1])
+        return epilogue.tensor(rows if bits is None else bits)
 
     return make
 
@@ -71,7 +87,8 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
 
 
 def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int], object]:
-    """Bring a batch file in as the host does: read and verified into fresh memory, then the epilogue."""
+    """Bring a batch file in as the host does: read and verified into memory of a pool, then the epilogue into some."""
+    pool = Pool(2)
     layout = Layout(batch, *found.shape, 0)
     reader, order = found.dataset.reader(), _order(found)
     paths = []
@@ -85,7 +102,9 @@ def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int]
 
     def make(k: int) -> torch.Tensor:
         number = k % _FETCHED_FILES
-        return found.epilogue(torch.from_numpy(read_batch(paths[number], f"{number:032x}", number, layout).images))
+        memory = pool.empty((layout.image_bytes,), np.uint8)
+        pixels = read_batch(paths[number], f"{number:032x}", number, layout, memory).images
+        return found.epilogue(torch.from_numpy(pixels), pool=pool)
 
     return make
 

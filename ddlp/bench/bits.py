@@ -22,6 +22,7 @@ from PIL import Image
 from torchvision import transforms as T
 from torchvision.transforms import functional as F
 
+from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize
@@ -144,10 +145,6 @@ def _by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpo
 
 
 def _kernel_takes(path: Path) -> bool:
-    try:
-        from csd_engine.kernels import kernel
-    except ImportError:
-        return False
     found = kernel()
     return found is not None and found.context().take(path.read_bytes()) is not None
 

@@ -188,12 +188,10 @@ def _libjpeg() -> str:
 
 def _kernel() -> str:
     """The compiled kernel's variant, or why there is none."""
-    try:
-        from csd_engine.kernels import kernel, why_not
-    except ImportError:
-        return "none: this version has no kernel"
+    from csd_engine.kernels import kernel, why_not
+
     found = kernel()
-    return why_not() if found is None else str(getattr(found, "variant", "in use"))
+    return f"none ({why_not()})" if found is None else found.variant
 
 
 def machine_line(found: Mapping[str, Any]) -> str:

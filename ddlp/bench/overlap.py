@@ -158,7 +158,9 @@ def contender(name: str, options: argparse.Namespace, slowdown: float, accelerat
             with pinned(options.host_cpu):
                 other.go()
                 workers = PEERS.index(name)
-                ahead: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
+                ahead: dict[str, Any] = (
+                    {"prefetch_factor": 4} if workers else {}
+                )  # not persistent: it holds the bare loop's pipe
                 loader = DataLoader(
                     dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(), **ahead
                 )

@@ -1,8 +1,8 @@
 """`ddlp bench read`: a published batch file into tensors, its checksum verified, against a raw read of the same bytes.
 
-Into fresh memory, as the loader takes it for CPU tensors, and into memory that is there already, as the pinned buffers for a
-GPU are (pinned here if there is one). The raw read is `os.readv` from the page cache into the same kind of memory: the bound.
-The checksum alone, over bytes that lie in memory, says what the verification costs.
+Into memory that is there already, as the pool's is and the pinned buffers for a GPU (pinned here if there is one), and into
+fresh memory. The raw read is `os.readv` from the page cache into the same kind of memory: the bound. The checksum alone, over
+bytes that lie in memory, says what the verification costs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from csd_engine.batchfile import BatchWriter, Layout, read_batch
 from csd_engine.checksum import Checksum
 from ddlp.bench.common import Aim, add_output, alternate, emit, pinned, ratios, say, spread
 
-WAYS = ("fresh memory", "memory that is there")
+WAYS = ("memory that is there", "fresh memory")
 VERIFIED, RAW, CHECKSUM = "verified batch, {}", "raw read, {}", "checksum alone"
 _AIM = 0.9
 _FILES = 4
@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace, spool: Path) -> Result:
         total.hexdigest()
 
     turns: dict[str, Callable[[], float]] = {}
-    for way, memory in zip(WAYS, (None, held), strict=True):
+    for way, memory in zip(WAYS, (held, None), strict=True):
         turns[VERIFIED.format(way)] = _turn(verified, memory, options, layout)
         turns[RAW.format(way)] = _turn(raw, memory, options, layout)
     turns[CHECKSUM] = _turn(checksum, held, options, layout)

@@ -50,15 +50,15 @@ def test_memory_that_nobody_has_mapped_is_counted_once():
     before, unmapped = held_bytes([os.getpid()])
     descriptor = os.memfd_create("ddlp-test")
     try:
-        os.write(descriptor, bytes(32 * MEGABYTE))
+        os.write(descriptor, bytes(256 * MEGABYTE))
         other = os.dup(descriptor)
         held, now_unmapped = held_bytes([os.getpid()])
-        assert now_unmapped - unmapped == 32 * MEGABYTE
-        assert 31 * MEGABYTE < held - before < 48 * MEGABYTE
-        with mmap.mmap(descriptor, 32 * MEGABYTE) as mapping:
+        assert now_unmapped - unmapped == 256 * MEGABYTE
+        assert 200 * MEGABYTE < held - before < 312 * MEGABYTE
+        with mmap.mmap(descriptor, 256 * MEGABYTE) as mapping:
             sum(mapping[:: mmap.PAGESIZE])
             held, now_unmapped = held_bytes([os.getpid()])
-            assert now_unmapped == unmapped and 31 * MEGABYTE < held - before < 48 * MEGABYTE
+            assert now_unmapped == unmapped and 200 * MEGABYTE < held - before < 312 * MEGABYTE
         os.close(other)
     finally:
         os.close(descriptor)
