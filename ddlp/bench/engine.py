@@ -271,17 +271,20 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
 def table(result: Result) -> str:
     """The figures for a person."""
     versions = ", ".join(f"{name} {result.versions.get(name)}" for name in ("machine", "python", "pillow"))
+    figures = [
+        (f"engine (kernel: {result.kernel})", spread(result.engine, ".1f")),
+        ("bare Pillow loop", spread(result.bare, ".1f") + "   the bound of an engine with Pillow"),
+        ("engine / bare", spread(result.ratios, ".3f")),
+    ]
+    if result.pillow:
+        figures += [
+            ("engine with Pillow", spread(result.pillow, ".1f")),
+            ("engine with Pillow / bare", spread(_ratios(result.pillow, result.bare), ".3f")),
+            ("engine / with Pillow", spread(_ratios(result.engine, result.pillow), ".3f")),
+        ]
     lines = [
         f"{result.where} ({versions}), {result.workers} worker(s), {result.images} images a turn in batches of {result.batch}",
         f"medians of {len(result.engine)} rounds (least .. most), images/s on one core, RandomResizedCrop({SIZE})",
-        f"  engine (kernel: {result.kernel}){'':{max(1, 7 - len(result.kernel))}}{spread(result.engine, '.1f')}",
-        f"  bare Pillow loop       {spread(result.bare, '.1f')}   the bound of an engine with Pillow",
-        f"  engine / bare          {spread(result.ratios, '.3f')}",
+        *(f"  {name:27}{text}" for name, text in figures),
     ]
-    if result.pillow:
-        lines += [
-            f"  engine with Pillow     {spread(result.pillow, '.1f')}",
-            f"  engine w. P. / bare    {spread(_ratios(result.pillow, result.bare), '.3f')}",
-            f"  engine / engine w. P.  {spread(_ratios(result.engine, result.pillow), '.3f')}",
-        ]
     return "\n".join(lines)

@@ -240,7 +240,8 @@ class _Deployment:
         brought = kernel.bring(self._shell, self._python, home, self._number, record.kernel_choice, step.waiting)
         self._restart |= brought.changed
         self._steps.changed |= brought.changed
-        self._record = dataclasses.replace(record, kernel=str(brought.report))
+        rate = None if brought.changed else record.images_per_s
+        self._record = dataclasses.replace(record, kernel=str(brought.report), images_per_s=rate)
         step.say(brought.line)
 
     # -- the service

@@ -107,12 +107,12 @@ def bring(
     """
     code = f"engines/{number}"
     where = f"{home}/{code}/csd_engine/kernels"
-    found = look(shell, python, home, code)
-    if not found.system:  # a library that ends Python tells nothing
-        found = look(shell, python, home, code, "off")
     if choice == "none":
         line = "none, as you chose (--kernel none): Pillow does the work"
         return Brought(KernelReport(why_not="--kernel none"), _remove(shell, where), line)
+    found = look(shell, python, home, code)
+    if not found.system:  # a library that ends Python tells nothing
+        found = look(shell, python, home, code, "off")
     ways = {"device": (_ON_THE_DEVICE, _compile_there), "cross": (_CROSS, _compile_here)}
     wanted = [ways[choice]] if choice in ways else list(ways.values())
     if found.variant and any(found.made.startswith(made) for made, _ in wanted):

@@ -50,7 +50,8 @@ def arguments(board: Any, *more: str, user: str = "ddlp") -> list[str]:
     shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
     return [
         "deploy", f"{user}@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there,
-        "--host-root", str(board.data), "--spool", board.spool_there, *shared, "--reserve-bytes", "10M", *more,
+        "--host-root", str(board.data), "--spool", board.spool_there, *shared, "--reserve-bytes", "10M",
+        "--kernel", "none", *more,  # to compile it takes time; test_kernel.py does
     ]  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
         shutil.copytree(REPOSITORY / name, tmp_path / "older" / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "older" / "csd_engine" / "old.py").write_text("OLD = 1\n")
     done = subprocess.run(
-        [sys.executable, "-m", "ddlp", *arguments(board)], cwd=tmp_path / "older", capture_output=True, text=True,
+        [sys.executable, "-m", "ddlp", *arguments(board, "--kernel", "auto")], cwd=tmp_path / "older", capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "older")},
     )  # fmt: skip
     assert done.returncode == 0 and 'csd0 is ready. Use it with csd="csd0".' in done.stdout, done.stdout + done.stderr
@@ -128,7 +129,7 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
 
     # Once more changes nothing.
     second = engine(board)
-    assert "Nothing had to be changed." in ddlp(*arguments(board)) and engine(board) == second
+    assert "Nothing had to be changed." in ddlp(*arguments(board, "--kernel", "auto")) and engine(board) == second
 
     # A killed engine is started again; one that is stopped is not.
     board.run(f"kill -9 {second}")

@@ -46,7 +46,7 @@ def test_cross_compiled_checked_and_bit_identical(
 
     with monkeypatch.context() as without:
         without.setenv("PATH", no_cross_compiler)
-        told = ddlp(*arguments(board))
+        told = ddlp(*arguments(board, "--kernel", "auto"))
     assert f"none: Pillow does the work, because there is no C compiler on the device, and there is no {COMPILER} on" in told
     assert "apt-get install gcc libc6-dev there, or apt-get install gcc-arm-linux-gnueabihf on this host" in told
     check("none")

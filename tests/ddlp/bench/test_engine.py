@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine_process import EngineProcess, make_jpegs  # noqa: E402
 from sshd import SSHD, Sshd  # noqa: E402
 
+from csd_engine.kernels import kernel  # noqa: E402
 from ddlp import cli  # noqa: E402
 from ddlp.bench.engine import Result, table  # noqa: E402
 from ddlp.deploy import book  # noqa: E402
@@ -42,7 +43,9 @@ def check(capsys, images, *arguments):
 
 
 def test_on_this_computer(images, capsys):
-    assert check(capsys, images, "--local")["workers"] == 1
+    result = check(capsys, images, "--local")
+    assert result["workers"] == 1 and len(result["pillow"]) == 2
+    assert result["kernel"] == ("none" if kernel() is None else kernel().variant)
 
 
 @pytest.fixture
@@ -85,4 +88,7 @@ def test_what_is_missing_is_said(tmp_path, capsys):
 
 def test_the_table_gives_medians_spreads_and_ratios():
     text = table(Result("csd0", 1, 64, 32, {"machine": "armv7l"}, [9.0, 18.0, 10.0], [10.0, 20.0, 40.0]))
+    assert "engine (kernel: none)" in text and "with Pillow /" not in text
+    measured = table(Result("here", 1, 64, 32, {}, [30.0], [10.0], "neon", [8.0]))
+    assert "engine (kernel: neon)" in measured and "3.000 (" in measured and "0.800 (" in measured and "3.750 (" in measured
     assert "10.0 (9.0 .. 18.0)" in text and "20.0 (10.0 .. 40.0)" in text and "0.900 (0.250 .. 0.900)" in text

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from test_deploy import Device, base, ddlp, device, make_device  # noqa: F401
 
+from csd_engine.kernels import kernel, why_not
 from csd_engine.keys import make_pair
 from ddlp.deploy import book, doctor, prove
 from ddlp.deploy.findings import bad, ok, warn
@@ -75,6 +76,21 @@ def test_a_healthy_device(deployed: Device, patient: Patient, capsys) -> None:
     assert (
         "names, sizes and contents of all 24 files compared" in said and "operators and decoders make the same pixels" in said
     )
+
+
+@pytest.mark.parametrize("setting", ("off", ""))
+def test_this_host_alone(setting: str) -> None:
+    if not setting and kernel() is None:
+        pytest.skip(why_not())
+    variables = {**os.environ, "DDLP_KERNEL": setting}
+    done = subprocess.run([sys.executable, "-m", "ddlp", "doctor", "--json"], env=variables, stdout=subprocess.PIPE)
+    answer = json.loads(done.stdout)
+    (found,) = answer["checks"]
+    assert done.returncode == 0 and answer["healthy"]
+    if setting:
+        assert found["what"] == "no kernel on this host" and "DDLP_KERNEL" in answer["first"]
+    else:
+        assert found["level"] == "ok" and "decodes with Pillow's libjpeg-turbo" in found["what"]
 
 
 def test_the_data_sets_differ(deployed: Device, patient: Patient) -> None:
