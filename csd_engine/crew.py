@@ -55,6 +55,7 @@ class WorkerProcess:
         self._unsent: Deque[memoryview] = deque()
         self._known: Set[str] = set()
         self.ready = False
+        self.kernel = ""  # which one it works with, or "none"; known when it is ready
         self.lease: Optional[Tuple[Job, Work]] = None
         self.probe: Optional[Tuple[Job, Probe]] = None
         self._heard_s = time.monotonic()

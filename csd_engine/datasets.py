@@ -17,7 +17,7 @@ from PIL import Image
 
 from csd_engine.errors import DatasetError, RootNotAllowed, SampleError
 from csd_engine.manifest import Manifest, write_manifest
-from csd_engine.regular import open_regular
+from csd_engine.regular import OpenFile, open_file, open_regular
 
 __all__ = [
     "ArraySet",
@@ -26,9 +26,13 @@ __all__ = [
     "FileSet",
     "Manifest",
     "Reader",
+    "Source",
+    "content",
     "fingerprint",
     "fingerprints",
+    "open_image",
     "open_reader",
+    "open_sample",
     "parse_dataset",
     "write_manifest",
 ]
@@ -169,62 +173,96 @@ def fingerprints(dataset: Dataset) -> List[str]:
     return list(dict.fromkeys(part.manifest for part in parts if isinstance(part, FileSet)))
 
 
+Source = Union[OpenFile, np.ndarray]
+"""Where a sample's pixels come from: an opened file, or uint8 (height, width[, 3])."""
+
+
 class Reader:
     """Opens single samples of a data set. Not thread-safe while it closes; otherwise it is."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
+    def open(self, index: int) -> Source:
+        """Return sample `index`, nothing of it read yet. A file is the caller's to close.
+
+        Raises:
+            SampleError: missing, no regular file, too large, or outside the allowed roots.
+            IndexError: there is no such sample.
+        """
+        raise NotImplementedError
+
     def image(self, index: int) -> Image.Image:
         """Return sample `index` with its header read and its pixels not yet decoded.
 
         Raises:
-            SampleError: missing, not an image, or outside the allowed roots.
+            SampleError: as `open`, or not an image.
             IndexError: there is no such sample.
         """
-        raise NotImplementedError
+        source = self.open(index)
+        return open_image(source.path, content(source)) if isinstance(source, OpenFile) else Image.fromarray(source)
 
     def where(self, index: int) -> str:
         """Return the sample's place for messages."""
         raise NotImplementedError
 
+    def rows(self) -> Optional[np.ndarray]:
+        """Return all samples where they are one array, uint8 (n, height, width) or (n, height, width, 3); else None."""
+        return None
+
     def close(self) -> None:
         """Unmap what is mapped."""
 
 
-def _content(path: str, beneath: Optional[Sequence[str]]) -> bytes:
-    """Return the file's bytes, in one system call instead of one each 64 KiB."""
-    descriptor = open_regular(path, beneath)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size > MAX_FILE_BYTES:
-            raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
-        content = os.read(descriptor, size)
-        while len(content) < size:  # interrupted, or on a network file system
-            more = os.read(descriptor, size - len(content))
-            if not more:
-                break  # it became shorter meanwhile; the decoder will tell
-            content += more
-        return content
-    finally:
-        os.close(descriptor)
-
-
-def open_image(path: str, beneath: Optional[Sequence[str]] = None) -> Image.Image:
-    """Return the file's image with its header read and its pixels not yet decoded; no descriptor stays open.
+def open_sample(path: str, beneath: Optional[Sequence[str]] = None) -> OpenFile:
+    """Open an image file.
 
     Raises:
-        SampleError: missing, larger than MAX_FILE_BYTES, not an image, or really outside `beneath`.
+        SampleError: missing, no regular file, larger than MAX_FILE_BYTES, or really outside `beneath`.
     """
     try:
-        return Image.open(io.BytesIO(_content(path, beneath)))
-    except SampleError:
-        raise
-    except OSError as error:  # UnidentifiedImageError is one
-        reason = error.strerror or "not an image that Pillow knows"
-        raise SampleError(path, f"{type(error).__name__}: {reason}") from error
+        opened = open_file(path, beneath)
     except Exception as error:
-        raise SampleError(path, f"{type(error).__name__}: {error}") from error
+        raise _not_read(path, error) from error
+    if opened.size > MAX_FILE_BYTES:
+        os.close(opened.descriptor)
+        raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return opened
+
+
+def content(opened: OpenFile) -> bytes:
+    """Return the file's bytes, in one system call instead of one each 64 KiB, and close it. Raises SampleError."""
+    try:
+        data = os.read(opened.descriptor, opened.size)
+        while len(data) < opened.size:  # interrupted, or on a network file system
+            more = os.read(opened.descriptor, opened.size - len(data))
+            if not more:
+                break  # it became shorter meanwhile; the decoder will tell
+            data += more
+        return data
+    except OSError as error:
+        raise _not_read(opened.path, error) from error
+    finally:
+        os.close(opened.descriptor)
+
+
+def open_image(path: str, data: bytes) -> Image.Image:
+    """Return the image in a file's bytes with its header read and its pixels not yet decoded; `path` is for messages.
+
+    Raises:
+        SampleError: not an image.
+    """
+    try:
+        return Image.open(io.BytesIO(data))
+    except Exception as error:
+        raise _not_read(path, error) from error
+
+
+def _not_read(path: str, error: Exception) -> SampleError:
+    why = str(error)
+    if isinstance(error, OSError):  # UnidentifiedImageError is one
+        why = error.strerror or "not an image that Pillow knows"
+    return SampleError(path, f"{type(error).__name__}: {why}")
 
 
 class _FileReader(Reader):
@@ -239,8 +277,8 @@ class _FileReader(Reader):
     def __len__(self) -> int:
         return len(self._manifest)
 
-    def image(self, index: int) -> Image.Image:
-        return open_image(os.path.join(self._root, self._manifest[index]), self._beneath)
+    def open(self, index: int) -> Source:
+        return open_sample(os.path.join(self._root, self._manifest[index]), self._beneath)
 
     def where(self, index: int) -> str:
         try:
@@ -270,13 +308,16 @@ class _ArrayReader(Reader):
     def __len__(self) -> int:
         return int(self._rows.shape[0])
 
-    def image(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Source:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of an array of {len(self)}")
-        return Image.fromarray(np.array(self._rows[index]))
+        return np.array(self._rows[index])
 
     def where(self, index: int) -> str:
         return f"{self._path}[{index}]"
+
+    def rows(self) -> Optional[np.ndarray]:
+        return self._rows
 
     def close(self) -> None:
         self._rows = np.zeros((0, 1, 1), dtype=np.uint8)  # the map goes with its last array
@@ -298,9 +339,9 @@ class _ConcatReader(Reader):
         part = bisect.bisect_right(self._starts, index) - 1
         return self._readers[part], index - self._starts[part]
 
-    def image(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Source:
         reader, own = self._part(index)
-        return reader.image(own)
+        return reader.open(own)
 
     def where(self, index: int) -> str:
         reader, own = self._part(index)

@@ -6,59 +6,33 @@ import dataclasses
 import hashlib
 import logging
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-import numpy
-import PIL
-import zmq
-
-import csd_engine
 from csd_engine import computer
 from csd_engine import protocol as say
+from csd_engine.admission import check_job
 from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
 from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
-from csd_engine.datasets import ArraySet, ConcatSet, Dataset, parse_dataset
-from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError
+from csd_engine.datasets import parse_dataset
+from csd_engine.errors import EngineError
 from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
 from csd_engine.meter import Meter
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.received import ARRAY, MANIFEST, FileCache, needed_files
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
-from csd_engine.transforms import Pipeline
+from csd_engine.versions import versions
 
-__all__ = ["Desk", "versions"]
+__all__ = ["Desk"]
 
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
 _MAX_LEASES = 4096  # of one job that wait; a host has a few
 _MAX_PROBES = 16
-
-
-def versions() -> Dict[str, str]:
-    """Return the versions of what decides about pixels and messages; `build` tells states of one version apart."""
-    return {
-        "csd_engine": csd_engine.__version__,
-        "build": build(),
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "pillow": PIL.__version__,
-        "pyzmq": zmq.__version__,
-        "libzmq": zmq.zmq_version(),
-        "machine": platform.machine(),
-    }
-
-
-def _image_size(dataset: Dataset) -> Optional[Tuple[int, int]]:
-    """Return (width, height) if every sample of the data set has it, else None."""
-    parts = dataset.parts if isinstance(dataset, ConcatSet) else (dataset,)
-    sizes = {(part.shape[2], part.shape[1]) if isinstance(part, ArraySet) else None for part in parts}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +116,9 @@ class Desk:
             for job in self._board.of()
         ]
         memory = computer.memory()
+        kernel = next((worker.kernel for worker in self._crew if worker.ready), "")
         return say.Status(
-            versions(), now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
+            {**versions(), "kernel": kernel}, now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
             self._meter.total, self._meter.per_s(now),
             *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
@@ -171,7 +146,7 @@ class Desk:
                 raise EngineError(f"job {message.job} is open already, or {_MAX_OPEN_JOBS} jobs are. Close one first.")
             dataset = parse_dataset(message.dataset)
             layout = Layout.parse(message.layout)
-            self._check_job(message.pipeline, dataset, layout)
+            check_job(message.pipeline, dataset, layout, self._roots, self._spool, self._operators)
             files = tuple(needed_files(dataset, self._spool.arrays))
             missing = next((one for one in files if not self._received[one[0]].has(one[1])), None)
             if missing is not None:
@@ -198,34 +173,6 @@ class Desk:
         self._board.add(Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter))
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
-
-    def _check_job(self, pipeline_data: Dict[str, Any], dataset: Dataset, layout: Layout) -> None:
-        pipeline = Pipeline.parse(pipeline_data)
-        shape = pipeline.output_shape(_image_size(dataset))
-        expected = (layout.height, layout.width, layout.channels, layout.boxes)
-        if (*shape, pipeline.boxes) != expected:
-            raise PipelineError(
-                f"the pipeline makes images of {shape} with {pipeline.boxes} boxes, the layout says {expected[:3]} "
-                f"with "
-                f"{layout.boxes}. Make the layout from Pipeline.output_shape."
-            )
-        for file in sorted({one.file for one in pipeline.user_operators}):
-            if self._operators is None:
-                raise OperatorFileError(
-                    f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "
-                    "deploy ... --operators FILE` sets it up; by hand, start it with a directory that holds the file."
-                )
-            self._operators.read(file)  # only looked at: workers run it
-        refusal = self._spool.refusal(layout.file_bytes)
-        if refusal:
-            raise EngineError(refusal)
-        for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
-            place = part.path if isinstance(part, ArraySet) else part.root
-            if os.path.dirname(place) == str(self._spool.arrays):
-                continue  # sent, or about to be
-            real = self._roots.resolve(place)
-            if not os.path.exists(real):
-                raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")
 
     def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
         """Take a part of what a data set needs; open what waited for it when it is complete."""

@@ -15,7 +15,7 @@ import csd_engine
 from csd_engine import protocol as say
 from csd_engine.computer import memory
 from csd_engine.crew import WorkerProcess
-from csd_engine.desk import Desk, versions
+from csd_engine.desk import Desk
 from csd_engine.door import Door
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.parcels import Parcels
@@ -23,6 +23,7 @@ from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool, look_at, remove_tree
 from csd_engine.turnstile import large_bytes
+from csd_engine.versions import versions
 
 __all__ = ["EngineOptions", "Service"]
 
@@ -264,7 +265,7 @@ class Service:
         for report in reports:
             kind = report["say"]
             if kind == "ready":
-                worker.ready, self._trouble = True, ""
+                worker.ready, worker.kernel, self._trouble = True, report["kernel"], ""
             elif kind == "progress" and worker.lease is not None:
                 self._desk.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:

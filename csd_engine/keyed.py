@@ -7,23 +7,27 @@ everywhere.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import math
 import struct
-from typing import List
+from hashlib import blake2b
+from typing import List, Optional, Union
 
-__all__ = ["Keyed", "exp", "log"]
+import numpy as np
+
+__all__ = ["Keyed", "KeyedRows", "exp", "log"]
 
 _MASK = (1 << 64) - 1
 _KEY = struct.Struct("<5Q")
 _NUMBERS = struct.Struct("<8Q")
+_PERSON = b"ddlp keyed 1"
 
 # ln 2 in two parts; the high part ends in zeros, so that k * _LN2_HIGH is exact for every exponent k of a double.
 _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 _INVERSE_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _SQRT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
-_EXP_TERMS = 14  # |r| <= ln(2) / 2: r**15 / 15! < 1e-19
+_EXP_TERMS = tuple(float(n) for n in range(14, 0, -1))  # |r| <= ln(2) / 2: r**15 / 15! < 1e-19
 _LOG_TERMS = 12  # |t| <= 0.1716: t**24 / 25 < 1e-19
 
 
@@ -47,8 +51,9 @@ class Keyed:
     def u64(self) -> int:
         """Next integer, uniform in [0, 2**64)."""
         if not self._numbers:
-            block = hashlib.blake2b(_KEY.pack(*self._key, self._counter), digest_size=64, person=b"ddlp keyed 1")
-            self._numbers = list(reversed(_NUMBERS.unpack(block.digest())))
+            block = blake2b(_KEY.pack(*self._key, self._counter), digest_size=64, person=_PERSON)
+            self._numbers = list(_NUMBERS.unpack(block.digest()))
+            self._numbers.reverse()
             self._counter += 1
         return self._numbers.pop()
 
@@ -64,6 +69,67 @@ class Keyed:
         return (self.u64() * n) >> 64
 
 
+class KeyedRows:
+    """The streams of many samples side by side: row k gives what ``Keyed(seed, epoch, indices[k], occurrences[k])`` gives.
+
+    Each method takes ``rows``, the positions (int64) whose streams go on, each at most once; None for all. It returns one
+    number for each of them, and leaves the others' streams where they are.
+
+    Args:
+        seed, epoch: as Keyed's.
+        indices, occurrences: int64 (n,), as Keyed's.
+    """
+
+    def __init__(self, seed: int, epoch: int, indices: np.ndarray, occurrences: np.ndarray) -> None:
+        # All rows' keys begin alike: that part is hashed once.
+        self._begun = blake2b(struct.pack("<2Q", seed & _MASK, epoch & _MASK), digest_size=64, person=_PERSON)
+        self._keys = np.zeros((len(indices), 3), dtype="<u8")
+        self._keys[:, 0] = indices
+        self._keys[:, 1] = occurrences
+        self._numbers = np.zeros((len(indices), 8), dtype="<u8")
+        self._used = np.zeros(len(indices), dtype=np.int64)
+        self._all = np.arange(len(indices))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def _fill(self, rows: np.ndarray) -> None:
+        """Draw the next eight numbers of these rows."""
+        keys = self._keys[rows]
+        keys[:, 2] = self._used[rows] >> 3
+        packed, copy, digests = keys.tobytes(), self._begun.copy, []
+        for at in range(0, len(packed), 24):
+            block = copy()
+            block.update(packed[at : at + 24])
+            digests.append(block.digest())
+        self._numbers[rows] = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 8)
+
+    def u64(self, rows: Optional[np.ndarray] = None) -> np.ndarray:
+        """Next integers, uint64, uniform in [0, 2**64)."""
+        rows = self._all if rows is None else rows
+        place = self._used[rows] & 7
+        spent = rows[place == 0]
+        if len(spent):
+            self._fill(spent)
+        self._used[rows] += 1
+        return self._numbers[rows, place].astype(np.uint64, copy=False)
+
+    def uniform(self, low: float = 0.0, high: float = 1.0, rows: Optional[np.ndarray] = None) -> np.ndarray:
+        """Next numbers, float64, uniform in [low, high) with 53 bits."""
+        unit = (self.u64(rows) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return low + (high - low) * unit
+
+    def below(self, n: Union[int, np.ndarray], rows: Optional[np.ndarray] = None) -> np.ndarray:
+        """Next integers, int64, uniform in [0, n); ``n`` for all or one each, from 1 to 2**32 - 1, else ValueError."""
+        bounds = np.asarray(n, dtype=np.int64)
+        if bounds.size and not 1 <= int(bounds.min()) <= int(bounds.max()) < 1 << 32:
+            raise ValueError(f"KeyedRows.below needs bounds from 1 to 2**32 - 1, got {n!r}; check the caller's range")
+        number, half = self.u64(rows), np.uint64(32)
+        bound = bounds.astype(np.uint64)
+        low = (number & np.uint64(0xFFFFFFFF)) * bound >> half
+        return (((number >> half) * bound + low) >> half).astype(np.int64)  # (number * bound) >> 64, in halves
+
+
 def exp(x: float) -> float:
     """e**x by +, -, * and ldexp only: the same bits on every platform, relative error below 1e-15.
 
@@ -76,11 +142,12 @@ def exp(x: float) -> float:
     k = math.floor(min(x, 800.0) * _INVERSE_LN2 + 0.5)
     r = (x - k * _LN2_HIGH) - k * _LN2_LOW
     total = 1.0
-    for n in range(_EXP_TERMS, 0, -1):
+    for n in _EXP_TERMS:
         total = 1.0 + r * total / n
     return math.ldexp(total, k)
 
 
+@functools.lru_cache(maxsize=256)  # its arguments are operators' parameters: the same ones for every sample
 def log(x: float) -> float:
     """Natural logarithm by +, -, *, / and frexp only: the same bits on every platform, error below 1e-15 relative.
 

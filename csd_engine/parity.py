@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import platform
 import sys
 import zipfile
@@ -29,8 +30,11 @@ import numpy as np
 import PIL
 from PIL import Image, features
 
+from csd_engine.datasets import Reader, Source
+from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
-from csd_engine.samples import sample_digest
+from csd_engine.regular import OpenFile
+from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline, native_order
 
 __all__ = ["Case", "Result", "pack_cases", "read_results", "run_cases", "versions"]
@@ -70,12 +74,14 @@ class Result:
 
 def versions() -> Dict[str, str]:
     """Versions of what decides about pixels: Python, numpy, Pillow, its decoders; and the machine."""
+    native = kernel()
     found = {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "pillow": PIL.__version__,
         "machine": platform.machine(),
         "resampling": native_order(),
+        "kernel": "none" if native is None else native.variant,
     }
     turbo = features.version_feature("libjpeg_turbo") if features.check_feature("libjpeg_turbo") else None
     decoders = {"libjpeg": f"turbo {turbo}" if turbo else features.version("jpg")}
@@ -108,6 +114,28 @@ def run_cases(sources: Mapping[str, np.ndarray], cases: Sequence[Case], expected
     return result
 
 
+class _OneSource(Reader):
+    """A data set whose every sample is one source: files go the way that files of a data set go, a kernel included."""
+
+    def __init__(self, source: np.ndarray) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def open(self, index: int) -> Source:
+        if self._source.ndim > 1:
+            return self._source
+        descriptor = os.memfd_create("source", os.MFD_CLOEXEC)
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(self._source.tobytes())
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return OpenFile("a source", descriptor, self._source.size)
+
+    def where(self, index: int) -> str:
+        return "a source"
+
+
 def _run(source: np.ndarray, case: Case) -> Tuple[np.ndarray, Optional[np.ndarray]]:
     data = case.pipeline
     if data.get("order") == "native":
@@ -115,9 +143,9 @@ def _run(source: np.ndarray, case: Case) -> Tuple[np.ndarray, Optional[np.ndarra
     pipeline = Pipeline.parse(data)
     with Image.open(io.BytesIO(source.tobytes())) if source.ndim == 1 else Image.fromarray(source) as image:
         plan = pipeline.draw(image.size, Keyed(0, 0, case.index, 0))
-        out = np.empty(plan.shape, np.uint8)
-        boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
-        pipeline.run(image, Keyed(0, 0, case.index, 0), out, boxes)
+    out = np.empty(plan.shape, np.uint8)
+    boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
+    prepare_sample(_OneSource(source), pipeline, (case.index, 0), 0, 0, out, boxes)
     return out, boxes
 
 

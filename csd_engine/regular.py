@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from csd_engine.errors import RootNotAllowed
 
-__all__ = ["open_regular"]
+__all__ = ["OpenFile", "open_file", "open_regular"]
+
+
+class OpenFile(NamedTuple):
+    """A file opened for reading, and its size in bytes as it was then. Whoever takes it closes it."""
+
+    path: str
+    descriptor: int
+    size: int
 
 
 def open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
+    """`open_file`'s descriptor."""
+    return open_file(path, beneath).descriptor
+
+
+def open_file(path: str, beneath: Optional[Sequence[str]]) -> OpenFile:
     """Open a regular file for reading; with `beneath`, only if it really lies below one of these real directories.
 
     Raises:
@@ -20,7 +33,8 @@ def open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(0, "not a regular file")
         if beneath is not None:
             try:  # what was opened, not what the path says a moment later
@@ -32,4 +46,4 @@ def open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    return OpenFile(path, descriptor, status.st_size)

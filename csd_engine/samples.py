@@ -1,21 +1,32 @@
-"""Making one sample: the one way by which host and engine come to its pixels."""
+"""Making one sample: the one way by which host and engine come to its pixels.
+
+A kernel does it in one call where there is one that takes the file; what it refuses goes through Pillow, from the same bytes.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from typing import Callable, Optional, Tuple
 
 import numpy as np
+from PIL import Image
 
-from csd_engine.datasets import Reader
+from csd_engine.datasets import Reader, content, open_image
 from csd_engine.errors import OperatorFailed, SampleError
+from csd_engine.kernels import kernel
+from csd_engine.kernels.library import Context
 from csd_engine.keyed import Keyed
+from csd_engine.regular import OpenFile
 from csd_engine.transforms import Pipeline
+from csd_engine.transforms.compiled import compile_plan
 
 __all__ = ["prepare_sample", "sample_digest"]
 
 _PILLOW_MODULES = r"PIL\."  # as a warning filter's module
+_PILLOW_BYTES = 4  # a pixel, decoded
+_COEFFICIENT_BYTES = 6  # a pixel's three, until the last scan has been read; else the kernel has a band of rows in memory
 
 
 def _silence_pillow() -> None:
@@ -35,7 +46,7 @@ def prepare_sample(
     epoch: int,
     out: np.ndarray,
     boxes: Optional[np.ndarray] = None,
-    before_decoding: Optional[Callable[[int, int], None]] = None,
+    before_decoding: Optional[Callable[[int], None]] = None,
 ) -> None:
     """Read one sample and run the pipeline on it. Host and engine both call this, and nothing else.
 
@@ -44,20 +55,34 @@ def prepare_sample(
         pipeline: what to run.
         item: (source index, occurrence).
         seed, epoch: with the item, the key of all random draws.
-        out: uint8 (height, width, channels), filled.
+        out: uint8 (height, width, channels), filled; a pixel's channels and a row's pixels lie side by side.
         boxes: int32 (boxes, 4), filled, or None for a pipeline without masks.
-        before_decoding: called with the image's width and height, known from its header.
+        before_decoding: called with the bytes of memory that decoding will take, known from the image's header, where that
+            grows with the image.
 
     Raises:
         SampleError: the sample cannot be read, decoded or transformed.
     """
     index, occurrence = item
-    _silence_pillow()
     try:
-        image = reader.image(index)
+        source = reader.open(index)
+        if isinstance(source, OpenFile):
+            fast = kernel()
+            if fast is None:
+                data = content(source)
+            else:
+                context = fast.context()
+                keyed = Keyed(seed, epoch, index, occurrence)
+                if _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding):
+                    return
+                data = context.content()
+            _silence_pillow()
+            image = open_image(source.path, data)
+        else:
+            image = Image.fromarray(source)
         with image:
             if before_decoding is not None:
-                before_decoding(*image.size)
+                before_decoding(_PILLOW_BYTES * image.width * image.height)
             pipeline.run(image, Keyed(seed, epoch, index, occurrence), out, boxes)
     except SampleError:
         raise
@@ -68,6 +93,41 @@ def prepare_sample(
             reader.where(index) if 0 <= index < len(reader) else f"{index} of {len(reader)}",
             f"{type(error).__name__}: {error}",
         ) from error
+
+
+def _by_kernel(
+    context: Context,
+    source: OpenFile,
+    pipeline: Pipeline,
+    keyed: Keyed,
+    out: np.ndarray,
+    boxes: Optional[np.ndarray],
+    before_decoding: Optional[Callable[[int], None]],
+) -> bool:
+    """Read and close the file, and make the sample; False where that is Pillow's, and `context.content()` has the file."""
+    try:
+        size = context.read(source.descriptor, source.size)
+    finally:
+        os.close(source.descriptor)
+    # Pillow warns of images above this, or refuses them; the user may have set it.
+    if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
+        return False
+    plan = pipeline.draw(size, keyed, jpeg=True)
+    compiled = compile_plan(plan, size, pipeline)
+    if compiled is None:
+        return False
+    job, rest = compiled
+    pipeline.check_output(plan, out)
+    pipeline.place_boxes(plan, boxes)
+    if before_decoding is not None and context.several_scans:
+        before_decoding(_COEFFICIENT_BYTES * size[0] * size[1])
+    if not rest:
+        return context.sample(job, out)
+    pixels = np.empty((job.out_height, job.out_width, job.channels), dtype=np.uint8)
+    if not context.sample(job, pixels):
+        return False
+    pipeline.finish(Image.fromarray(pixels if job.channels > 1 else pixels[:, :, 0]), rest, out)
+    return True
 
 
 def sample_digest(image: np.ndarray, boxes: Optional[np.ndarray]) -> str:

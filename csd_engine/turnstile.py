@@ -1,7 +1,7 @@
 """Large images one at a time: workers that would decode several at once together go through here singly.
 
-A photograph of 12 megapixels takes 49 MB while it is decoded, ten times an ordinary image's. Each worker of a small board may
-need that now and then, but not all of them at the same moment.
+A photograph of 12 megapixels takes 49 MB while Pillow decodes it, ten times an ordinary image's. Each worker of a small board
+may need that now and then, but not all of them at the same moment.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Turnstile:
             except OSError:
                 pass  # a full disk: memory may be short some time, work goes on
 
-    def enter(self, width: int, height: int) -> None:
-        """Wait until no other worker decodes a large image, if one of this size in pixels is large."""
-        if 4 * width * height >= self._large_bytes and self._descriptor >= 0 and not self._inside:
+    def enter(self, needed_bytes: int) -> None:
+        """Wait until no other worker decodes a large image, if one that takes so much memory is large."""
+        if needed_bytes >= self._large_bytes and self._descriptor >= 0 and not self._inside:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # the kernel lets go of it when a worker dies
             self._inside = True
 

@@ -7,6 +7,7 @@ Between two samples it looks whether the lease was cancelled; when its pipe clos
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -15,7 +16,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, Generator, List, Optional, Tuple
 
 import numpy as np
 
@@ -23,10 +24,13 @@ from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.kernels import kernel
 from csd_engine.operatorfile import OperatorDirectory
+from csd_engine.readahead import ReadAhead
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
+from csd_engine.transforms.bulk import Bulk
 from csd_engine.turnstile import Turnstile
 
 __all__ = ["Worker", "main"]
@@ -44,6 +48,7 @@ class _OpenJob:
     directory: str
     image: np.ndarray
     boxes: Optional[np.ndarray]
+    bulk: Optional[Bulk]  # where the samples are rows of an array
 
 
 class _Cancelled(Exception):
@@ -96,7 +101,8 @@ class Worker:
             "cancel": self._late,
         }
         try:
-            self._channel.send("ready")
+            found = kernel()  # now, not with the first sample: it takes a moment, and the service can tell which it is
+            self._channel.send("ready", kernel="none" if found is None else found.variant)
             while True:
                 while not self._inbox:
                     self._inbox.extend(self._channel.receive(None))
@@ -127,7 +133,10 @@ class Worker:
             return
         image = np.empty((layout.height, layout.width, layout.channels), dtype=np.uint8)
         boxes = np.zeros((layout.boxes, 4), dtype=np.int32) if layout.boxes else None
-        self._jobs[command["job"]] = _OpenJob(pipeline, reader, layout, command["directory"], image, boxes)
+        bulk = Bulk.of(pipeline, reader.rows())
+        if bulk is not None and (bulk.shape, pipeline.boxes) != (image.shape, layout.boxes):
+            bulk = None  # the layout is another pipeline's: the first sample says so
+        self._jobs[command["job"]] = _OpenJob(pipeline, reader, layout, command["directory"], image, boxes, bulk)
 
     def _forget(self, command: Dict[str, Any]) -> None:
         job = self._jobs.pop(command["job"], None)
@@ -189,20 +198,42 @@ class Worker:
             writer.abort()
 
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
-        seed, epoch, lease = command["seed"], command["epoch"], command["lease"]
         reported = time.monotonic()
-        for row, (index, occurrence) in enumerate(command["items"]):
-            self._prepare(job, (index, occurrence), seed, epoch)
-            writer.write(row, job.image, job.boxes)
-            self._pace(lease)
-            if time.monotonic() - reported >= PROGRESS_S:
-                reported = time.monotonic()
-                self._channel.send("progress", job=command["job"], lease=lease, samples=row + 1)
+        with contextlib.closing(self._rows(job, writer, command)) as rows:  # files opened ahead are closed at a cancel, too
+            for done in rows:
+                self._pace(command["lease"])
+                if time.monotonic() - reported >= PROGRESS_S:
+                    reported = time.monotonic()
+                    self._channel.send("progress", job=command["job"], lease=command["lease"], samples=done)
 
-    def _prepare(self, job: _OpenJob, item: Tuple[int, int], seed: int, epoch: int) -> None:
+    def _rows(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> Generator[int, None, None]:
+        """Write all rows, one by one or in bulk; gives how many there are so far."""
+        seed, epoch, items = command["seed"], command["epoch"], command["items"]
+        both = np.array(items, dtype=np.int64).reshape(-1, 2)
+        if job.bulk is None or not job.bulk.takes(both[:, 0]):
+            with ReadAhead(job.reader, (index for index, _ in items)) as reader:
+                for row, (index, occurrence) in enumerate(items):
+                    self._prepare(job, reader, (index, occurrence), seed, epoch)
+                    writer.write(row, job.image, job.boxes)
+                    yield row + 1
+            return
+        for part in job.bulk.slices(len(items)):
+            indices, occurrences = both[part].T
+            images = np.empty((len(indices), *job.bulk.shape), dtype=np.uint8)
+            boxes = None if job.boxes is None else np.empty((len(indices), *job.boxes.shape), dtype=np.int32)
+            job.bulk.fill(indices, occurrences, seed, epoch, images, boxes)
+            writer.write_rows(part.start, images, boxes)
+            yield part.stop
+
+    def _prepare(self, job: _OpenJob, reader: Reader, item: Tuple[int, int], seed: int, epoch: int) -> None:
         """Fill the job's image and boxes; large images wait for their turn among the workers."""
+        index, occurrence = item
+        if job.bulk is not None and job.bulk.takes(np.array([index])):
+            into = None if job.boxes is None else job.boxes[np.newaxis]
+            job.bulk.fill(np.array([index]), np.array([occurrence]), seed, epoch, job.image[np.newaxis], into)
+            return
         try:
-            prepare_sample(job.reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
+            prepare_sample(reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
         finally:
             self._turnstile.leave()
 
@@ -214,7 +245,7 @@ class Worker:
                 if isinstance(job, EngineError):
                     raise job
                 item = (index, occurrence)
-                self._prepare(job, item, command["seed"], command["epoch"])
+                self._prepare(job, job.reader, item, command["seed"], command["epoch"])
                 digests.append(sample_digest(job.image, job.boxes))
             except EngineError as error:
                 by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)

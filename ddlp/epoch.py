@@ -53,7 +53,8 @@ class Delivered:
 class EpochRun:
     """An epoch from its first batch to its last, or to `close`.
 
-    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them.
+    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
+    ``on_cpu`` that is the epilogue on the CPU, which the host's own batches go through sample by sample.
     ``full_batch`` is the number of samples of a full batch, ``on_closed`` is called when the run has ended.
     """
 
@@ -66,11 +67,12 @@ class EpochRun:
         *,
         workers: int,
         finish: Callable[[Pixels], Pixels],
+        on_cpu: bool,
         full_batch: int,
         on_closed: Callable[[], None],
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
-        self._finish = finish
+        self._finish, self._on_cpu = finish, on_cpu
         self._full_batch = full_batch
         self._on_closed = on_closed
         self._waiting = Waiting(ledger, strategy)
@@ -196,6 +198,7 @@ class EpochRun:
                 thread.join()
         self._ready.clear()
         self.recipe.reader.close()
+        self.recipe.pool.close()
         self._on_closed()
 
     # -- the host's workers --------------------------------------------------------------------------------------
@@ -206,7 +209,8 @@ class EpochRun:
             began, cpu = time.monotonic(), time.thread_time()
             made: Pixels | _Failure | None
             try:
-                made = self._finish(prepare_batch(self.recipe, position, partial(self._wanted, claim)))
+                made = prepare_batch(self.recipe, position, partial(self._wanted, claim), finished=self._on_cpu)
+                made = made if self._on_cpu else self._finish(made)
             except Unwanted:
                 made = None
             except BaseException as error:  # raised again in the training thread, in this batch's place
@@ -233,8 +237,8 @@ class EpochRun:
         return None
 
     def _wanted(self, claim: int) -> bool:
-        with self._lock:
-            return not self._closing and self.ledger.wanted(claim)
+        """Asked before each sample, so without the lock: the ledger looks up two entries, and `made` has the last word."""
+        return not self._closing and self.ledger.wanted(claim)
 
     def _part(self, position: int) -> float:
         return self.recipe.plan.size(position) / max(1, self._full_batch)

@@ -19,7 +19,7 @@ def explain(loader: DDLPLoader) -> str:
     chosen = "given" if loader.strategy is not None else "by default"
     lines = [f"strategy   {strategy} ({chosen}): {ORDER[strategy]}"]
     try:
-        found = portable(loader, loader._output, loader.memory_format)
+        found = portable(loader, loader._output, loader.memory_format, loader.decode)
     except Untranslatable as error:
         lines += [
             f"travels    nothing: {error.operator} {error.why}",
@@ -41,6 +41,8 @@ def explain(loader: DDLPLoader) -> str:
         + ("nothing" if epilogue.table is None else "ToTensor, Normalize and type changes, as one table where the batch lands")
         + f"; delivered as {epilogue.dtype}".replace("torch.", ""),
     ]
+    if found.pipeline.decode == "fast":
+        lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
     for file in operator_files(found.pipeline):
         functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
         lines.append(

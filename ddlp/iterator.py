@@ -24,11 +24,13 @@ from ddlp.rates import Rates
 from ddlp.resume import Resume, SamplerStart, save
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
+from ddlp.transfer.pool import Pool
 from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
+SPARE_BLOCKS = 4  # of memory for batches, beside one a worker: devices' batches come as bytes first
 
 @dataclass(frozen=True)
 class EpochMemory:
@@ -122,8 +124,9 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         for device in devices:
             ledger.expect(device)
+        pool = Pool(spare=workers + SPARE_BLOCKS)
         self.recipe = Recipe(
-            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan
+            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool
         )
         on_host = self._device is None or self._device.type == "cpu"
         # Only from pinned memory does a copy to the device overlap with the training step.
@@ -134,8 +137,9 @@ class EpochIterator(_BaseDataLoaderIter):
             make_strategy(ledger, rates),
             rates,
             workers=workers,
-            finish=self._finish_in_worker(portable, on_host, pin),
-            full_batch=loader.batch_size or self._largest(),
+            finish=self._finish_in_worker(portable, on_host, pin, pool),
+            on_cpu=on_host,
+            full_batch=loader.batch_size or self._plan.largest,
             on_closed=on_closed,
         )
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
@@ -150,10 +154,7 @@ class EpochIterator(_BaseDataLoaderIter):
     @property
     def largest(self) -> int:
         """Samples of the largest batch so far."""
-        return self._largest()
-
-    def _largest(self) -> int:
-        return max((self._plan.size(k) for k in range(len(self._plan))), default=1)
+        return self._plan.largest
 
     def _read_ahead(self, batches: int) -> None:
         """Keep so many undelivered batches of a sampler that is read as it goes."""
@@ -181,9 +182,11 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _finish(self, delivered: Delivered) -> Any:
         """Targets joined, moved to the device, the user's batch_transform run: in the training thread."""
-        items = self._plan.items(delivered.position)
-        images = delivered.images
-        targets = [self._target(item) for item in items]
+        images, dataset = delivered.images, self._portable.dataset
+        if dataset.has_target_transform:
+            targets = [self._transformed_target(item) for item in self._plan.items(delivered.position)]
+        else:
+            targets = dataset.targets(self._plan.sources(delivered.position))
         if self._device is not None and self._device.type != "cpu":
             images = self._portable.epilogue(images, delivered.boxes, self._device)
         if self._auto_collation:
@@ -196,17 +199,15 @@ class EpochIterator(_BaseDataLoaderIter):
             batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
         return batch if self._batch_transform is None else self._batch_transform(batch)
 
-    def _target(self, item: tuple[int, int]) -> Any:
-        if not self._portable.dataset.has_target_transform:
-            return self._portable.dataset.target(item[0])
+    def _transformed_target(self, item: tuple[int, int]) -> Any:
         with keyed_globals(Keyed(self.recipe.seed, self.recipe.epoch, *item).u64()):
             return self._portable.dataset.target(item[0])
 
     @staticmethod
-    def _finish_in_worker(portable: Portable, on_host: bool, pin: bool) -> Callable[[Pixels], Pixels]:
+    def _finish_in_worker(portable: Portable, on_host: bool, pin: bool, pool: Pool) -> Callable[[Pixels], Pixels]:
         """What a batch's worker does to its pixels; no reference to the iterator, which must be free to be dropped."""
         if on_host:
-            return lambda pixels: Pixels(portable.epilogue(pixels.images, pixels.boxes), None)
+            return lambda pixels: Pixels(portable.epilogue(pixels.images, pixels.boxes, pool=pool), None)
         if pin:
             return lambda pixels: Pixels(
                 pixels.images.pin_memory(), None if pixels.boxes is None else pixels.boxes.pin_memory()

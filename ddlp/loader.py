@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
+from csd_engine.transforms.reduced import DECODES
 from ddlp import resume as resuming
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
@@ -63,6 +64,9 @@ class DDLPLoader(DataLoader):
         output: dtype of the images: ``torch.float32`` (as torchvision), ``uint8`` (before ToTensor), ``float16``,
             ``bfloat16``; None: as the transform gives.
         memory_format: ``torch.channels_last`` or None.
+        decode: ``"exact"``: torchvision's pixels, bit for bit; ``"fast"``: JPEGs are decoded at a half, a quarter or an eighth
+            of their size where the crop is at least so many times larger than what is wanted. Close, not the same; alike on
+            both sides.
         batch_transform: called with each finished batch where it lands (MixUp and CutMix belong here); its result is
             delivered.
         allow_different_bits: take a device whose Pillow makes other pixels than this host's.
@@ -106,6 +110,7 @@ class DDLPLoader(DataLoader):
         audit: int | None = None,
         output: torch.dtype | str | None = None,
         memory_format: torch.memory_format | None = None,
+        decode: str = "exact",
         batch_transform: Callable[[Any], Any] | None = None,
         allow_different_bits: bool = False,
     ) -> None:
@@ -140,6 +145,7 @@ class DDLPLoader(DataLoader):
         self.audit = audit
         self.output = output
         self.memory_format = memory_format
+        self.decode = decode
         self.batch_transform = batch_transform
         self.allow_different_bits = allow_different_bits
         self._next_epoch = 0
@@ -171,6 +177,8 @@ class DDLPLoader(DataLoader):
             raise ValueError(f"output={self.output!r}: expected one of {', '.join(OUTPUTS)}, or None")
         if self.memory_format not in (None, torch.contiguous_format, torch.channels_last):
             raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
+        if self.decode not in DECODES:
+            raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
         for one in self._devices:
             if not isinstance(one, Device):
                 raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
@@ -204,12 +212,13 @@ class DDLPLoader(DataLoader):
     def _portable_now(self) -> Portable | None:
         """What can travel as the data set is at this moment; None, said once, where the host must do it alone."""
         try:
-            return portable(self, self._output, self.memory_format)
+            return portable(self, self._output, self.memory_format, self.decode)
         except Untranslatable as error:
             if self._wanted_strategy() == "csd":
                 raise
-            if self.output is not None or self.memory_format is not None:
-                raise ValueError(f"output= and memory_format= need a pipeline that ddlp runs itself: {error}") from error
+            if self.output is not None or self.memory_format is not None or self.decode != "exact":
+                text = "output=, memory_format= and decode='fast' need a pipeline that ddlp runs itself"
+                raise ValueError(f"{text}: {error}") from error
             if self._wanted_strategy() != "cpu" and str(error) not in self._told:
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")

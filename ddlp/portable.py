@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ class Portable:
 
 
 def portable(
-    loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None
+    loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None, decode: str = "exact"
 ) -> Portable:
     """The loader's samples in portable terms, as its data set and transform are now.
 
@@ -65,7 +66,8 @@ def portable(
         raise Untranslatable(
             "the pipeline", f"its images have no common size ({error})", ("end it with a crop or a Resize((h, w))",)
         ) from None
-    return Portable(parts, first.pipeline, first.epilogue.with_output(output, memory_format), shape)
+    pipeline = dataclasses.replace(first.pipeline, decode=decode)
+    return Portable(parts, pipeline, first.epilogue.with_output(output, memory_format), shape)
 
 
 def _same(a: Any, b: Any) -> bool:

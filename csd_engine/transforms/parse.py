@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 from csd_engine.errors import PipelineError
 from csd_engine.transforms import containers, masks, operators, user
@@ -35,15 +35,15 @@ def quote(value: Any) -> str:
     return short.repr(value)
 
 
-def require_keys(data: Any, keys: List[str], where: str) -> None:
-    """Raise PipelineError unless data is a dict with exactly these keys."""
+def require_keys(data: Any, keys: List[str], where: str, optional: Sequence[str] = ()) -> None:
+    """Raise PipelineError unless data is a dict with exactly these keys, and perhaps optional ones."""
     if type(data) is not dict:
         raise PipelineError(f"{where} is {quote(data)}, not an object; send a pipeline made by Pipeline.to_data")
     for key in keys:
         if key not in data:
             raise PipelineError(f"{where} lacks the parameter {key!r}; it takes {keys!r}")
     for key in data:
-        if key not in keys:
+        if key not in keys and key not in optional:
             raise PipelineError(f"{where} has an unknown parameter {quote(key)} = {quote(data[key])}; "
                                 f"it takes {keys!r} (is the other side's version newer?)")
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 from PIL import Image
@@ -18,6 +18,7 @@ from csd_engine.transforms.containers import Group, group_out, leaves
 from csd_engine.transforms.operators import Box, Canvas, Shape
 from csd_engine.transforms.parse import parse_ops, quote, require_keys
 from csd_engine.transforms.primitives import Crop, Primitive, Resize, apply_primitive
+from csd_engine.transforms.reduced import DECODES, draft, is_jpeg, reduced
 from csd_engine.transforms.resample import ORDERS, crop_resize
 from csd_engine.transforms.user import Calls, User
 
@@ -27,19 +28,20 @@ FORMAT = 1
 CHANNELS = {"RGB": 3, "L": 1}
 
 
-@dataclasses.dataclass(frozen=True)
-class SamplePlan:
+class SamplePlan(NamedTuple):
     """What one sample's random operators came to.
 
     Attributes:
         primitives: steps to run in turn on the image, converted to the pipeline's mode.
         shape: (height, width, channels) of the result.
         boxes: (top, left, bottom, right) of each mask in pixels of the result, zeros where none was drawn.
+        reduce: the image is decoded at 1 / reduce of its size: 1, or 2, 4, 8 with decode="fast".
     """
 
     primitives: Tuple[Primitive, ...]
     shape: Tuple[int, int, int]
     boxes: Tuple[Box, ...]
+    reduce: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +53,14 @@ class Pipeline:
         mode: ``"RGB"`` or ``"L"``.
         operators: the operators in turn.
         boxes: mask boxes a sample, 0 if none.
+        decode: ``"exact"``, or ``"fast"``: JPEGs decoded at a part of their size where that is enough.
     """
 
     order: str
     mode: str
     operators: Group
     boxes: int
+    decode: str = "exact"
 
     @staticmethod
     def parse(data: Any, calls: Optional[Calls] = None) -> Pipeline:
@@ -65,20 +69,23 @@ class Pipeline:
         ``calls`` finds the user's own functions (``OperatorDirectory.call`` on a device). Without it a pipeline that has
         any can be looked at, but not run. What it raises is raised.
         """
-        require_keys(data, ["format", "order", "mode", "ops"], "pipeline")
+        require_keys(data, ["format", "order", "mode", "ops"], "pipeline", optional=["decode"])
         if type(data["format"]) is not int or data["format"] != FORMAT:
             raise PipelineError(f"pipeline: format={quote(data['format'])}: this version reads format {FORMAT}; "
                                 "install the same version of ddlp on both sides")
-        for name, allowed in (("order", ORDERS), ("mode", tuple(CHANNELS))):
-            if type(data[name]) is not str or data[name] not in allowed:
-                raise PipelineError(f"pipeline: {name}={quote(data[name])}: expected one of {allowed!r}")
+        decode = data.get("decode", "exact")
+        named = (("order", data["order"], ORDERS), ("mode", data["mode"], tuple(CHANNELS)), ("decode", decode, DECODES))
+        for name, value, allowed in named:
+            if type(value) is not str or value not in allowed:
+                raise PipelineError(f"pipeline: {name}={quote(value)}: expected one of {allowed!r}")
         operators, boxes = parse_ops(data["ops"], calls=calls)
-        return Pipeline(data["order"], data["mode"], operators, boxes)
+        return Pipeline(data["order"], data["mode"], operators, boxes, decode)
 
     def to_data(self) -> Dict[str, Any]:
         """Plain JSON data; ``Pipeline.parse`` makes an equal pipeline of them."""
         ops = [operator.to_data() for operator in self.operators]
-        return {"format": FORMAT, "order": self.order, "mode": self.mode, "ops": ops}
+        data = {"format": FORMAT, "order": self.order, "mode": self.mode, "ops": ops}
+        return data if self.decode == "exact" else dict(data, decode=self.decode)
 
     @property
     def user_operators(self) -> Tuple[User, ...]:
@@ -114,12 +121,18 @@ class Pipeline:
                                 f"must be 1 to {checks.MAX_SIDE} and pixels at most {checks.MAX_PIXELS}")
         return height, width, shape.channels
 
-    def draw(self, size: Tuple[int, int], keyed: Keyed) -> SamplePlan:
-        """Plan for an image of (width, height), by numbers from ``keyed``; PipelineError where it can't go through."""
+    def draw(self, size: Tuple[int, int], keyed: Keyed, jpeg: bool = False) -> SamplePlan:
+        """Plan for an image of (width, height), by numbers from ``keyed``; PipelineError where it can't go through.
+
+        ``jpeg`` tells that the source is a JPEG file, which decode="fast" may decode at a part of its size.
+        """
         canvas = Canvas(size[1], size[0], CHANNELS[self.mode], self.boxes)
         for operator in self.operators:
             operator.draw(canvas, keyed)
-        return SamplePlan(tuple(canvas.steps), (canvas.height, canvas.width, canvas.channels), tuple(canvas.boxes))
+        steps, reduce = tuple(canvas.steps), 1
+        if jpeg and self.decode == "fast":
+            steps, reduce = reduced(steps, size)
+        return SamplePlan(steps, (canvas.height, canvas.width, canvas.channels), tuple(canvas.boxes), reduce)
 
     def apply(self, image: Image.Image, plan: SamplePlan, out: np.ndarray) -> None:
         """Write the plan's result for an opened image into ``out``, uint8 of ``plan.shape``.
@@ -127,9 +140,9 @@ class Pipeline:
         The image is converted to the pipeline's mode as torchvision's default_loader does. Errors of decoding
         (OSError and others) are Pillow's own. Raises ValueError if ``out`` has another shape or dtype.
         """
-        if out.shape != plan.shape or out.dtype != np.uint8:
-            raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
-                             "allocate it with Pipeline.output_shape")
+        self.check_output(plan, out)
+        if plan.reduce > 1:
+            draft(image, plan.reduce)
         steps = plan.primitives
         if len(steps) > 1 and isinstance(steps[0], Crop) and isinstance(steps[1], Resize):
             box, to = steps[0].box, steps[1]
@@ -137,19 +150,33 @@ class Pipeline:
             steps = steps[2:]
         elif image.mode != self.mode:
             image = image.convert(self.mode)
+        self.finish(image, steps, out)
+
+    def finish(self, image: Image.Image, steps: Tuple[Primitive, ...], out: np.ndarray) -> None:
+        """Run a plan's last steps on what the others made, an image of the pipeline's mode, and write it into ``out``."""
         for step in steps:
             image = apply_primitive(image, step, self.order)
-        out[...] = np.asarray(image).reshape(plan.shape)
+        out[...] = np.asarray(image).reshape(out.shape)
 
     def run(self, image: Image.Image, keyed: Keyed, out: np.ndarray, boxes: Optional[np.ndarray]) -> None:
         """Draw, then apply: pixels into ``out`` (height, width, channels), boxes into ``boxes``, int32 (boxes, 4).
 
         ``boxes`` may be None where the pipeline has no masks, else ValueError.
         """
-        plan = self.draw(image.size, keyed)
+        plan = self.draw(image.size, keyed, is_jpeg(image))
+        self.place_boxes(plan, boxes)
+        self.apply(image, plan, out)
+
+    def check_output(self, plan: SamplePlan, out: np.ndarray) -> None:
+        """Raise ValueError if ``out`` is not uint8 of the plan's shape."""
+        if out.shape != plan.shape or out.dtype != np.uint8:
+            raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
+                             "allocate it with Pipeline.output_shape")
+
+    def place_boxes(self, plan: SamplePlan, boxes: Optional[np.ndarray]) -> None:
+        """Write the plan's mask boxes, if the pipeline has any, into ``boxes``; ValueError if that is None then."""
         if self.boxes:
             if boxes is None:
                 raise ValueError(f"run: the pipeline draws {self.boxes} mask boxes a sample, but boxes is None; "
                                  f"pass an int32 array of ({self.boxes}, 4)")
             boxes[...] = plan.boxes
-        self.apply(image, plan, out)

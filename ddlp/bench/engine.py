@@ -1,8 +1,9 @@
 """`ddlp bench engine`: an engine's images a second on a core against a bare Pillow loop on the same computer.
 
-Both prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
-(`csd_engine.bare`) opens, crops and resizes into an array, as many processes of it as the engine has workers; it is the bound.
-What the engine does beyond it: drawing the crop, checking where the file lies, the batch file and its checksum, the socket.
+All prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
+(`csd_engine.bare`) opens, crops and resizes into an array, as many processes of it as the engine has workers: the bound of an
+engine that works with Pillow, which --local measures as well. What an engine does beyond it: drawing the crop, checking where
+the file lies, the batch file and its checksum, the socket. With the kernel it is faster than the loop all the same.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -29,6 +29,7 @@ from csd_engine.crew import child_environment
 from csd_engine.datasets import FileSet, fingerprint, write_manifest
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.resample import native_order
+from ddlp.bench.common import add_output, emit, say, spread
 from ddlp.deploy import book
 from ddlp.deploy.shell import Shell
 from ddlp.errors import DDLPError
@@ -38,6 +39,7 @@ from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePubli
 from ddlp.sources.link import EngineLink, JobHandle
 
 SIZE = 224
+IMAGES = Path("data/bench/110kb")
 SEED, EPOCH = 0, 0
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _SILENCE_S = 300.0  # one batch on a slow board
@@ -55,22 +57,35 @@ class Result:
     versions: dict[str, str]
     engine: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
+    kernel: str = "none"  # of the engine
+    pillow: list[float] = field(default_factory=list)  # of an engine without kernel; empty: not measured
 
     @property
     def ratios(self) -> list[float]:
-        """The engine's part of the bare loop's rate, round by round."""
-        return [engine / bare for engine, bare in zip(self.engine, self.bare, strict=True)]
+        """The engine's rate in bare loops, round by round."""
+        return _ratios(self.engine, self.bare)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where both run: `bare` runs the bare loop on a JSON object and returns its answer; `there` maps a host path."""
+    """Where all run: `bare` runs the bare loop on a JSON object and returns its answer; `there` maps a host path."""
 
     name: str
     link: EngineLink
     bare: Callable[[dict[str, Any]], dict[str, Any]]
     there: Callable[[str], str]
     cpus: list[int] | None
+    plain: EngineLink | None = None  # to an engine without kernel
+
+
+def _ratios(rates: Sequence[float], bound: Sequence[float]) -> list[float]:
+    return [rate / most for rate, most in zip(rates, bound, strict=True)]
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench."""
+    short = ["--rounds", "2", "--seconds", "2"] if quick else []
+    return [("An engine's worker against a bare Pillow loop", ["--local", *short])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="a deployed device")
     parser.add_argument("--local", action="store_true", help="an engine of one worker on one core of this computer")
     parser.add_argument(
-        "--images", type=Path, default=Path("data/bench"),
+        "--images", type=Path, default=IMAGES,
         help="directory of images, as this host sees it; on a device below one of its roots (%(default)s, made if missing)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
@@ -86,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--files", type=int, default=500, help="images to use at most, drawn at random (%(default)s)")
     parser.add_argument("--cpu", type=int, default=None, help="with --local: the core to use (the last one)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
+    add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,17 +110,18 @@ def run(options: argparse.Namespace) -> int:
         print("ddlp bench engine: give the name of a deployed device, or --local", file=sys.stderr)
         return 2
     with _local(options.cpu) if options.local else _device(options.name) as place:
-        result = measure(place, options, lambda text: print(text, file=sys.stderr, flush=True))
-    print(json.dumps(asdict(result)) if options.json else table(result))
+        result = measure(place, options, say)
+    emit(options, result, table(result))
     return 0
 
 
 @contextmanager
 def _local(cpu: int | None) -> Iterator[Place]:
-    """An engine of one worker on a core of its own, where there is another one for this process."""
+    """Engines of one worker, with and without kernel, on a core of their own, where there is another one for this process."""
     usable = sorted(os.sched_getaffinity(0))
     core = usable[-1] if cpu is None else cpu
-    engine = acquire(EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0))
+    options = EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0)
+    engine, plain = acquire(options), acquire(replace(options, kernel=False))
 
     def bare(work: dict[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
@@ -117,10 +133,11 @@ def _local(cpu: int | None) -> Iterator[Place]:
 
     try:
         os.sched_setaffinity(0, set(usable) - {core} or {core})
-        yield Place(f"this computer, core {core}", engine.link, bare, os.path.abspath, [core])
+        yield Place(f"this computer, core {core}", engine.link, bare, os.path.abspath, [core], plain.link)
     finally:
         os.sched_setaffinity(0, usable)
         engine.release()
+        plain.release()
 
 
 @contextmanager
@@ -158,11 +175,11 @@ def _device(name: str) -> Iterator[Place]:
 def image_files(directory: Path, most: int) -> list[str]:
     """Paths below `directory` of at most so many images, a fixed random choice."""
     if not directory.is_dir():
-        if directory != Path("data/bench"):
+        if directory != IMAGES:
             raise DDLPError(f"{directory} is no directory. Name one of images with --images.")
-        from ddlp.sampledata import make_imagefolder
+        from ddlp.bench.data import ensure_data
 
-        make_imagefolder(directory, 2000, 46.0)
+        ensure_data(directory.parent)
     found = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not found:
         raise DDLPError(f"there is no image below {directory} ({', '.join(_SUFFIXES)}). Name another one with --images.")
@@ -173,7 +190,7 @@ def image_files(directory: Path, most: int) -> list[str]:
 class _Turns:
     """The engine's turns: one job, all leases of a turn sent at once."""
 
-    def __init__(self, place: Place, root: Path, files: Sequence[str], batch: int, manifest: Path) -> None:
+    def __init__(self, link: EngineLink, root: Path, files: Sequence[str], batch: int, manifest: Path) -> None:
         self._events: SimpleQueue[EngineEvent] = SimpleQueue()
         self._dataset = FileSet(os.path.abspath(root), write_manifest(manifest, files), len(files))
         operator = {"op": "RandomResizedCrop", "size": [SIZE, SIZE], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
@@ -181,7 +198,7 @@ class _Turns:
         self.pipeline = Pipeline.parse({"format": 1, "order": native_order(), "mode": "RGB", "ops": [operator]})
         self._batch, self._leases = batch, 0
         layout = Layout(batch, SIZE, SIZE, 3)
-        self._job: JobHandle = place.link.open_job(self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put)
+        self._job: JobHandle = link.open_job(self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put)
 
     def turn(self, items: Sequence[int]) -> float:
         """Seconds that the engine takes for these samples, from the leases to the last file."""
@@ -218,9 +235,10 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
         "batch": options.batch, "processes": workers, "cpus": place.cpus,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as scratch:
-        turns = _Turns(place, options.images, files, options.batch, Path(scratch) / "manifest")
+        links = [place.link] + [place.plain] * (place.plain is not None)
+        engines = [_Turns(link, options.images, files, options.batch, Path(scratch) / "manifest") for link in links if link]
         try:
-            work["pipeline"] = turns.pipeline.to_data()
+            work["pipeline"] = engines[0].pipeline.to_data()
 
             def items(batches: int) -> list[int]:
                 return [number % len(files) for number in range(batches * options.batch)]
@@ -228,35 +246,42 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
             def bare(wanted: list[int]) -> float:
                 return len(wanted) / float(place.bare({**work, "items": wanted})["seconds"]) / workers
 
-            def engine(wanted: list[int]) -> float:
-                return len(wanted) / turns.turn(wanted) / workers
+            def rate_of(turns: _Turns) -> Callable[[list[int]], float]:
+                return lambda wanted: len(wanted) / turns.turn(wanted) / workers
 
             warm = items(_WARM_BATCHES * workers)
-            engine(warm)
+            rates = [rate_of(turns) for turns in engines]
+            for engine in rates:
+                engine(warm)
             batches = workers * max(2, round(options.seconds * bare(warm) / options.batch))
             wanted = items(batches)
-            result = Result(place.name, workers, len(wanted), options.batch, dict(place.link.open().versions))
+            versions = dict(place.link.status().versions)
+            result = Result(place.name, workers, len(wanted), options.batch, versions, kernel=versions.get("kernel", "none"))
+            sides = list(zip([bare, *rates], [result.bare, result.engine, result.pillow]))  # noqa: B905 - the last may lack
             for number in range(options.rounds):
-                sides = [(bare, result.bare), (engine, result.engine)]
-                for side, rates in sides[:: 1 if number % 2 == 0 else -1]:
-                    rates.append(side(wanted))
+                for side, found in sides[:: 1 if number % 2 == 0 else -1]:
+                    found.append(side(wanted))
                 say(f"round {number + 1}/{options.rounds}: engine {result.engine[-1]:.1f}, bare {result.bare[-1]:.1f} images/s")
         finally:
-            turns.close()
+            for turns in engines:
+                turns.close()
     return result
-
-
-def _spread(values: list[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
 
 
 def table(result: Result) -> str:
     """The figures for a person."""
     versions = ", ".join(f"{name} {result.versions.get(name)}" for name in ("machine", "python", "pillow"))
-    return "\n".join([
+    lines = [
         f"{result.where} ({versions}), {result.workers} worker(s), {result.images} images a turn in batches of {result.batch}",
         f"medians of {len(result.engine)} rounds (least .. most), images/s on one core, RandomResizedCrop({SIZE})",
-        f"  engine            {_spread(result.engine, '.1f')}",
-        f"  bare Pillow loop  {_spread(result.bare, '.1f')}   the bound",
-        f"  engine / bare     {_spread(result.ratios, '.3f')}",
-    ])  # fmt: skip
+        f"  engine (kernel: {result.kernel}){'':{max(1, 7 - len(result.kernel))}}{spread(result.engine, '.1f')}",
+        f"  bare Pillow loop       {spread(result.bare, '.1f')}   the bound of an engine with Pillow",
+        f"  engine / bare          {spread(result.ratios, '.3f')}",
+    ]
+    if result.pillow:
+        lines += [
+            f"  engine with Pillow     {spread(result.pillow, '.1f')}",
+            f"  engine w. P. / bare    {spread(_ratios(result.pillow, result.bare), '.3f')}",
+            f"  engine / engine w. P.  {spread(_ratios(result.engine, result.pillow), '.3f')}",
+        ]
+    return "\n".join(lines)

@@ -8,26 +8,22 @@ import tarfile
 from pathlib import Path
 
 import csd_engine
+from csd_engine.build import source_files
 
 __all__ = ["archive", "code_bytes"]
 
 
-def _files() -> list[Path]:
-    home = Path(csd_engine.__file__).resolve().parent
-    return sorted(home.rglob("*.py"), key=lambda path: path.relative_to(home).as_posix())
-
-
 def code_bytes() -> int:
     """Bytes of all the files together, to see whether an unpacked copy is whole."""
-    return sum(path.stat().st_size for path in _files())
+    return sum(path.stat().st_size for path in source_files())
 
 
 def archive() -> bytes:
-    """A .tar.gz of the package, without owners, times and caches."""
+    """A .tar.gz of the package's sources, the kernel's in C among them, without owners, times and caches."""
     above = Path(csd_engine.__file__).resolve().parent.parent
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for path in _files():
+        for path in source_files():
             content = path.read_bytes()
             entry = tarfile.TarInfo(path.relative_to(above).as_posix())
             entry.size, entry.mode = len(content), 0o644

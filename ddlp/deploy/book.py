@@ -64,6 +64,8 @@ class DeviceRecord:
         operators: content hash -> the file's name here.
         service: ``systemd`` or ``supervised``.
         engine_options: of the engine, as given: ``("--workers", "2")``.
+        kernel: which one it has, or why none.
+        kernel_choice: how it was to get one: ``auto``, ``device``, ``cross`` or ``none``.
     """
 
     name: str
@@ -82,6 +84,8 @@ class DeviceRecord:
     operators: dict[str, str] = field(default_factory=dict)
     service: str = "supervised"
     engine_options: tuple[str, ...] = ()
+    kernel: str = ""
+    kernel_choice: str = "auto"
 
 
 def ddlp_home() -> Path:

@@ -24,6 +24,7 @@ from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.deployment import RESERVE_BYTES, Wanted, deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
+from ddlp.deploy.kernel import CHOICES as KERNEL_CHOICES
 from ddlp.deploy.removal import uninstall
 from ddlp.deploy.steps import Steps
 from ddlp.errors import DDLPError
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--python", metavar="PATH", help="the interpreter on the device; default: the one that suits best")
     add("--install", choices=("apt", "pip", "no"), default="no", help="install what is missing there; default: say what")
     add("--bundle", type=Path, metavar="DIR", help="install what is missing from the .whl and .deb files in DIR; no network")
+    add("--kernel", choices=KERNEL_CHOICES, help="compile it on the device, or here, or do without; default: as it can be done")
     add("--operators", type=Path, action="append", default=[], metavar="FILE", help="a file of operators of yours; repeatable")
     add("--measure", action="store_true", help="measure images/s again")
     add("--upgrade", action="store_true", help="replace another version there by this host's")
@@ -180,6 +182,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         device_spool=os.path.normpath(device_spool),
         home=options.home or start.home,
         engine_options=engine,
+        kernel_choice=options.kernel or start.kernel_choice,
     )
     port = options.listen_port or (_port(before.address) if before and before.address else 7711)
     address = options.address

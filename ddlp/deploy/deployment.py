@@ -12,7 +12,7 @@ from pathlib import Path
 
 from csd_engine.build import build
 from csd_engine.errors import EngineError, EngineRefused
-from ddlp.deploy import address, book, checks, place
+from ddlp.deploy import address, book, checks, kernel, place
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
@@ -161,6 +161,8 @@ class _Deployment:
         shell, found, wanted, record = self._shell, self._survey, self._wanted, self._record
         with self._steps.step("engine") as step:
             self._put_engine(step)
+        with self._steps.step("kernel") as step:
+            self._put_kernel(step)
         with self._steps.step("keys") as step:
             changed = place.exchange_keys(shell, found, record.name, self._number)
             self._restart |= changed and found.server_key is None
@@ -229,6 +231,17 @@ class _Deployment:
         self._number = place.put_engine(self._shell, found.home)
         self._restart = self._steps.changed = True
         step.say(f"build {self._number[:12]} unpacked" + (f" beside {found.current[:12]}" if another and found.current else ""))
+
+    def _put_kernel(self, step: Step) -> None:
+        if self._keeps_another_build:
+            step.say("left as it is, with its engine")
+            return
+        record, home = self._record, self._survey.home
+        brought = kernel.bring(self._shell, self._python, home, self._number, record.kernel_choice, step.waiting)
+        self._restart |= brought.changed
+        self._steps.changed |= brought.changed
+        self._record = dataclasses.replace(record, kernel=str(brought.report))
+        step.say(brought.line)
 
     # -- the service
 

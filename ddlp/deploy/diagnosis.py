@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from csd_engine.build import build
 from csd_engine.errors import EngineError
+from csd_engine.kernels.report import KernelReport
 from csd_engine.keys import load_pair, load_public
 from csd_engine.protocol import Status
 from ddlp.deploy import book
@@ -18,7 +19,9 @@ from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.parity import Parity
 from ddlp.deploy.survey import Survey
 
-__all__ = ["of_census", "of_files", "of_keys", "of_leftovers", "of_parity", "of_service", "of_status", "of_versions"]
+__all__ = [
+    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_parity", "of_service", "of_status", "of_versions",
+]  # fmt: skip
 
 _LITTLE_MEMORY_BYTES = 32 * MIB  # a large image more, and the kernel ends a worker
 
@@ -45,6 +48,19 @@ def of_files(record: DeviceRecord, survey: Survey) -> Iterator[Finding]:
         kept = (book.directory(record.name) / "operators" / f"{number}.py").exists()
         way_out = again if kept else f"{again} --operators {name}"
         yield bad(f"your operators {name} are not there", "pipelines that use them are refused", way_out)
+
+
+def of_kernel(found: KernelReport, record: DeviceRecord | None = None) -> Finding:
+    """Which kernel a device has, or (without its record) this host."""
+    where = "this host" if record is None else record.name
+    if found.variant:
+        return ok(f"kernel of {where}: {found}")
+    if record is None:
+        return warn("no kernel on this host", "Pillow does the work, slower", found.why_not)
+    if record.kernel_choice == "none":
+        return ok(f"no kernel on {where}, as you chose (--kernel none): Pillow does the work")
+    again = f"ddlp deploy --name {record.name} --kernel auto (compiles one, there or here, or says what that needs)"
+    return warn(f"no kernel on {where}", f"Pillow does the work, slower: {found.why_not}", again)
 
 
 def of_keys(record: DeviceRecord, survey: Survey) -> Finding:
@@ -171,7 +187,7 @@ def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
     """Whether the operators make the same pixels, and which don't."""
     versions = ", ".join(
         f"{name} {parity.there.get(name, 'none')} there, {parity.here.get(name, 'none')} here"
-        for name in ("pillow", "libjpeg", "numpy")
+        for name in ("pillow", "libjpeg", "numpy", "kernel")
         if parity.here.get(name) != parity.there.get(name)
     )
     count = sum(row.ours for row in parity.rows)

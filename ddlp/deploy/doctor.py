@@ -1,4 +1,6 @@
-"""Find out what is wrong with a device, and what to do: its SSH, system, files, keys, service, spool, data and pixels.
+"""Find out what is wrong with a device, and what to do: its SSH, system, files, kernel, keys, service, spool, data, pixels.
+
+Without a name this computer alone is looked at: whether it has the kernel, and what would bring it.
 
 Checks go from causes to effects; what depends on a failed one is not asked. At the end stands the one thing to do first.
 Nothing is changed. The exit status is 1 where something stands in the way, else 0.
@@ -20,11 +22,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from csd_engine.census import CensusBrokenOff
 from csd_engine.errors import EngineError, EngineUnreachable
+from csd_engine.kernels.report import report
 from ddlp.deploy import book, checks, diagnosis
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, take_census
 from ddlp.deploy.command import reserve_bytes
 from ddlp.deploy.findings import Finding, Level, bad, ok, warn
+from ddlp.deploy.kernel import look
 from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
@@ -36,7 +40,7 @@ from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
 from ddlp.sources.link import EngineLink
 
-__all__ = ["Checkup", "examine"]
+__all__ = ["Checkup", "examine", "examine_host"]
 
 _START_S = 60  # Python with numpy takes its time on a board
 _DIGESTS_TIMEOUT_S = 1800.0  # of the sample: at most 1 GiB
@@ -103,10 +107,12 @@ class _Examination:
 
     def run(self) -> Checkup:
         try:
+            self._check("this host", _host)
             reached = connected = self._check("ssh", self._connect)
             fit = self._check("device", self._system, reached)
             reached = reached and self._found is not None
             files = self._check("engine", self._files, reached)
+            self._check("kernel", self._kernel, files and self._python_runs)
             keys = self._check("keys", lambda _: iter([diagnosis.of_keys(self._record, self._survey)]), reached)
             runs = self._check("service", self._service, files)
             # Where ssh fails the engine may answer all the same: then training goes on, and it is ssh that must be mended.
@@ -170,6 +176,9 @@ class _Examination:
 
     def _files(self, _: Step) -> Iterator[Finding]:
         return diagnosis.of_files(self._record, self._survey)
+
+    def _kernel(self, _: Step) -> Iterator[Finding]:
+        yield diagnosis.of_kernel(look(self._shell, self._record.python, self._survey.home), self._record)
 
     def _service(self, _: Step) -> Iterator[Finding]:
         boots = None
@@ -305,6 +314,20 @@ class _Examination:
                 yield ok(f"{found.compared} images of {host} give the same bits there")
 
 
+def _host(_: Step) -> Iterator[Finding]:
+    yield diagnosis.of_kernel(report())
+
+
+def examine_host(steps: Steps) -> Checkup:
+    """Check this computer alone: whether what makes it fast is there."""
+    checkup = Checkup("this host")
+    with steps.step("kernel") as step:
+        for finding in _host(step):
+            checkup.findings.append(("kernel", finding))
+            step.say(finding)
+    return checkup
+
+
 def _left_out(root: str, *directories: str | None) -> set[str]:
     """Those of the directories that lie below the root, relative to it: ours, and no part of a data set."""
     inside = set()
@@ -316,15 +339,15 @@ def _left_out(root: str, *directories: str | None) -> set[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", metavar="NAME", help="the device, as it was deployed")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the device, as it was deployed; default: this host alone")
     parser.add_argument("--verify", action="store_true", help="compare the contents of all files, not of a sample")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Examine and print; the exit status is 1 where something stands in the way."""
-    record = book.load(options.name)
-    checkup = examine(record, Steps(io.StringIO() if options.json else None), verify=options.verify)
+    steps = Steps(io.StringIO() if options.json else None)
+    checkup = examine_host(steps) if options.name is None else examine(book.load(options.name), steps, verify=options.verify)
     if options.json:
         print(json.dumps(checkup.to_data()))
         return 0 if checkup.healthy else 1
@@ -333,9 +356,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"Not asked, since it depends on what failed: {', '.join(checkup.not_asked)}.")
     first = checkup.first
     if first is None:
-        print(f"Nothing is wrong with {record.name}.")
+        print(f"Nothing is wrong with {checkup.name}.")
     elif checkup.healthy:
-        print(f"{record.name} works. What could be better: {first.what}. {first.way_out}")
+        print(f"{checkup.name} works. What could be better: {first.what}. {first.way_out}")
     else:
         print(f"Do this first: {first.way_out}")
     return 0 if checkup.healthy else 1

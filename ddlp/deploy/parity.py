@@ -1,7 +1,8 @@
 """`ddlp parity NAME`: whether a device makes the same pixels as this host, operator by operator.
 
 Each operator runs alone, with the parameters that matter, on a few images on both sides; every value is compared. The images
-are made here and travel as pixels, so that decoders play no part; they have rows of their own, for which files travel.
+are made here and travel as pixels, so that decoders play no part; they have rows of their own, for which files travel, and so
+has what a kernel does with files.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from ddlp.errors import DDLPError
 __all__ = ["Parity", "Row", "compare_device", "table"]
 
 TIMEOUT_S = 600.0  # a slow board takes ten seconds
+_BY_KERNEL = ("Resize bilinear", "Resize bicubic", "RandomResizedCrop bilinear", "RandomResizedCrop bicubic", "CenterCrop",
+              "RandomHorizontalFlip", "RandomVerticalFlip")  # fmt: skip
 KEYS = 3  # draws of each random operator on each image
 
 Data = dict[str, object]
@@ -192,6 +195,11 @@ def all_cases() -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
         for source in pixels:
             mode = "L" if source == "grey" else "RGB"
             cases += [(name, True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
+    for name, ops in operator_rows().items():  # from a file a kernel does the first ones of a pipeline in one call
+        if name.startswith(_BY_KERNEL):
+            keys = range(KEYS) if "Random" in name else range(1)
+            for source, mode in (("JPEG 4:2:0", "RGB"), ("JPEG greyscale", "L")):
+                cases += [(f"{name}, from a JPEG", True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
     for filter_name in FILTERS:
         ops = [_op("Resize", size=[96, 32], max_size=None, interpolation=filter_name)]
         for source in pixels:

@@ -50,9 +50,18 @@ def absolute_home(shell: Shell, home: str) -> str:
     return shell.must('echo "$HOME"', "asking for the home directory", timeout_s=60).strip() + home[1:]
 
 
-def engine_module(python: str, home: str, *words: str) -> str:
-    """The shell command that runs a module of the engine that `current` leads to, with its arguments."""
-    return f"cd / && PYTHONPATH={shlex.quote(home + '/current')} PYTHONSAFEPATH=1 {shlex.quote(python)} -m {shlex.join(words)}"
+def engine_module(python: str, home: str, *words: str, code: str = "current", before: str = "") -> str:
+    """The shell command that runs a module of the engine in HOME/`code`, with its arguments.
+
+    Args:
+        python: the interpreter there.
+        home: our directory there.
+        words: the module and its arguments.
+        code: below `home`, the directory that holds the package.
+        before: further variables for it, as the shell writes them, with a space behind.
+    """
+    path = shlex.quote(f"{home}/{code}")
+    return f"cd / && {before}PYTHONPATH={path} PYTHONSAFEPATH=1 {shlex.quote(python)} -m {shlex.join(words)}"
 
 
 def own_build_is_there(survey: Survey) -> bool:

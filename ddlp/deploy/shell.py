@@ -67,6 +67,18 @@ class Done:
     err: str
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close an ssh's input, which ends it; kill it where that does not."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Shell:
     """Commands on one device. Connects with the first one; `close` ends it, or this process's end, however that comes.
 
@@ -324,27 +336,14 @@ class Shell:
         try:
             return process.wait()
         finally:
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
 
     def close(self) -> None:
         """Disconnect. May be called again."""
         master, self._master = self._master, None
         if master is not None:
-            assert master.stdin is not None and master.stdout is not None
-            with contextlib.suppress(OSError):
-                master.stdin.close()
-            try:
-                master.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                master.kill()
-                master.wait()
+            _end(master)
+            assert master.stdout is not None
             master.stdout.close()
         if self._words is not None:
             self._words.close()

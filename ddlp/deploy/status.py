@@ -21,7 +21,9 @@ from ddlp.sources.device import Device
 TIMEOUT_S = 5.0
 _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[J"
-_COLUMNS = ("device", "state", "version", "jobs", "images/s", "memory", "free", "spool", "disk free", "temperature", "load")
+_COLUMNS = (
+    "device", "state", "version", "kernel", "jobs", "images/s", "memory", "free", "spool", "disk free", "temperature", "load",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def _row(answer: Answer) -> tuple[str, ...]:
         return (answer.name, "not reachable", *("-" for _ in _COLUMNS[2:]))
     version = status.versions.get("csd_engine", "?") + ("" if _own_build(status) else " (other build)")
     return (
-        answer.name, "up " + _duration(status.uptime_s), version, str(len(status.jobs)), _rate(status.images_per_s),
+        answer.name, "up " + _duration(status.uptime_s), version, status.versions.get("kernel") or "-",
+        str(len(status.jobs)), _rate(status.images_per_s),
         f"{_size(status.resident_bytes)} of {_size(status.memory_total_bytes)}", _size(status.memory_available_bytes),
         f"{status.spool_batches} batches, {_size(status.spool_bytes)} of {_size(status.quota_bytes)}",
         _size(status.free_bytes), "-" if status.temperature_c is None else f"{status.temperature_c:.0f} C",

@@ -86,7 +86,7 @@ if command -v crontab > /dev/null; then
   crontab -l 2>/dev/null | grep -qF "$home" && say boot yes
 fi
 say current "$(readlink "$home/current" 2>/dev/null)"
-say code_bytes "$(find -L "$home/current/csd_engine" -name '*.py' -exec cat {} + 2>/dev/null | wc -c)"
+say code_bytes "$(find -L "$home/current/csd_engine" \( -name '*.py' -o -name '*.[ch]' \) -exec cat {} + 2>/dev/null | wc -c)"
 for one in "$home/engines"/*; do [ -d "$one" ] && say build "${one##*/}"; done
 [ -r "$home/engine.json" ] && say settings "$(cat "$home/engine.json")"
 [ -s "$home/keys/server.key_secret" ] && say server_key "$(sed -n 's/.*public-key *= *"\(.*\)".*/\1/p' "$home/keys/server.key")"

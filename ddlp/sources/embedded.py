@@ -55,6 +55,7 @@ class EmbeddedOptions:
             at most).
         slowdown: to emulate a slower device, how many times; None: $DDLP_ENGINE_SLOWDOWN, else 1.
         cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
+        kernel: False: Pillow does the work in any case, to compare.
     """
 
     spool: str | None = None
@@ -63,6 +64,7 @@ class EmbeddedOptions:
     quota_bytes: int | None = None
     slowdown: float | None = None
     cpus: str | None = None
+    kernel: bool = True
 
     def resolved(self) -> EmbeddedOptions:
         """Return the options with defaults and environment variables filled in.
@@ -85,7 +87,8 @@ class EmbeddedOptions:
             except ValueError:
                 raise EngineError(f"$DDLP_ENGINE_SLOWDOWN is {text!r}; it must be a factor, 1 or more.") from None
         cpus = self.cpus or os.environ.get("DDLP_ENGINE_CPUS")
-        return EmbeddedOptions(os.path.abspath(spool), workers, self.quota_batches, self.quota_bytes, slowdown, cpus)
+        spool = os.path.abspath(spool)
+        return EmbeddedOptions(spool, workers, self.quota_batches, self.quota_bytes, slowdown, cpus, self.kernel)
 
 
 def _socket_path(directory: Path) -> bool:
@@ -225,7 +228,7 @@ class EmbeddedEngine:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd="/",
-            env=child_environment(),
+            env=child_environment() if self.options.kernel else {**child_environment(), "DDLP_KERNEL": "off"},
             start_new_session=True,  # Ctrl-C in the terminal is for this process alone
         )
         address = self._await_ready()

@@ -4,25 +4,30 @@ The table is made on the CPU by torchvision's own operators and *is* the definit
 operations give the same bits for all 256 values of all channels (checked, on each device), they are used instead,
 since they are about twice as fast as looking up; any other table is looked up.
 
-On the CPU numpy does the work, image by image, so that a channel stays in the L2 cache: it releases the GIL and, unlike
-torch, never starts intra-op threads that would compete with the decoding.
+On the CPU the kernel looks up, else numpy computes, few images at a time, so that they stay in the L2 cache: both release
+the GIL and, unlike torch, never start intra-op threads that would compete with the decoding.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from csd_engine.kernels import kernel
 from ddlp.transfer.arithmetic import Arithmetic
+from ddlp.transfer.pool import Pool
 
 __all__ = ["Epilogue"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 FORMATS = (torch.contiguous_format, torch.channels_last)
+_PART = 65536  # numbers at a time: 256 KB of float32
 _CHUNK = 32767  # elements; torch splits larger ones among threads (at::internal::GRAIN_SIZE)
 
 
@@ -66,7 +71,11 @@ class Epilogue:
         return dataclasses.replace(self, dtype=dtype or self.dtype, memory_format=memory_format or self.memory_format)
 
     def __call__(
-        self, images: Tensor, boxes: Tensor | None = None, device: torch.device | str | None = None
+        self,
+        images: Tensor,
+        boxes: Tensor | None = None,
+        device: torch.device | str | None = None,
+        pool: Pool | None = None,
     ) -> Tensor:
         """Result for a batch.
 
@@ -75,10 +84,11 @@ class Epilogue:
             boxes: int32 (batch, masks, 4) of (top, left, bottom, right) in pixels; None if there are no masks. Empty
                 boxes do nothing; of overlapping ones the later mask wins.
             device: where the result shall be; None for where the images are.
+            pool: where memory on the CPU comes from; None: fresh memory.
 
         Returns:
             (batch, channels, height, width) in this dtype and memory format. uint8 in channels_last is a view of
-            ``images`` unless a mask was drawn or they were moved; anything else is fresh memory.
+            ``images`` unless a mask was drawn or they were moved; anything else is memory of its own.
 
         Raises:
             ValueError: dtypes or shapes other than these.
@@ -93,10 +103,16 @@ class Epilogue:
             raise ValueError(f"boxes: {got}, not int32 {expected}; the batch belongs to another pipeline")
         target = images.device if device is None else torch.device(device)
         if target.type == "cpu" and images.device.type == "cpu":
-            result = self._on_cpu(images.contiguous())
+            source = images.contiguous().numpy()
+            samples, height, width, _ = source.shape
+            bits = source if self.keeps_bytes else self.empty(samples, height, width, pool)
+            if not self.keeps_bytes:
+                self.convert(source, bits)
             if masks and boxes is not None:
-                result = self._fill_one_by_one(result, boxes, shared=result.data_ptr() == images.data_ptr())
-            return result
+                if self.keeps_bytes and bool((boxes[..., :2] < boxes[..., 2:]).all(-1).any()):
+                    bits = source.copy()
+                self.fill(self.tensor(bits), boxes.numpy())
+            return self.tensor(bits)
         result = self._on_device(images.to(target, non_blocking=True))
         if masks and boxes is not None:
             result = self._fill_together(result, boxes.to(target, non_blocking=True))
@@ -108,7 +124,9 @@ class Epilogue:
 
     @functools.cached_property
     def _bits(self) -> np.ndarray:
-        """The table in the result's dtype, as integers: numpy has no bfloat16, and a look-up needs only bits."""
+        """The table in the result's dtype, as integers: a look-up needs only bits. uint8 leaves the table out."""
+        if self.dtype == torch.uint8:
+            return np.tile(np.arange(256, dtype=np.uint8), (self.fills.shape[1], 1))
         return self._values().to(self.dtype).view(_INTEGER[self.dtype]).numpy()
 
     def _values(self) -> Tensor:
@@ -129,45 +147,79 @@ class Epilogue:
                              "transform's ToTensor and Normalize; choose a float output, or a fill that is one")
         return matches.to(torch.uint8).argmax(2).to(torch.uint8)
 
-    def _on_cpu(self, images: Tensor) -> Tensor:
-        batch, height, width, channels = images.shape
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether images are delivered as they are made: uint8, a pixel's channels side by side."""
+        return self.dtype == torch.uint8 and self.memory_format == torch.channels_last
+
+    def empty(self, samples: int, height: int, width: int, pool: Pool | None = None) -> np.ndarray:
+        """Memory of a result on the CPU: (samples, channels, height, width), or with the channels last, as integers.
+
+        Without a pool it is numpy's, which asks for huge pages: small ones cost more to map than the images to compute.
+        """
+        channels = self.fills.shape[1]
         last = self.memory_format == torch.channels_last
-        if self.dtype == torch.uint8 and last:
-            return images.permute(0, 3, 1, 2)
-        shape = (batch, height, width, channels) if last else (batch, channels, height, width)
-        result = _fresh(shape, self.dtype)
-        source = images.numpy()
-        if self.dtype == torch.uint8:
-            planes = result.numpy()
-            for i in range(batch):
-                np.copyto(planes[i], source[i].transpose(2, 0, 1))
-        elif self._arithmetic is None or (result.element_size() == 2 and not last):
+        shape = (samples, height, width, channels) if last else (samples, channels, height, width)
+        kind = _NUMPY[self.dtype.itemsize]
+        return np.empty(shape, kind) if pool is None else pool.empty(shape, kind)
+
+    def tensor(self, bits: np.ndarray) -> Tensor:
+        """What `empty` gave as it is delivered: (samples, channels, height, width) in this dtype and memory format."""
+        result = torch.from_numpy(bits)
+        result = result if self.dtype == torch.uint8 else result.view(self.dtype)
+        return result.permute(0, 3, 1, 2) if self.memory_format == torch.channels_last else result
+
+    def convert(self, images: np.ndarray, bits: np.ndarray) -> None:
+        """Images, uint8 (samples, height, width, channels), into as many samples of what `empty` gave; any number of them."""
+        last = self.memory_format == torch.channels_last
+        fast = kernel()
+        if fast is not None:
+            fast.table(images, self._bits, bits, last)
+        elif self.dtype == torch.uint8:
+            for part in _parts(len(images), math.prod(images.shape[1:])):
+                np.copyto(bits[part], images[part] if last else images[part].transpose(0, 3, 1, 2))
+        elif self._arithmetic is None or (self.dtype.itemsize == 2 and not last):
             # Two bytes straight from the table are faster than arithmetic and a conversion, except along whole rows.
-            self._look_up(source, result.view(_INTEGER[self.dtype]).numpy(), last)
+            self._look_up(images, bits, last)
         elif last:
             # One row of the image is one row of numbers: the channels' constants repeat along it.
-            rows = (batch, height, width * channels)
+            samples, height, width, channels = images.shape
+            rows = (samples, height, width * channels)
             constants = self._arithmetic.mean, self._arithmetic.std
             mean, std = (None if k is None else np.tile(k, width) for k in constants)
-            self._compute(source.reshape(rows), result.view(rows), mean, std)
+            self._compute(images.reshape(rows), bits.reshape(rows), mean, std)
         else:
-            for i in range(batch):
-                for c in range(channels):
+            values = bits.view(np.float32)
+            for part in _parts(len(images), images.shape[1] * images.shape[2]):
+                for c in range(images.shape[3]):
                     constants = self._arithmetic.mean, self._arithmetic.std
                     mean, std = (None if k is None else k[c] for k in constants)
-                    self._compute(source[i : i + 1, :, :, c], result[i : i + 1, c], mean, std)
-        return result.permute(0, 3, 1, 2) if last else result
+                    np.copyto(values[part, c], images[part, :, :, c])
+                    self._arithmetic.run(values[part, c], mean, std)
+
+    def fill(self, result: Tensor, boxes: np.ndarray) -> None:
+        """Fill the masks of so many samples in place; boxes int32 (samples, masks, 4)."""
+        # As integers, with numpy: a box of a small image is filled many times faster than by torch.
+        integer = _INTEGER[self.dtype]
+        fills = self._mask_values().view(integer).numpy()[:, :, None, None]
+        planes = result.view(integer).numpy()
+        for i, sample in enumerate(boxes.tolist()):
+            for mask, (top, left, bottom, right) in enumerate(sample):
+                if top < bottom and left < right:
+                    planes[i, :, top:bottom, left:right] = fills[mask]
 
     def _compute(
-        self, source: np.ndarray, result: Tensor, mean: np.ndarray | None, std: np.ndarray | None
+        self, source: np.ndarray, bits: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None
     ) -> None:
         """(images, rows, numbers a row) of bytes into as many results."""
         assert self._arithmetic is not None
         if self.dtype == torch.float32:
-            for image, values in zip(source, result.numpy(), strict=True):
-                np.copyto(values, image)
-                self._arithmetic.run(values, mean, std)
+            values = bits.view(np.float32)
+            for part in _parts(len(source), math.prod(source.shape[1:])):
+                np.copyto(values[part], source[part])
+                self._arithmetic.run(values[part], mean, std)
             return
+        result = torch.from_numpy(bits).view(self.dtype)
         step = max(1, _CHUNK // source.shape[2])
         scratch = torch.empty((step, source.shape[2]), dtype=torch.float32)
         for i in range(len(source)):
@@ -178,10 +230,10 @@ class Epilogue:
                 result[i, row : row + step].copy_(chunk)
 
     def _look_up(self, source: np.ndarray, result: np.ndarray, last: bool) -> None:
-        for i in range(len(source)):
+        for part in _parts(len(source), source[0, :, :, 0].size):
             for c, values in enumerate(self._bits):
-                plane = result[i, :, :, c] if last else result[i, c]
-                np.take(values, source[i, :, :, c], out=plane, mode="clip")
+                plane = result[part, :, :, c] if last else result[part, c]
+                np.take(values, source[part, :, :, c], out=plane, mode="clip")
 
     def _on_device(self, images: Tensor) -> Tensor:
         planes = images.permute(0, 3, 1, 2)
@@ -207,16 +259,6 @@ class Epilogue:
         computed = self._arithmetic.run_on_device(values).cpu().view(table.shape)
         return torch.equal(computed.view(torch.int32), table.view(torch.int32))
 
-    def _fill_one_by_one(self, result: Tensor, boxes: Tensor, shared: bool) -> Tensor:
-        fills = self._mask_values()[:, :, None, None]
-        for i, sample in enumerate(boxes.tolist()):
-            for mask, (top, left, bottom, right) in enumerate(sample):
-                if top < bottom and left < right:
-                    if shared:
-                        result, shared = result.clone(memory_format=torch.preserve_format), False
-                    result[i, :, top:bottom, left:right] = fills[mask]
-        return result
-
     def _fill_together(self, result: Tensor, boxes: Tensor) -> Tensor:
         """All samples of one mask in one operation: a GPU is slow to start many small ones."""
         fills = self._mask_values().to(result.device)
@@ -230,12 +272,11 @@ class Epilogue:
         return result.contiguous(memory_format=self.memory_format)
 
 
-def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Fresh memory from numpy, which asks for huge pages: small ones cost more to map than the images to compute."""
-    if dtype == torch.uint8:
-        return torch.from_numpy(np.empty(shape, dtype=np.uint8))
-    bits = np.empty(shape, dtype=np.int32 if dtype == torch.float32 else np.int16)
-    return torch.from_numpy(bits).view(dtype)
+def _parts(images: int, numbers: int) -> Iterator[slice]:
+    """Parts of a batch whose planes of so many numbers stay in the L2 cache: a large image alone, many small ones."""
+    step = max(1, _PART // max(1, numbers))
+    return (slice(start, start + step) for start in range(0, images, step))
 
 
-_INTEGER = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_INTEGER = {torch.uint8: torch.uint8, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}  # by the bytes of a number: numpy has no bfloat16

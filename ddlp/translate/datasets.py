@@ -6,6 +6,9 @@ samples would silently be wrong.
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.datasets import Reader, open_image
+from csd_engine.datasets import Reader, Source, open_sample
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 
@@ -60,31 +62,49 @@ class PortableSet:
 
     def __init__(self, parts: list[Part], sources: np.ndarray | None) -> None:
         self.parts = parts
-        self.starts = np.cumsum([0, *(len(p) for p in parts)])
+        self.starts = [0, *itertools.accumulate(len(p) for p in parts)]
         self.sources = sources
 
     def __len__(self) -> int:
-        return int(self.starts[-1]) if self.sources is None else len(self.sources)
+        return self.starts[-1] if self.sources is None else len(self.sources)
 
     def source(self, indices: np.ndarray) -> np.ndarray:
         """Source indices of the data set's own indices, int64. Raises IndexError as the data set would."""
         n = len(self)
-        wrong = (indices >= n) | (indices < -n)
-        if wrong.any():
-            raise IndexError(f"index {indices[wrong][0]} is out of range for a data set of {n} samples")
-        indices = np.where(indices < 0, indices + n, indices) if (indices < 0).any() else indices
+        lowest, highest = (int(indices.min()), int(indices.max())) if len(indices) else (0, -1)
+        if highest >= n or lowest < -n:
+            wrong = indices[(indices >= n) | (indices < -n)][0]
+            raise IndexError(f"index {wrong} is out of range for a data set of {n} samples")
+        indices = np.where(indices < 0, indices + n, indices) if lowest < 0 else indices
         return indices if self.sources is None else self.sources[indices]
+
+    @functools.cached_property
+    def each_once(self) -> bool:
+        """Whether different indices are different sources."""
+        if self.sources is None:
+            return True
+        seen = np.zeros(int(self.starts[-1]), dtype=bool)
+        seen[self.sources] = True
+        return int(np.count_nonzero(seen)) == len(self.sources)
 
     def part(self, source: int) -> tuple[Part, int]:
         """The part of a source index, and the index within it."""
-        k = int(np.searchsorted(self.starts, source, side="right")) - 1
-        return self.parts[k], source - int(self.starts[k])
+        k = bisect.bisect_right(self.starts, source) - 1
+        return self.parts[k], source - self.starts[k]
 
     def target(self, source: int) -> Any:
         """The target as the data set would give it. Runs the user's target_transform."""
         part, index = self.part(source)
         target = part.target(index)
         return target if part.target_transform is None else part.target_transform(target)
+
+    def targets(self, sources: np.ndarray) -> list[Any]:
+        """The targets of source indices (int64), as `target` gives each."""
+        if len(self.parts) > 1:
+            return [self.target(source) for source in sources.tolist()]
+        target, transform = self.parts[0].target, self.parts[0].target_transform
+        found = list(map(target, sources.tolist()))
+        return found if transform is None else list(map(transform, found))
 
     @property
     def has_target_transform(self) -> bool:
@@ -101,18 +121,22 @@ class _PartReader(Reader):
         self._portable = portable
 
     def __len__(self) -> int:
-        return int(self._portable.starts[-1])
+        return self._portable.starts[-1]
 
-    def image(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Source:
         part, k = self._portable.part(index)
         if part.paths is not None:
-            return open_image(os.fspath(part.paths[k]))
+            return open_sample(os.fspath(part.paths[k]))
         assert part.array is not None
-        return Image.fromarray(part.array[k])
+        return part.array[k]
 
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)
         return os.fspath(part.paths[k]) if part.paths is not None else f"row {k} of {part.name}"
+
+    def rows(self) -> np.ndarray | None:
+        parts = self._portable.parts
+        return parts[0].array if len(parts) == 1 else None
 
 
 def translate_dataset(dataset: Any) -> PortableSet:
@@ -160,7 +184,7 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
     maps: list[np.ndarray] = []
     start = 0
     for one in sets:
-        total = int(one.starts[-1])
+        total = one.starts[-1]
         maps.append((np.arange(total) if one.sources is None else one.sources) + start)
         parts.extend(one.parts)
         start += total
@@ -216,6 +240,8 @@ def _rows(
         if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
             raise Untranslatable(_name(dataset), f"its {images} are {array.dtype} {array.shape}", (_WAYS,))
         values = getattr(dataset, targets)
+        if convert is int and isinstance(values, torch.Tensor):
+            values = values.numpy()  # a look-up in a tensor costs more than a small image's pixels
         if values is None:
             return Part(_name(dataset), dataset.transform, lambda k: None, dataset.target_transform, array=array)
         return Part(

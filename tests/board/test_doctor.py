@@ -28,6 +28,7 @@ from ddlp import cli  # noqa: E402
 from ddlp.deploy import book  # noqa: E402
 from ddlp.deploy.book import DeviceRecord  # noqa: E402
 
+COMPILER = "arm-linux-gnueabihf-gcc"
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 
 
@@ -99,6 +100,7 @@ def test_healthy(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     assert "names, sizes and contents of all 24 files" in said["data"] and "make the same pixels" in said["pixels"]
     assert f"pillow 9.4.0 there, {PIL.__version__} here" in said["pixels"] and "give the same bits" in said["images"]
     assert said["device"] and not answer["not_asked"]
+    assert said["kernel"].startswith("kernel of csd0: neon, cross-compiled with" if shutil.which(COMPILER) else "no kernel")
 
 
 def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patient, capsys) -> None:

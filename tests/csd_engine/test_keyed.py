@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from csd_engine.keyed import Keyed, exp, log
+from csd_engine.keyed import Keyed, KeyedRows, exp, log
 
 KNOWN = [
     "554677b2b0df4404",
@@ -93,3 +93,31 @@ def test_exp_and_log_refuse_what_has_no_answer():
             log(bad)
     with pytest.raises(ValueError):
         exp(math.nan)
+
+
+def test_rows_draw_what_each_draws_by_itself():
+    generator = random.Random(1)
+    indices, occurrences = np.array([3, 7, 2**40, 0, 3]), np.array([4, 0, 1, 2**33, 4])
+    alone = [Keyed(-1, 2, int(i), int(o)) for i, o in zip(indices, occurrences)]
+    together = KeyedRows(-1, 2, indices, occurrences)
+    for step in range(60):
+        rows = np.array(sorted(generator.sample(range(5), generator.randint(0, 5))), dtype=np.int64)
+        who = None if step % 3 == 0 else rows
+        chosen = alone if who is None else [alone[k] for k in rows]
+        bounds = np.array([generator.choice([1, 2, 3, 1000, 2**32 - 1, 4_000_000_007]) for _ in chosen], dtype=np.int64)
+        kind = step % 4
+        if kind == 0:
+            assert together.u64(who).tolist() == [one.u64() for one in chosen]
+        elif kind == 1:
+            assert together.uniform(-2.0, 6.5, rows=who).tolist() == [one.uniform(-2.0, 6.5) for one in chosen]
+        elif kind == 2:
+            assert together.below(bounds, rows=who).tolist() == [one.below(int(n)) for one, n in zip(chosen, bounds)]
+        else:
+            assert together.below(9, rows=who).tolist() == [one.below(9) for one in chosen]
+    assert [int(n) for n in KeyedRows(1, 2, np.array([3]), np.array([4])).u64()] == [int(KNOWN[0], 16)]
+
+
+@pytest.mark.parametrize("bound", [0, -1, 2**32, np.array([3, 0])])
+def test_rows_refuse_bounds_that_they_cannot_take(bound):
+    with pytest.raises(ValueError, match="bounds from 1 to"):
+        KeyedRows(0, 0, np.zeros(2, np.int64), np.zeros(2, np.int64)).below(bound)

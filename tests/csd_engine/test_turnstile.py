@@ -12,7 +12,7 @@ INSIDE = """
 import sys
 from csd_engine.turnstile import Turnstile
 t = Turnstile(sys.argv[1], 4000)
-t.enter(100, 10)
+t.enter(4000)
 print(1, flush=True)
 """
 
@@ -29,7 +29,7 @@ def test_a_second_one_waits_until_the_first_is_through_or_dead(tmp_path):
         second = entered(path, INSIDE.replace("t.enter", "print(0, flush=True); t.enter") + "t.leave(); t.leave()")
         assert second.stdout.readline() == b"0\n"
         small = Turnstile(str(path), 4000)
-        small.enter(99, 10)  # not large: does not wait
+        small.enter(3999)  # not large: does not wait
         small.leave()
         assert not select.select([second.stdout], [], [], 0.5)[0] and first.poll() is None
         end(first)
@@ -40,7 +40,7 @@ def test_a_second_one_waits_until_the_first_is_through_or_dead(tmp_path):
 def test_without_a_lock_nobody_waits(tmp_path):
     for path in ("", str(tmp_path / "missing" / "lock")):
         for one in (Turnstile(path, 1), Turnstile(path, 1)):
-            one.enter(10, 10)
+            one.enter(400)
 
 
 def test_what_is_large_follows_from_the_memory():

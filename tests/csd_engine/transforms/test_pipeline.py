@@ -21,7 +21,7 @@ ERASE = {"op": "RandomErasing", "p": 0.5, "scale": [0.02, 0.33], "ratio": [0.3, 
 CUTOUT = {"op": "Cutout", "holes": 2, "length": 8}
 KNOWN_PLAN = (
     "SamplePlan(primitives=(Crop(top=32, left=16, height=341, width=425), Resize(height=24, width=20, "
-    "interpolation='bilinear')), shape=(24, 20, 3), boxes=((0, 0, 0, 0), (0, 0, 7, 8), (14, 7, 22, 15)))"
+    "interpolation='bilinear')), shape=(24, 20, 3), boxes=((0, 0, 0, 0), (0, 0, 7, 8), (14, 7, 22, 15)), reduce=1)"
 )
 KNOWN_DIGEST = "8af48a6cc4889e2a4032e5b9d28ee6db"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from PIL import Image
 from sshd import Sshd
 
 import csd_engine
-from csd_engine.parity import run_cases
+from csd_engine.kernels import kernel, why_not
+from csd_engine.parity import pack_cases, read_results, run_cases
 from csd_engine.transforms.parse import CONTAINERS, LEAVES
 from ddlp.cli import main
 from ddlp.deploy import book
@@ -36,6 +39,26 @@ def test_every_case_runs_here_and_random_ones_draw():
         if case.source == "tall" and number in result.pixels:
             by_row.setdefault(name, set()).add(result.digest(number))
     assert all(len(digests) > 1 for name, digests in by_row.items() if "Random" in name or "Cutout" in name)
+
+
+def test_a_kernel_takes_part_and_makes_what_pillow_makes():
+    found = kernel()
+    if found is None:
+        pytest.skip(why_not())
+    sources, cases = all_cases()
+    plain = [case for _, _, case in cases]
+    here = run_cases(sources, plain)
+    jpeg = next(case for case in reversed(plain) if case.source == "JPEG 4:2:0")
+    run_cases(sources, [jpeg])
+    assert found.context().content() == sources["JPEG 4:2:0"].tobytes()
+    request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
+    done = subprocess.run(
+        [sys.executable, "-m", "csd_engine.parity"], input=request, stdout=subprocess.PIPE, check=True,
+        env={**os.environ, "DDLP_KERNEL": "off"},
+    )  # fmt: skip
+    there = read_results(done.stdout)
+    assert (here.versions["kernel"], there.versions["kernel"]) == (found.variant, "none")
+    assert there.same == set(here.pixels) and set(there.errors) == set(here.errors)
 
 
 def test_files_are_of_the_kind_that_they_say():

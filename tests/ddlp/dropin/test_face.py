@@ -79,6 +79,7 @@ def test_contradictions_raise_as_in_dataloader(arguments):
         (dict(seed="x"), "seed='x'"),
         (dict(output=torch.int64), "output=torch.int64"),
         (dict(memory_format=torch.preserve_format), "memory_format="),
+        (dict(decode="sloppy"), "decode='sloppy'"),
         (dict(csd="csd0"), "csd='csd0'"),
         (dict(csd=Device("ipc:///nowhere", "keys"), strategy="cpu"), "strategy='cpu'"),
     ],
@@ -99,7 +100,7 @@ def test_locked_attributes(paths):
 def test_every_argument_is_an_attribute_with_the_value_given(paths):
     values = dict(
         strategy="mte", csd=[Device("ipc:///nowhere", "keys")], device="cpu", seed=7, ratio=0.25, spool="/somewhere",
-        spool_bytes=1 << 20, audit=5, output="float16", memory_format=torch.channels_last, batch_transform=print,
+        spool_bytes=1 << 20, audit=5, output="float16", memory_format=torch.channels_last, batch_transform=print, decode="fast",
         allow_different_bits=True, batch_size=3, num_workers=2, collate_fn=None, pin_memory=True, drop_last=True,
         timeout=5, worker_init_fn=print, generator=torch.Generator(), prefetch_factor=3, persistent_workers=True,
         pin_memory_device="", in_order=False,

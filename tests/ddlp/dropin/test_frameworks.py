@@ -94,7 +94,7 @@ def test_lightning_rebuilds_it_with_a_distributed_sampler(paths, engine):
 
     given = dict(
         seed=4, strategy="wrr", csd=[Device("ipc:///nowhere", "keys")], output="float16", audit=3, spool=engine,
-        spool_bytes=1 << 20, batch_transform=print, allow_different_bits=True, memory_format=torch.channels_last,
+        spool_bytes=1 << 20, batch_transform=print, allow_different_bits=True, memory_format=torch.channels_last, decode="fast",
         device="cpu", num_workers=2, prefetch_factor=3, drop_last=True, timeout=3, in_order=False, pin_memory=True,
     )
     dataset = numbered(paths, RANDOM)

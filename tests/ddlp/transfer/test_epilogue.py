@@ -3,7 +3,10 @@ import pickle
 import pytest
 import torch
 
+import ddlp.transfer.epilogue
+from csd_engine.kernels import kernel
 from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.pool import Pool
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -18,6 +21,15 @@ TABLES = {
     "no formula": torch.randn(3, 256, generator=torch.Generator().manual_seed(0)),
     "with infinities": torch.stack([BYTES / 0, BYTES, BYTES.log()]),
 }
+
+
+@pytest.fixture(autouse=True, params=["kernel", "numpy"])
+def way(request, monkeypatch):
+    """The same bits from the kernel, where there is one, and without."""
+    if request.param == "numpy":
+        monkeypatch.setattr(ddlp.transfer.epilogue, "kernel", lambda: None)
+    elif kernel() is None:
+        pytest.skip("there is no kernel")
 
 
 def no_fills(table):
@@ -87,6 +99,18 @@ def test_bytes_stay_bytes():
     assert torch.equal(plain.with_output(torch.float32)(images), images.permute(0, 3, 1, 2).float())
     back = Epilogue(TABLES["divide"], torch.zeros(0, 3)).with_output(torch.uint8).with_output(torch.float32)
     assert torch.equal(back(images), expected(images, TABLES["divide"]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8])
+def test_sample_by_sample_is_the_same_as_the_batch(dtype, layout):
+    table, images = TABLES["divide"], batch()
+    epilogue, pool = Epilogue(table, no_fills(table), dtype, layout), Pool(spare=2)
+    assert epilogue.keeps_bytes == (dtype == torch.uint8 and layout == torch.channels_last)
+    bits = epilogue.empty(*images.shape[:3], pool)
+    for k, image in enumerate(images.numpy()):
+        epilogue.convert(image[None], bits[k : k + 1])
+    assert torch.equal(epilogue.tensor(bits), epilogue(images, pool=pool))
 
 
 def test_wrong_arguments_are_quoted():

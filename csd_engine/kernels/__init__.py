@@ -1,0 +1,82 @@
+"""Optional C: decode a JPEG's region, resample, flip, in one call into the batch, with Pillow's exact bits.
+
+Nothing here is needed: without the compiled library, or where its pixels are not this Pillow's, Pillow does the work.
+`DDLP_KERNEL=off` switches it off, `DDLP_KERNEL=/path/to/file.so` names another library.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Optional, Tuple
+
+if TYPE_CHECKING:
+    from csd_engine.kernels.library import Kernel
+
+__all__ = ["kernel", "why_not"]
+
+_lock = threading.Lock()
+_found: Optional[Tuple[Optional["Kernel"], str]] = None  # the kernel, and why there is none
+
+
+def kernel() -> Optional[Kernel]:
+    """Return the kernel, loaded and compared with Pillow at the first call of the process; None: Pillow does the work."""
+    return (_found or _find())[0]
+
+
+def why_not() -> str:
+    """Return in one line why there is no kernel and what would bring it; "" where there is one."""
+    return (_found or _find())[1]
+
+
+def _find() -> Tuple[Optional[Kernel], str]:
+    global _found
+    from csd_engine.kernels.build import KernelError  # not above: `python -m csd_engine.kernels.build` runs that module itself
+
+    with _lock:
+        if _found is None:
+            try:
+                _found = _load(), ""
+            except KernelError as error:
+                _found = None, str(error)
+        return _found
+
+
+def _load() -> Kernel:
+    from csd_engine.kernels.build import LIBRARY, KernelError
+
+    setting = os.environ.get("DDLP_KERNEL", "")
+    if setting == "off":
+        raise KernelError("switched off by DDLP_KERNEL=off. Unset it to use the kernel")
+    path = setting or LIBRARY
+    if not os.path.exists(path):
+        raise KernelError(
+            f"{path} is missing. "
+            + (
+                "Correct DDLP_KERNEL"
+                if setting
+                else "With a C compiler (apt install gcc libc6-dev): python -m csd_engine.kernels.build"
+            )
+        )
+    try:
+        from PIL import _imaging
+    except ImportError as error:  # every use of Pillow will say the same
+        raise KernelError(f"Pillow does not run: {error}. Install it again") from error
+    # Only now: numpy and Pillow's plugins are not needed to say that there is no library.
+    from csd_engine.kernels.library import Kernel
+    from csd_engine.kernels.selfcheck import first_difference
+
+    found = Kernel(path, _imaging.__file__)
+    difference = first_difference(found)
+    if difference:
+        raise KernelError(f"{path} does not agree with Pillow: {difference}. Pillow does the work; please report this")
+    return found
+
+
+def _forked() -> None:
+    """A lock that another thread held while this process was forked would never be free."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

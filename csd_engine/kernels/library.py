@@ -1,0 +1,254 @@
+"""The kernel's C interface (src/ddlp.h) through ctypes, which lets go of the GIL during each call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import ClassVar, Optional, Tuple
+
+import numpy as np
+
+from csd_engine.kernels.arrays import ArrayCalls
+from csd_engine.kernels.build import KernelError
+
+__all__ = ["Context", "Job", "Kernel"]
+
+ABI = 1  # DDLP_ABI of src/ddlp.h
+_REFUSALS = {
+    1: "there is no libjpeg",
+    2: "no JPEG with a plain header",
+    3: "a kind of JPEG that is left to Pillow",
+    4: "damaged",
+    5: "the job does not fit the image",
+}
+_JOB_NUMBERS = (
+    "left",
+    "top",
+    "width",
+    "height",
+    "full_width",
+    "full_height",
+    "filter",
+    "out_left",
+    "out_top",
+    "out_width",
+    "out_height",
+    "flip_horizontal",
+    "flip_vertical",
+    "vertical_first",
+    "reduce",
+    "channels",
+)
+
+
+class Job(ctypes.Structure):
+    """What to make of one image: crop, resize, keep a part, flip. ddlp_job of src/ddlp.h, which explains each field.
+
+    Made with keywords: `Job(left=8, top=0, width=64, height=64, full_width=32, ...)`; what is not named is 0. `out` and
+    `out_stride` are filled in by `Context.sample`.
+    """
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int32) for name in _JOB_NUMBERS),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+    ]
+
+
+def _raise(result: int) -> None:
+    """Raise for a negative result: there is no memory, or the file can't be read."""
+    if result < 0:
+        raise MemoryError("the kernel got no memory") if result == -12 else OSError(-result, "the kernel cannot read the file")
+
+
+class Context:
+    """One thread's decoder and buffers, kept from image to image. Not for two threads at once."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._free = library.ddlp_free
+        self._info = (ctypes.c_int32 * 4)()
+        self._pointer = library.ddlp_new()
+        if not self._pointer:
+            raise MemoryError("the kernel got no memory")
+        self.refusal = 0  #: why the last call said no, a number of ddlp_refusal in src/ddlp.h
+
+    def __del__(self) -> None:
+        pointer, self._pointer = getattr(self, "_pointer", None), None
+        if pointer:
+            self._free(pointer)
+
+    def read(self, descriptor: int, size: int) -> Optional[Tuple[int, int]]:
+        """Read the first `size` bytes of an open file.
+
+        Returns:
+            (width, height) in pixels as the JPEG's header says; None: it is Pillow's, which can have `content`.
+
+        Raises:
+            OSError: the file can't be read.
+        """
+        return self._size(self._library.ddlp_read(self._pointer, descriptor, size, self._info))
+
+    def take(self, data: bytes) -> Optional[Tuple[int, int]]:
+        """The same as `read` with bytes in memory, which are copied."""
+        return self._size(self._library.ddlp_take(self._pointer, data, len(data), self._info))
+
+    def _size(self, result: int) -> Optional[Tuple[int, int]]:
+        _raise(result)
+        self.refusal = result
+        return None if result else (self._info[0], self._info[1])
+
+    @property
+    def components(self) -> int:
+        """1 (grey) or 3: of the image last read or taken."""
+        return self._info[2]
+
+    @property
+    def several_scans(self) -> bool:
+        """Whether decoding the image last read or taken takes memory for the whole image: a progressive one mostly."""
+        return self._info[3] != 0
+
+    @property
+    def own_entropy(self) -> bool:
+        """Whether our entropy decoder has read the last sample; else it was libjpeg's."""
+        return bool(self._library.ddlp_own_entropy(self._pointer))
+
+    def content(self) -> bytes:
+        """Return the bytes last read or taken: all of the file, or less where it broke off."""
+        size = ctypes.c_int64()
+        address = self._library.ddlp_content(self._pointer, ctypes.byref(size))
+        return ctypes.string_at(address, size.value) if size.value else b""
+
+    def sample(self, job: Job, out: np.ndarray) -> bool:
+        """Decode, resample and flip the image last read or taken.
+
+        Args:
+            job: what to do; its `out` and `out_stride` are set here.
+            out: uint8 (job.out_height, job.out_width, job.channels); rows may lie apart.
+
+        Returns:
+            False: it is Pillow's (`refusal` tells why); what `out` then holds means nothing.
+
+        Raises:
+            ValueError: `out` does not fit the job.
+        """
+        _fit(job, out)
+        self.refusal = result = self._library.ddlp_sample(self._pointer, job)
+        if result < 0:
+            _raise(result)
+        return not result
+
+    def resample(self, pixels: np.ndarray, job: Job, out: np.ndarray) -> bool:
+        """Do the job on an image in memory, uint8 (height, width, channels) with rows that may lie apart; as `sample`.
+
+        Raises:
+            ValueError: `out` or the crop does not fit.
+        """
+        _fit(job, out)
+        height, width = _check_pixels(pixels, job.channels)
+        if min(job.left, job.top) < 0 or job.left + job.width > width or job.top + job.height > height:
+            raise ValueError(f"crop {job.width}x{job.height} at ({job.left}, {job.top}) is not inside {width}x{height}")
+        address = pixels.__array_interface__["data"][0]
+        self.refusal = result = self._library.ddlp_resample(self._pointer, address, pixels.strides[0], job)
+        if result < 0:
+            _raise(result)
+        return not result
+
+    def why(self) -> str:
+        """Return in words why the last call said no."""
+        return _REFUSALS.get(self.refusal, "")
+
+
+def _check_pixels(pixels: np.ndarray, channels: int) -> Tuple[int, int]:
+    """Return (height, width); raises ValueError where C could not walk through the array."""
+    if (
+        pixels.dtype != np.uint8
+        or pixels.ndim != 3
+        or pixels.shape[2] != channels
+        or pixels.strides[2] != 1
+        or pixels.strides[1] != channels
+        or pixels.strides[0] < 0
+    ):
+        raise ValueError(
+            f"expected uint8 (height, width, {channels}) with rows in one piece, "
+            f"got {pixels.dtype} {pixels.shape} with strides {pixels.strides}"
+        )
+    return pixels.shape[0], pixels.shape[1]
+
+
+def _fit(job: Job, out: np.ndarray) -> None:
+    """Point the job at `out`."""
+    if _check_pixels(out, job.channels) != (job.out_height, job.out_width) or not out.flags.writeable:
+        raise ValueError(f"the job makes {job.out_height}x{job.out_width}, the array is {out.shape}, to be writable")
+    job.out = out.__array_interface__["data"][0]
+    job.out_stride = out.strides[0]
+
+
+class Kernel(ArrayCalls):
+    """The loaded library.
+
+    Raises:
+        KernelError: it can't be loaded, is another version, or the image library (with Pillow's libjpeg) is not usable.
+
+    Args:
+        path: the shared library.
+        image_library: a file that is linked with libjpeg: Pillow's extension module.
+    """
+
+    def __init__(self, path: str, image_library: str) -> None:
+        self.path = path
+        try:
+            self._library = ctypes.CDLL(path)
+            self._declare()
+            abi = self._library.ddlp_abi()
+        except (OSError, AttributeError) as error:
+            raise KernelError(
+                f"{path} cannot be loaded: {error}. Build it again: python -m csd_engine.kernels.build"
+            ) from error
+        if abi != ABI:
+            raise KernelError(f"{path} has version {abi}, needed is {ABI}. Build it again: python -m csd_engine.kernels.build")
+        result = self._library.ddlp_use_jpeg(image_library.encode())
+        if result:
+            raise KernelError(
+                f"Pillow's libjpeg (through {image_library}) is not libjpeg-turbo 1.5 or newer with the interface 6.2 or 8. "
+                "Install Pillow from its own project's wheels"
+            )
+        self._threads = threading.local()
+
+    def _declare(self) -> None:
+        pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+        job = ctypes.POINTER(Job)
+        for name, result, arguments in (
+            ("ddlp_abi", number, []),
+            ("ddlp_variant", ctypes.c_char_p, []),
+            ("ddlp_choose", number, [ctypes.c_char_p]),
+            ("ddlp_use_jpeg", number, [ctypes.c_char_p]),
+            ("ddlp_new", pointer, []),
+            ("ddlp_free", None, [pointer]),
+            ("ddlp_read", number, [pointer, number, size, pointer]),
+            ("ddlp_take", number, [pointer, ctypes.c_char_p, size, pointer]),
+            ("ddlp_content", pointer, [pointer, pointer]),
+            ("ddlp_own_entropy", number, [pointer]),
+            ("ddlp_sample", number, [pointer, job]),
+            ("ddlp_resample", number, [pointer, pointer, size, job]),
+        ):
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+        self._declare_arrays()
+
+    @property
+    def variant(self) -> str:
+        """What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c"."""
+        return str(self._library.ddlp_variant().decode())
+
+    def choose(self, variant: str) -> bool:
+        """Force a variant, for tests; False: this processor has no such thing. Not while other threads use the kernel."""
+        return self._library.ddlp_choose(variant.encode()) == 0
+
+    def context(self) -> Context:
+        """Return this thread's context; it is freed with the thread."""
+        try:
+            return self._threads.context
+        except AttributeError:
+            self._threads.context = Context(self._library)
+            return self._threads.context

@@ -1,0 +1,94 @@
+"""`python -m csd_engine.kernels.report`: this computer's kernel, loaded and checked as the engine's workers do it, as JSON.
+
+It also tells what a library for this computer has to be compiled for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from dataclasses import asdict, dataclass
+
+from csd_engine.kernels import kernel, why_not
+
+__all__ = ["MADE", "KernelReport", "main", "report", "system"]
+
+MADE = "_kernel.txt"  # beside the library: a line that says how it was made
+_MACHINES = {40: "arm-linux-gnueabihf", 62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}  # by ELF's numbers
+_ARM, _HARD_FLOAT = 40, 0x400
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What is known of a computer's kernel.
+
+    Attributes:
+        variant: what its inner loops use: "avx2", "sse2", "neon", "c"; empty: there is none.
+        libjpeg: what it decodes with: Pillow's, "libjpeg-turbo 2.1.5".
+        why_not: why there is none, and what would bring it.
+        made: how the library was made, as whoever made it wrote; empty: not known.
+        system: GNU name of what this interpreter is compiled for, "arm-linux-gnueabihf"; empty: none that we know.
+    """
+
+    variant: str = ""
+    libjpeg: str = ""
+    why_not: str = ""
+    made: str = ""
+    system: str = ""
+
+    def __str__(self) -> str:
+        if not self.variant:
+            return f"none, Pillow does the work ({self.why_not})"
+        return f"{self.variant}, {self.made or 'compiled at installation'}, decodes with Pillow's {self.libjpeg}"
+
+
+def system() -> str:
+    """Return the GNU name of what this interpreter is compiled for; empty where it is none that we know.
+
+    Read from its file: a 64-bit Linux, which `uname` tells, runs 32-bit systems as well.
+    """
+    try:
+        with open(sys.executable, "rb") as stream:
+            head = stream.read(64)
+        glibc = os.confstr("CS_GNU_LIBC_VERSION")  # with musl a library has to be compiled otherwise
+    except (OSError, ValueError):
+        return ""
+    if len(head) < 64 or head[:4] != b"\x7fELF" or head[5] != 1 or not glibc:  # 1: little-endian
+        return ""
+    machine, flags = struct.unpack_from("<H", head, 18)[0], struct.unpack_from("<I", head, 36)[0]
+    return "" if machine == _ARM and not flags & _HARD_FLOAT else _MACHINES.get(machine, "")
+
+
+def _libjpeg() -> str:
+    from PIL import features
+
+    return f"libjpeg-turbo {features.version_feature('libjpeg_turbo')}"
+
+
+def report() -> KernelReport:
+    """Return what is known of this computer's kernel."""
+    try:
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), MADE), encoding="utf-8") as stream:
+            made = stream.read().strip()
+    except OSError:
+        made = ""
+    found = kernel()
+    return KernelReport(
+        variant="" if found is None else found.variant,
+        libjpeg="" if found is None else _libjpeg(),
+        why_not=why_not(),
+        made=made,
+        system=system(),
+    )
+
+
+def main() -> int:
+    """Print the report; return the exit status."""
+    print(json.dumps(asdict(report())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+/* Contexts, and the calls on them: file, header, sample. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ddlp.h"
+#include "decoder.h"
+#include "memory.h"
+#include "resample.h"
+
+#if DDLP_SLACK < RESAMPLE_SLACK
+#error "bands of decoded rows must be followed by as many bytes as resample.c may read"
+#endif
+
+struct ddlp_context {
+    uint8_t *content;
+    int64_t size;
+    size_t room;
+    int32_t info[4]; /* of the content; zeros: not for the kernel */
+    decoder_memory memory;
+    resample_state resample;
+};
+
+/* Set once by ddlp_use_jpeg, before other threads come. */
+static const decoder_kind *jpeg;
+
+int ddlp_abi(void) { return DDLP_ABI; }
+
+int ddlp_use_jpeg(const char *path) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return -ENOENT;
+    /* Never closed: decoding needs it until the process ends. */
+    if (!ddlp_decoder_62.load(library)) jpeg = &ddlp_decoder_62;
+    else if (!ddlp_decoder_80.load(library)) jpeg = &ddlp_decoder_80;
+    else return DDLP_NO_LIBJPEG;
+    return 0;
+}
+
+ddlp_context *ddlp_new(void) {
+    ddlp_context *context = calloc(1, sizeof(ddlp_context));
+    if (context) context->memory.entropy = entropy_new();
+    return context;
+}
+
+void ddlp_free(ddlp_context *context) {
+    if (!context) return;
+    resample_free(&context->resample);
+    free(context->memory.bytes);
+    entropy_free(context->memory.entropy);
+    free(context->content);
+    free(context);
+}
+
+/* Make room for a file of this size; what the context held is gone. */
+static int make_room(ddlp_context *context, int64_t size) {
+    context->size = 0;
+    memset(context->info, 0, sizeof context->info);
+    if (size < 0) return -EINVAL;
+    if ((uint64_t)size > SIZE_MAX / 2) return -ENOMEM;
+    return grow((void **)&context->content, &context->room, (size_t)size);
+}
+
+static int look(ddlp_context *context, int32_t info[4]) {
+    const int result = jpeg_header(context->content, (size_t)context->size, info);
+    if (!result) memcpy(context->info, info, sizeof context->info);
+    return result;
+}
+
+int ddlp_read(ddlp_context *context, int fd, int64_t size, int32_t info[4]) {
+    const int result = make_room(context, size);
+    if (result) return result;
+    while (context->size < size) {
+        const ssize_t got = pread(fd, context->content + context->size, (size_t)(size - context->size), (off_t)context->size);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -errno;
+        if (!got) return DDLP_DAMAGED; /* it became shorter meanwhile */
+        context->size += got;
+    }
+    return look(context, info);
+}
+
+int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size, int32_t info[4]) {
+    const int result = make_room(context, size);
+    if (result) return result;
+    if (size) memcpy(context->content, data, (size_t)size);
+    context->size = size;
+    return look(context, info);
+}
+
+const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {
+    *size = context->size;
+    return context->content;
+}
+
+int ddlp_own_entropy(const ddlp_context *context) { return context->memory.own_entropy; }
+
+static int take_rows(void *resample, const uint8_t *rows, int64_t stride, int count) {
+    return resample_rows(resample, rows, stride, count);
+}
+
+int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
+    const int reduce = job->reduce;
+    const int32_t *info = context->info;
+    region wanted;
+    int result;
+    if (!jpeg) return DDLP_NO_LIBJPEG;
+    if (!info[0]) return DDLP_HEADER;
+    if ((reduce != 1 && reduce != 2 && reduce != 4 && reduce != 8) || (job->channels != 3 && job->channels != 1)) return DDLP_JOB;
+    if (job->channels == 1 && info[2] != 1) return DDLP_JOB; /* Pillow's grey of a colour image is not libjpeg's */
+    if (job->left < 0 || job->top < 0 || job->width < 1 || job->height < 1 ||
+        job->width > (info[0] + reduce - 1) / reduce - job->left || job->height > (info[1] + reduce - 1) / reduce - job->top)
+        return DDLP_JOB;
+    result = resample_begin(&context->resample, job);
+    if (result) return result;
+    wanted.left = job->left + context->resample.first_column;
+    wanted.width = context->resample.columns;
+    wanted.top = job->top + context->resample.first_row;
+    wanted.height = context->resample.rows;
+    wanted.reduce = reduce;
+    wanted.channels = job->channels;
+    result = jpeg->decode(context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
+    return result ? result : resample_end(&context->resample);
+}
+
+int ddlp_resample(ddlp_context *context, const uint8_t *pixels, int64_t stride, const ddlp_job *job) {
+    return resample_memory(&context->resample, pixels, stride, job);
+}

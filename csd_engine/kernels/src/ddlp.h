@@ -1,0 +1,115 @@
+/* The kernel's C interface: from a JPEG file to a finished uint8 sample in one call, with Pillow's exact bits.
+ *
+ * One plain shared library, loaded with ctypes, which lets go of the GIL during a call. It links nothing but libc and libm;
+ * libjpeg is loaded at run time, the file that Pillow has loaded, so that both decode with the same code.
+ *
+ * Results, unless said otherwise: 0 is fine; > 0 (a ddlp_refusal) means that the kernel does not do this one and Pillow has
+ * to; < 0 is -errno. Nothing is written beyond the job's rows, but after a refusal their content is undefined.
+ *
+ * Threads: a context serves one thread at a time. ddlp_use_jpeg and ddlp_choose are called before others use the library;
+ * from then on all shared state is read only, so a forked child may go on with its copy.
+ */
+#ifndef DDLP_H
+#define DDLP_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define DDLP_API __attribute__((visibility("default")))
+#else
+#define DDLP_API
+#endif
+
+/* Changes with every incompatible change of this file; library.py refuses another one. */
+#define DDLP_ABI 1
+
+typedef enum {
+    DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
+    DDLP_HEADER = 2,      /* no JPEG, or a header that is not plain: a damaged segment, several pictures (MPO) */
+    DDLP_KIND = 3,        /* a kind left to Pillow: CMYK, 12 bits, arithmetic or lossless coding, more than DDLP_MOST_PIXELS */
+    DDLP_DAMAGED = 4,     /* an error or warning of libjpeg, or a file that breaks off */
+    DDLP_JOB = 5          /* the job does not fit the image, or is none that the kernel knows */
+} ddlp_refusal;
+
+/* Pillow warns of decompression bombs above this (Image.MAX_IMAGE_PIXELS). */
+#define DDLP_MOST_PIXELS 89478485
+
+/* Pillow's numbers (Image.Resampling). */
+enum { DDLP_NO_RESIZE = 0, DDLP_BILINEAR = 2, DDLP_BICUBIC = 3 };
+
+/* What to make of one image: crop, resize, keep a part of the result, flip. All sizes in pixels. */
+typedef struct {
+    int32_t left, top, width, height;        /* the crop, in the decoded image (after `reduce`) */
+    int32_t full_width, full_height;         /* the crop is resized to this size; without resize the crop's own */
+    int32_t filter;                          /* DDLP_NO_RESIZE, DDLP_BILINEAR or DDLP_BICUBIC */
+    int32_t out_left, out_top;               /* the part of the resized image that is kept, before flipping */
+    int32_t out_width, out_height;
+    int32_t flip_horizontal, flip_vertical;  /* 0 or 1 */
+    int32_t vertical_first;                  /* 0 or 1: which pass of the resize comes first (each rounds to 8 bits) */
+    int32_t reduce;                          /* JPEG scaling as by Pillow's draft(): 1, 2, 4 or 8 */
+    int32_t channels;                        /* 3 (RGB; grey files are replicated) or 1 (grey files only) */
+    uint8_t *out;                            /* out_height rows of out_width * channels bytes */
+    int64_t out_stride;                      /* bytes from row to row */
+} ddlp_job;
+
+/* Many samples of one array in one call. */
+typedef struct ddlp_windows_job ddlp_windows_job;
+
+/* One thread's buffers and decoder, kept between images. */
+typedef struct ddlp_context ddlp_context;
+
+/* DDLP_ABI of the library. */
+DDLP_API int ddlp_abi(void);
+
+/* What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c". */
+DDLP_API const char *ddlp_variant(void);
+
+/* Force a variant (for tests, before other threads use the library). DDLP_JOB: this processor has no such thing. */
+DDLP_API int ddlp_choose(const char *variant);
+
+/* Load libjpeg from this file (NULL: look in the program itself), once per process. -ENOENT: can't be loaded; DDLP_NO_LIBJPEG: it is not
+ * libjpeg-turbo with the interface of libjpeg 6.2 or 8. */
+DDLP_API int ddlp_use_jpeg(const char *path);
+
+/* A context; NULL without memory. */
+DDLP_API ddlp_context *ddlp_new(void);
+DDLP_API void ddlp_free(ddlp_context *context);
+
+/* Read `size` bytes from the start of the file `fd` into the context and look at the JPEG header. A file that turns out
+ * shorter is DDLP_DAMAGED. info: width, height, components (1 or 3), 1 if decoding needs memory for
+ * all of the image's coefficients (several scans) else 0. After DDLP_HEADER, DDLP_KIND and DDLP_DAMAGED the bytes that were
+ * read can still be had from ddlp_content, so that Pillow need not read them again. */
+DDLP_API int ddlp_read(ddlp_context *context, int fd, int64_t size, int32_t info[4]);
+
+/* The same with bytes from memory, which are copied. */
+DDLP_API int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size, int32_t info[4]);
+
+/* The bytes last read or taken; valid until the next ddlp_read, ddlp_take or ddlp_free. */
+DDLP_API const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size);
+
+/* 1 if our entropy decoder has read the last sample, 0 if it was libjpeg's (progressive, several scans). For tests. */
+DDLP_API int ddlp_own_entropy(const ddlp_context *context);
+
+/* Decode what the job needs of the file last read or taken, resample, flip, write job->out. May be called again. */
+DDLP_API int ddlp_sample(ddlp_context *context, const ddlp_job *job);
+
+/* The same on pixels in memory: the whole image's rows of width * channels bytes, of which the job names a crop; the
+ * caller answers for the crop lying inside. `reduce` is ignored. */
+DDLP_API int ddlp_resample(ddlp_context *context, const uint8_t *pixels, int64_t stride, const ddlp_job *job);
+
+/* out = table[channel][pixel]: `images` images of `count` pixels of `channels` bytes each; table: channels x 256 elements of
+ * element_bytes (1, 2 or 4); out: channels_last ? (images, count, channels) : (images, channels, count) elements. */
+DDLP_API void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
+                         int32_t element_bytes, int32_t channels_last, void *out);
+
+/* csd_engine/checksum.py's Horner step over `blocks` blocks of 64 KiB; acc: 16384 words. */
+DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);
+
+/* The same on blocks that are read from the file `fd`, from where it stands, into `out`, and added while they are in the
+ * cache. Returns the bytes read: fewer where the file ends, of which the last, incomplete block is not added. -errno. */
+DDLP_API int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc);
+
+/* Crop with padding and flip many samples of an array into a batch; the job is described in windows.h. */
+DDLP_API int ddlp_windows(const ddlp_windows_job *job);
+
+#endif

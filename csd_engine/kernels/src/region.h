@@ -1,0 +1,260 @@
+/* Decode a part of a JPEG with libjpeg: the body of region62.c and region80.c, which say for which of its interfaces.
+ *
+ * The rows are the same, bit for bit, as those of a whole decode:
+ * - Columns: fancy upsampling looks at the neighbouring samples, so one MCU more is decoded on either side.
+ * - Rows: one skip from row 0, never another; libjpeg-turbo's bugs with skips (its issue 915) are in those that start
+ *   off a row group's boundary. Rows below the region are not decoded, only looked through for misplaced markers.
+ * - Where libjpeg smooths over blocks that a progressive file has not sent yet, all is decoded.
+ *
+ * - The entropy decoder inside libjpeg is replaced by ours (entropy.c) where a file is baseline with one scan. The rest of
+ *   libjpeg (dequantisation, inverse DCT, upsampling, colours) sees the same coefficients and does what it always does.
+ *
+ * An image of which libjpeg has anything to say, if only a warning, is refused at once.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ddlp.h"
+#include "decoder.h"
+#include "libjpeg.h"
+#include "memory.h"
+
+/* Rows that are handed on at a time: few enough to stay in the first-level cache, a multiple of what vector loops take. */
+#define BAND_ROWS 16
+
+/* Rows begin so many bytes off the alignment of vector stores. Where rows are aligned, libjpeg-turbo's colour conversion
+ * stores past the cache, for rows that nobody reads soon; these are read at once (a tenth of the whole time). */
+#define OFF_ALIGNMENT 8
+
+static struct {
+    jpeg_errors *(*std_error)(jpeg_errors *);
+    void (*CreateDecompress)(jpeg_decompress *, int version, size_t size);
+    void (*destroy_decompress)(jpeg_decompress *);
+    int (*read_header)(jpeg_decompress *, int require_image);
+    int (*start_decompress)(jpeg_decompress *);
+    void (*crop_scanline)(jpeg_decompress *, unsigned *left, unsigned *width);
+    unsigned (*skip_scanlines)(jpeg_decompress *, unsigned count);
+    unsigned (*read_scanlines)(jpeg_decompress *, uint8_t **rows, unsigned count);
+} jpeg;
+
+/* One decoding. A decoder is made afresh for each image: libjpeg keeps an image's tables for the next one, which then
+ * would decode without any of its own, where Pillow fails. */
+typedef struct {
+    jpeg_decompress decoder; /* first: libjpeg's callbacks get its address */
+    jpeg_errors errors;
+    jpeg_source source;
+    jmp_buf give_up;
+    int own_entropy; /* client_data has taken the place of libjpeg's entropy decoder */
+} decoding;
+
+static void give_up(jpeg_decompress *decoder) { longjmp(((decoding *)decoder)->give_up, 1); }
+
+static void on_message(jpeg_decompress *decoder, int level) {
+    if (level < 0) give_up(decoder);
+}
+
+static void on_nothing(jpeg_decompress *decoder) { (void)decoder; }
+
+static int on_end_of_data(jpeg_decompress *decoder) {
+    give_up(decoder);
+    return 0;
+}
+
+static void on_skip(jpeg_decompress *decoder, long count) {
+    jpeg_source *source = decoder->src;
+    if (count <= 0) return;
+    if ((size_t)count > source->bytes_in_buffer) give_up(decoder);
+    source->next_input_byte += count;
+    source->bytes_in_buffer -= (size_t)count;
+}
+
+static int on_lost_restart(jpeg_decompress *decoder, int desired) {
+    (void)desired;
+    give_up(decoder);
+    return 0;
+}
+
+static int load(void *library) {
+    decoding trial;
+#define FIND(name) \
+    if (!(*(void **)&jpeg.name = dlsym(library, "jpeg_" #name))) return DDLP_NO_LIBJPEG
+    FIND(std_error);
+    FIND(CreateDecompress);
+    FIND(destroy_decompress);
+    FIND(read_header);
+    FIND(start_decompress);
+    FIND(crop_scanline);
+    FIND(skip_scanlines);
+    FIND(read_scanlines);
+#undef FIND
+    memset(&trial, 0, sizeof trial);
+    trial.decoder.err = jpeg.std_error(&trial.errors);
+    trial.errors.error_exit = give_up;
+    if (setjmp(trial.give_up)) return DDLP_NO_LIBJPEG; /* built for another interface */
+    jpeg.CreateDecompress(&trial.decoder, LIBJPEG_ABI, sizeof trial.decoder);
+    jpeg.destroy_decompress(&trial.decoder);
+    return 0;
+}
+
+/* Whether libjpeg smooths: a progressive file whose low frequencies are not all there to the last bit. */
+static int smooths(const jpeg_decompress *decoder) {
+    if (!decoder->progressive_mode || !decoder->coef_bits) return 0;
+    for (int component = 0; component < decoder->num_components; component++)
+        for (int coefficient = 0; coefficient < 10; coefficient++)
+            if (decoder->coef_bits[component][coefficient]) return 1;
+    return 0;
+}
+
+/* Let libjpeg decode no more columns than needed; sets first and columns to those that rows then have. */
+static void narrow(jpeg_decompress *decoder, const region *wanted, unsigned *first, unsigned *columns) {
+    unsigned mcu = 8u * (unsigned)decoder->max_h_samp_factor; /* of the unscaled image: more than enough when scaled */
+    unsigned left = (unsigned)wanted->left / mcu * mcu, right = (unsigned)(wanted->left + wanted->width) + mcu;
+    *first = left > mcu ? left - mcu : 0;
+    if (right > decoder->output_width) right = decoder->output_width;
+    *columns = right - *first;
+    if (*columns < decoder->output_width) jpeg.crop_scanline(decoder, first, columns);
+}
+
+/* The beginning of libjpeg's struct jpeg_entropy_decoder (jpegint.h): the same in all versions since 6. */
+typedef struct {
+    void (*start_pass)(jpeg_decompress *);
+    int (*decode_mcu)(jpeg_decompress *, int16_t (**blocks)[64]);
+} jpeg_entropy;
+
+/* A Huffman table of libjpeg's. */
+typedef struct {
+    uint8_t lengths[17], symbols[256];
+} jpeg_codes;
+
+static int decode_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
+    entropy_mcu(decoder->client_data, blocks);
+    return 1; /* damage is asked for afterwards: the rows are thrown away then */
+}
+
+/* Whether a function is one of libjpeg's own, as the fields of a structure that no header shows must be. */
+static int inside_libjpeg(void *function) {
+    Dl_info theirs, known;
+    return dladdr(function, &theirs) && dladdr(*(void **)&jpeg.read_scanlines, &known) && theirs.dli_fbase == known.dli_fbase;
+}
+
+/* Put our entropy decoder in place of libjpeg's, which has not begun. 0: it stays libjpeg's. */
+static int take_over(jpeg_decompress *decoder, entropy *ours, unsigned first, unsigned columns) {
+    jpeg_entropy *theirs = decoder->entropy;
+    const jpeg_source *source = decoder->src;
+    /* An MCU of one component is a block, whatever its sampling factors. */
+    const int samples = decoder->comps_in_scan == 1 ? 1 : decoder->max_h_samp_factor;
+    const unsigned mcu = 8u * (unsigned)samples / decoder->scale_denom;
+    entropy_scan scan;
+    if (!ours || decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components || decoder->unread_marker) return 0;
+    if (!mcu || decoder->blocks_in_MCU > ENTROPY_BLOCKS) return 0;
+    if (!inside_libjpeg(*(void **)&theirs->start_pass) || !inside_libjpeg(*(void **)&theirs->decode_mcu)) return 0;
+    memset(&scan, 0, sizeof scan);
+    scan.data = source->next_input_byte;
+    scan.end = scan.data + source->bytes_in_buffer;
+    scan.components = decoder->comps_in_scan;
+    scan.blocks = decoder->blocks_in_MCU;
+    for (int block = 0; block < scan.blocks; block++) scan.component[block] = decoder->MCU_membership[block];
+    for (int c = 0; c < decoder->comps_in_scan; c++) {
+        const jpeg_codes *dc = decoder->dc_huff_tbl_ptrs[decoder->cur_comp_info[c]->dc_tbl_no & 3];
+        const jpeg_codes *ac = decoder->ac_huff_tbl_ptrs[decoder->cur_comp_info[c]->ac_tbl_no & 3];
+        if (!dc || !ac) return 0;
+        scan.dc[c].lengths = dc->lengths, scan.dc[c].symbols = dc->symbols;
+        scan.ac[c].lengths = ac->lengths, scan.ac[c].symbols = ac->symbols;
+    }
+    scan.restart_interval = decoder->restart_interval;
+    scan.mcus_per_row = decoder->MCUs_per_row;
+    scan.first_column = first / mcu;
+    scan.last_column = (first + columns - 1) / mcu;
+    if (entropy_begin(ours, &scan)) return 0;
+    decoder->client_data = ours;
+    theirs->decode_mcu = decode_mcu;
+    return 1;
+}
+
+static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
+    jpeg_decompress *decoder = &d->decoder;
+    unsigned first = 0, columns = decoder->output_width, row = 0;
+    const unsigned top = (unsigned)wanted->top, end = top + (unsigned)wanted->height;
+    size_t stride;
+    uint8_t *rows[BAND_ROWS];
+    int filled = 0;
+    if (wanted->left < 0 || wanted->top < 0 || wanted->width < 1 || wanted->height < 1 || end > decoder->output_height ||
+        (unsigned)wanted->left + (unsigned)wanted->width > decoder->output_width)
+        return DDLP_JOB;
+    if (!smooths(decoder)) {
+        narrow(decoder, wanted, &first, &columns);
+        memory->own_entropy = d->own_entropy = take_over(decoder, memory->entropy, first, columns);
+        if (top) row = jpeg.skip_scanlines(decoder, top);
+    }
+    stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;
+    if (grow((void **)&memory->bytes, &memory->room, OFF_ALIGNMENT + stride * BAND_ROWS + DDLP_SLACK)) return -ENOMEM;
+    for (int i = 0; i < BAND_ROWS; i++) rows[i] = memory->bytes + OFF_ALIGNMENT + stride * (size_t)i;
+    while (row < end) {
+        const unsigned limit = row < top ? top : end; /* rows above the region are read only where skipping is not exact */
+        const unsigned room = limit - row < (unsigned)(BAND_ROWS - filled) ? limit - row : (unsigned)(BAND_ROWS - filled);
+        const unsigned got = jpeg.read_scanlines(decoder, rows + filled, room);
+        if (!got || (d->own_entropy && entropy_damaged(memory->entropy))) return DDLP_DAMAGED;
+        row += got;
+        if (row <= top) continue;
+        filled += (int)got;
+        if (filled == BAND_ROWS || row == end) {
+            const uint8_t *from = rows[0] + ((size_t)wanted->left - first) * (size_t)wanted->channels;
+            const int result = take(taker, from, (int64_t)stride, filled);
+            if (result) return result;
+            filled = 0;
+        }
+    }
+    return 0;
+}
+
+/* Whether what follows the region can do no worse than warn, so that Pillow, which reads on, has no error to tell. */
+static int ended_well(const decoding *d) {
+    const jpeg_decompress *decoder = &d->decoder;
+    const jpeg_source *source = &d->source;
+    /* Several scans were read to the end of the image before the first row. */
+    if (decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components) return 1;
+    if (d->own_entropy) return jpeg_ends_well(entropy_rest(decoder->client_data), source->next_input_byte + source->bytes_in_buffer);
+    /* The marker that the entropy decoder has just come upon is no longer in the source. */
+    if (decoder->unread_marker && (decoder->unread_marker & 0xF8) != 0xD0) return decoder->unread_marker == 0xD9;
+    return jpeg_ends_well(source->next_input_byte, source->next_input_byte + source->bytes_in_buffer);
+}
+
+static int decode(const uint8_t *content, size_t size, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
+    decoding d;
+    jpeg_decompress *decoder = &d.decoder;
+    int result;
+    memset(decoder, 0, sizeof *decoder);
+    memory->own_entropy = d.own_entropy = 0;
+    decoder->err = jpeg.std_error(&d.errors);
+    d.errors.error_exit = give_up;
+    d.errors.emit_message = on_message;
+    d.errors.output_message = on_nothing;
+    if (setjmp(d.give_up)) {
+        jpeg.destroy_decompress(decoder);
+        return DDLP_DAMAGED;
+    }
+    jpeg.CreateDecompress(decoder, LIBJPEG_ABI, sizeof *decoder);
+    d.source.next_input_byte = content;
+    d.source.bytes_in_buffer = size;
+    d.source.init_source = on_nothing;
+    d.source.fill_input_buffer = on_end_of_data;
+    d.source.skip_input_data = on_skip;
+    d.source.resync_to_restart = on_lost_restart;
+    d.source.term_source = on_nothing;
+    decoder->src = &d.source;
+    if (jpeg.read_header(decoder, 1) != JPEG_HEADER_OK) give_up(decoder);
+    decoder->scale_num = 1;
+    decoder->scale_denom = (unsigned)wanted->reduce;
+    decoder->out_color_space = wanted->channels == 1 ? JPEG_GRAYSCALE : JPEG_RGB;
+    jpeg.start_decompress(decoder);
+    result = rows_of(&d, wanted, memory, take, taker);
+    if (!result && !ended_well(&d)) result = DDLP_DAMAGED;
+    jpeg.destroy_decompress(decoder);
+    return result;
+}
+
+const decoder_kind DECODER_KIND = {load, decode};

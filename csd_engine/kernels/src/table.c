@@ -1,0 +1,121 @@
+/* Values through a table, at about one load from the nearest cache each.
+ *
+ * On x86 a store of 16 bytes takes the place of four or eight small ones, which would be the limit otherwise, and a large
+ * result goes past the caches: they would fetch each line before it is overwritten, and lose it before anyone reads it. */
+#include <stddef.h>
+
+#include "ddlp.h"
+#include "variant.h"
+
+enum {
+    STREAMED_BYTES = 1 << 18, /* results from this size on pass by the caches */
+    STRETCH = 512,            /* pixels whose channels are done one after the other: they stay in the nearest cache */
+    LINE = 64                 /* bytes of a cache line: written in part, a streamed one costs twice */
+};
+
+typedef struct {
+    const uint8_t *pixels;
+    size_t images, count, channels; /* count: pixels of an image */
+    int channels_last, streamed;
+} look_up;
+
+#if defined(DDLP_X86)
+#include <emmintrin.h>
+
+static inline void store(void *out, __m128i values, int streamed) {
+    if (streamed) _mm_stream_si128(out, values);
+    else _mm_storeu_si128(out, values);
+}
+
+static inline __m128i four(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return _mm_unpacklo_epi64(_mm_unpacklo_epi32(_mm_cvtsi32_si128((int)a), _mm_cvtsi32_si128((int)b)),
+                              _mm_unpacklo_epi32(_mm_cvtsi32_si128((int)c), _mm_cvtsi32_si128((int)d)));
+}
+
+/* Value number j of values that lie `step` pixels' bytes apart and go through `tables` tables in turn. */
+#define VALUE(j) table[256 * ((j) % tables) + p[(j) * step]]
+#define PAIR(j) (VALUE(j) | (uint32_t)VALUE((j) + 1) << 16)
+#define VECTOR_4(j) four(VALUE(j), VALUE((j) + 1), VALUE((j) + 2), VALUE((j) + 3))
+#define VECTOR_2(j) four(PAIR(j), PAIR((j) + 2), PAIR((j) + 4), PAIR((j) + 6))
+
+/* As many values as whole vectors hold, `tables` vectors at a time. */
+#define VECTORS(bytes, element)                                                                                            \
+    static inline __attribute__((always_inline)) size_t vectors_##bytes(                                                   \
+        element *out, const uint8_t *p, size_t step, size_t count, const element *table, const size_t tables,              \
+        const int streamed) {                                                                                              \
+        const size_t each = 16 / bytes, together = each * tables;                                                          \
+        size_t i = 0;                                                                                                      \
+        if (streamed && (uintptr_t)out % 16) return 0;                                                                     \
+        for (; i + together <= count; i += together, p += together * step)                                                 \
+            for (size_t j = 0; j < together; j += each) store(out + i + j, VECTOR_##bytes(j), streamed);                   \
+        return i;                                                                                                          \
+    }
+VECTORS(4, uint32_t)
+VECTORS(2, uint16_t)
+#else
+#define vectors_4(out, p, step, count, table, tables, streamed) ((void)(streamed), (size_t)0)
+#define vectors_2(out, p, step, count, table, tables, streamed) ((void)(streamed), (size_t)0)
+#endif
+#define vectors_1(out, p, step, count, table, tables, streamed) ((void)(streamed), (size_t)0)
+
+/* One channel of some pixels, which comes to lie together. */
+#define CHANNEL(bytes, element)                                                                                            \
+    static void channel_##bytes(element *restrict out, const uint8_t *restrict p, size_t step, size_t count,               \
+                                const element *restrict table, int streamed) {                                             \
+        size_t i = 0;                                                                                                      \
+        if (streamed)                                                                                                      \
+            while (i < count && (uintptr_t)(out + i) % 16) out[i] = table[p[i * step]], i++;                               \
+        i += step == 3 ? vectors_##bytes(out + i, p + i * 3, 3, count - i, table, 1, streamed)                             \
+                       : vectors_##bytes(out + i, p + i * step, step, count - i, table, 1, streamed);                      \
+        for (; i < count; i++) out[i] = table[p[i * step]];                                                                \
+    }
+
+/* Pixels whose channels stay together. */
+#define PIXELS(bytes, element)                                                                                             \
+    static void pixels_##bytes(element *restrict out, const uint8_t *restrict p, size_t count, size_t channels,            \
+                               const element *restrict table, int streamed) {                                              \
+        size_t values = count * channels, i = 0;                                                                           \
+        if (channels == 3) i = vectors_##bytes(out, p, 1, values, table, 3, streamed);                                     \
+        for (; i < values; i += channels)                                                                                  \
+            for (size_t channel = 0; channel < channels; channel++)                                                        \
+                out[i + channel] = table[256 * channel + p[i + channel]];                                                  \
+    }
+
+#define IMAGES(bytes, element)                                                                                             \
+    static void images_##bytes(element *out, const look_up *job, const element *table) {                                   \
+        const uint8_t *p = job->pixels;                                                                                    \
+        size_t count = job->count, channels = job->channels;                                                               \
+        if (job->channels_last && channels > 1) {                                                                          \
+            pixels_##bytes(out, p, job->images * count, channels, table, job->streamed);                                   \
+            return;                                                                                                        \
+        }                                                                                                                  \
+        for (size_t image = 0; image < job->images; image++, out += count * channels, p += count * channels) {             \
+            size_t length = (size_t)(-(uintptr_t)out % LINE) / bytes; /* then from one cache line's start to another's */  \
+            for (size_t i = 0; i < count; i += length, length = STRETCH) {                                                 \
+                if (length > count - i) length = count - i;                                                                \
+                for (size_t channel = 0; channel < channels; channel++)                                                    \
+                    channel_##bytes(out + channel * count + i, p + i * channels + channel, channels, length,               \
+                                    table + 256 * channel, job->streamed);                                                 \
+            }                                                                                                              \
+        }                                                                                                                  \
+    }
+
+#define ELEMENTS(bytes, element) CHANNEL(bytes, element) PIXELS(bytes, element) IMAGES(bytes, element)
+ELEMENTS(1, uint8_t)
+ELEMENTS(2, uint16_t)
+ELEMENTS(4, uint32_t)
+
+void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
+                int32_t element_bytes, int32_t channels_last, void *out) {
+    look_up job = {pixels, (size_t)images, (size_t)count, (size_t)channels, channels_last, 0};
+    int64_t values = images * count * channels;
+    job.streamed = values * element_bytes >= STREAMED_BYTES && variant_used() != VARIANT_C;
+    switch (element_bytes) {
+    case 1: images_1(out, &job, table); break;
+    case 2: images_2(out, &job, table); break;
+    case 4: images_4(out, &job, table); break;
+    }
+#if defined(DDLP_X86)
+    if (job.streamed) _mm_sfence(); /* whoever is told next sees the values */
+#endif
+}

@@ -1,0 +1,28 @@
+/* Which instruction set the kernels use: the best one of this processor, or the one a test has forced. */
+#ifndef DDLP_VARIANT_H
+#define DDLP_VARIANT_H
+
+#if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2__))
+#define DDLP_X86 1
+#if defined(__clang__) || __GNUC__ >= 8
+#define DDLP_VNNI 1
+#endif
+#endif
+/* NEON: always there on aarch64, looked for at run time on 32-bit ARM (some NAS processors of v7 lack it). Big-endian NEON
+ * numbers its lanes the other way round: portable C does the work there, as on a compiler that can't switch NEON on. */
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if defined(__aarch64__) || (defined(__arm__) && (defined(__ARM_NEON) || defined(__ARM_NEON__)))
+#define DDLP_NEON 1
+#elif defined(__arm__) && defined(__ARM_FP) && __ARM_ARCH >= 7 && defined(__GNUC__) && !defined(__clang__)
+#define DDLP_NEON 1
+#define DDLP_SWITCH_NEON_ON 1
+#endif
+#endif
+
+/* from the slowest to the fastest */
+enum { VARIANT_C, VARIANT_SSE2, VARIANT_AVX2, VARIANT_VNNI, VARIANT_NEON };
+
+/* Never fails. The first calls may come from several threads at once. */
+int variant_used(void);
+
+#endif

@@ -1,0 +1,25 @@
+/* Many samples of one array in one call: a window cut out of each, borders made up, mirrored, one behind the other. */
+#ifndef DDLP_WINDOWS_H
+#define DDLP_WINDOWS_H
+
+#include "ddlp.h"
+
+/* What lies outside of a sample: numpy.pad's and torchvision's names. Windows may reach any distance outside. */
+enum { WINDOWS_CONSTANT = 0, WINDOWS_EDGE = 1, WINDOWS_REFLECT = 2, WINDOWS_SYMMETRIC = 3 };
+
+struct ddlp_windows_job {
+    const uint8_t *rows; /* `samples` samples of height x width pixels of `channels` bytes; all strides in bytes */
+    int64_t sample_stride, line_stride, pixel_stride, channel_stride;
+    int64_t samples;
+    int32_t height, width, channels;
+    int32_t padding_mode;
+    int64_t count;
+    const int64_t *indices;      /* [count] which sample; DDLP_JOB, and nothing written, if one is outside 0..samples - 1 */
+    const int64_t *tops, *lefts; /* [count] the window's corner in the sample, before flips; negative: in the border */
+    const uint8_t *across, *down; /* [count] 0 or 1: mirrored left-right, top-bottom; NULL: none is */
+    const uint8_t *fill;          /* [channels] for WINDOWS_CONSTANT */
+    int32_t out_height, out_width;
+    uint8_t *out; /* count x out_height x out_width x channels, without gaps */
+};
+
+#endif

@@ -1,0 +1,179 @@
+"""`ddlp bench host --bits N`: the pixels of N samples of every kind of JPEG against torchvision's on PIL images.
+
+Ours come from `prepare_sample`, which host and engine call, with the compiled kernel where there is one. torchvision gets the
+crop that our pipeline drew. Sizes from 1 to 900 pixels; crops, resizes with and without a crop after them, bilinear and
+bicubic, flips.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torchvision import transforms as T
+from torchvision.transforms import functional as F
+
+from csd_engine.keyed import Keyed
+from csd_engine.samples import prepare_sample
+from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize
+from ddlp.bench.common import Aim, BenchFailed, Say, child
+from ddlp.datasets import ImageFiles
+from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture
+from ddlp.translate.datasets import translate_dataset
+from ddlp.translate.transforms import translate
+
+_BILINEAR, _BICUBIC = T.InterpolationMode.BILINEAR, T.InterpolationMode.BICUBIC
+_FLIPS = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(0.2)]
+_RECIPES: tuple[list[Any], ...] = (
+    [T.RandomResizedCrop(224, interpolation=_BILINEAR), *_FLIPS],
+    [T.Resize(256), T.CenterCrop(224)],
+    [T.RandomResizedCrop((160, 96), scale=(0.02, 1), ratio=(0.3, 3), interpolation=_BICUBIC), *_FLIPS],
+    [T.Resize(232, interpolation=_BICUBIC), T.CenterCrop(224)],
+    [T.RandomResizedCrop(33, scale=(0.5, 1)), *_FLIPS],
+    [T.Resize((64, 48)), *_FLIPS],
+)
+_FILES = 60  # of each kind
+_LARGEST, _LARGEST_OWN = 900, 300  # our own encoder is slow
+_STEEP = 6  # an image of 1 x 900 has 256 x 230400 pixels after Resize(256)
+
+
+@dataclass
+class Bits:
+    """Samples of each kind, and of those: by the kernel, differing from torchvision."""
+
+    samples: dict[str, int] = field(default_factory=dict)
+    by_kernel: dict[str, int] = field(default_factory=dict)
+    differing_by_kind: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def differing(self) -> int:
+        """Samples with any other value, over all kinds."""
+        return sum(self.differing_by_kind.values())
+
+
+def compare(samples: int, tell: Say, kinds: Sequence[str] = KINDS) -> Bits:
+    """Compare so many samples of each kind; one process a core."""
+    if samples < 1:
+        raise BenchFailed(f"--bits {samples}: give the number of samples of each kind, 1 or more.")
+    cores = sorted(os.sched_getaffinity(0))
+    tell(f"{samples} samples of each of {len(kinds)} kinds of JPEG, on {len(cores)} cores")
+
+    def one_core(number: int) -> list[dict[str, Any]]:
+        found = []
+        for kind in kinds[number :: len(cores)]:
+            found.append(child("ddlp.bench.bits", {"kind": kind, "samples": samples}, [cores[number]], 3600.0))
+            tell(f"  {kind:18} {found[-1]['differing']} of {samples} differ")
+        return found
+
+    result = Bits()
+    with ThreadPoolExecutor(len(cores)) as pool:
+        for answers in pool.map(one_core, range(len(cores))):
+            for answer in answers:
+                kind = answer["kind"]
+                result.samples[kind], result.by_kernel[kind] = samples, answer["by_kernel"]
+                result.differing_by_kind[kind] = answer["differing"]
+                result.examples += answer["examples"]
+    return result
+
+
+def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
+    """One kind's samples, made below `directory`."""
+    paths = _files(kind, min(_FILES, samples), directory)
+    reader = translate_dataset(ImageFiles(paths, range(len(paths)))).reader()
+    recipes = [(T.Compose(recipe), translate(T.Compose([*recipe, T.ToTensor()]), "RGB").pipeline) for recipe in _RECIPES]
+    taken = [_kernel_takes(path) for path in paths]
+    differing = by_kernel = 0
+    examples: list[str] = []
+    for k in range(samples):
+        index = k % len(paths)
+        with Image.open(paths[index]) as opened:
+            image = opened.convert("RGB")
+        steep = max(image.size) > _STEEP * min(image.size)
+        number = k // len(paths) % len(recipes) if not steep else k // len(paths) % 3 * 2
+        transform, pipeline = recipes[number]
+        plan = pipeline.draw(image.size, Keyed(0, k, index, 0))
+        out = np.empty(pipeline.output_shape(None), np.uint8)
+        prepare_sample(reader, pipeline, (index, 0), 0, k, out)
+        # Where nothing is drawn, torchvision's own transform; else its functions, with what was drawn.
+        fixed = all(isinstance(step, (T.Resize, T.CenterCrop)) for step in transform.transforms)
+        expected = transform(image) if fixed else _by_torchvision(image, plan.primitives, transform.transforms[0].interpolation)
+        by_kernel += taken[index]
+        if not np.array_equal(out, np.asarray(expected)):
+            differing += 1
+            if len(examples) < 5:
+                most = int(np.abs(out.astype(int) - np.asarray(expected)).max())
+                examples.append(f"{kind} {image.size}, {plan.primitives}: differs by up to {most}")
+    return {"kind": kind, "differing": differing, "by_kernel": by_kernel, "examples": examples}
+
+
+def _files(kind: str, count: int, directory: Path) -> list[Path]:
+    """Files of sizes from one pixel up, small ones as often as large ones."""
+    drawn = np.random.default_rng(sum(kind.encode()))
+    largest = _LARGEST if kind in KINDS[:9] else _LARGEST_OWN
+    paths = []
+    for number in range(count):
+        width, height = (int(size) for size in np.exp(drawn.uniform(0, np.log(largest), 2)).round())
+        if number % 3:  # two thirds as photographs are
+            height = max(1, int(width * drawn.uniform(0.6, 1.6)))
+        paths.append(directory / f"{number:03}.jpg")
+        paths[-1].write_bytes(encode_kind(kind, picture(number, (width, min(height, largest))), int(drawn.integers(30, 98))))
+    return paths
+
+
+def _by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpolation: T.InterpolationMode) -> Image.Image:
+    for step in primitives:
+        if isinstance(step, Crop):
+            image = F.crop(image, step.top, step.left, step.height, step.width)
+        elif isinstance(step, Resize):
+            image = F.resize(image, [step.height, step.width], interpolation)
+        elif isinstance(step, Flip):
+            image = F.hflip(image) if step.horizontal else F.vflip(image)
+        else:
+            raise BenchFailed(f"the pipeline drew {step!r}, which this comparison does not know.")
+    return image
+
+
+def _kernel_takes(path: Path) -> bool:
+    try:
+        from csd_engine.kernels import kernel
+    except ImportError:
+        return False
+    found = kernel()
+    return found is not None and found.context().take(path.read_bytes()) is not None
+
+
+def table(result: Bits) -> str:
+    """The figures for a person."""
+    rows = [f"{'':20}{'samples':>9}{'by the kernel':>15}{'differ':>9}"]
+    for kind, samples in result.samples.items():
+        rows.append(f"{kind:20}{samples:9}{result.by_kernel[kind]:15}{result.differing_by_kind[kind]:9}")
+    total = sum(result.samples.values())
+    rows.append(f"{'together':20}{total:9}{sum(result.by_kernel.values()):15}{result.differing:9}")
+    return "\n".join([*rows, *result.examples])
+
+
+def aims(result: Bits) -> list[Aim]:
+    """None may differ."""
+    total = sum(result.samples.values())
+    return [Aim(f"equal to torchvision on PIL, samples of {total}", total, total - result.differing)]
+
+
+def main() -> None:
+    """One kind."""
+    work = json.load(sys.stdin)
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as directory:
+        print(json.dumps(compare_kind(work["kind"], work["samples"], Path(directory))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""What all benchmarks share: turns in alternation, medians and spread, pinning, fresh processes, the machine, the output."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlp.errors import DDLPError
+
+__all__ = [
+    "Aim", "BenchFailed", "Say", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit", "family", "machine",
+    "machine_line", "pinned", "ratios", "say", "spread", "two_cpus",
+]  # fmt: skip
+
+Say = Callable[[str], None]
+_HOME = Path(__file__).resolve().parents[2]  # where this very ddlp lies
+_PACKAGES = ("torch", "torchvision", "numpy", "Pillow", "pyzmq", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "spdl")
+
+
+class BenchFailed(DDLPError):
+    """A contender failed: what it printed."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A figure that a bench must show. `measured` None: its contender was not there."""
+
+    what: str
+    at_least: float
+    measured: float | None
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        if self.measured is None:
+            return f"{self.what}: aim {self.at_least:g}, not measured here"
+        reached = "reached" if self.measured >= self.at_least else "MISSED"
+        return f"{self.what}: aim {self.at_least:g}, measured {self.measured:.5g}, {reached}"
+
+
+def say(text: str) -> None:
+    """Progress: always on standard error, so that standard output is the result alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def spread(values: Sequence[float], form: str = ".0f") -> str:
+    """Median (least .. most)."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Round by round: what changes from round to round (clock, neighbours) is in both."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def alternate(
+    turns: Mapping[str, Callable[[], float]], rounds: int, tell: Say = say, unit: str = "images/s"
+) -> dict[str, list[float]]:
+    """Each contender's turn in each round; the next round begins with another one.
+
+    Returns {name: [figure of each round]}.
+    """
+    names = list(turns)
+    figures: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            figures[name].append(turns[name]())
+            tell(f"  round {number + 1}/{rounds}  {name:42} {figures[name][-1]:10.1f} {unit}")
+    return figures
+
+
+@contextmanager
+def pinned(cpu: int) -> Iterator[None]:
+    """This process, and what it starts, on one CPU and one torch thread."""
+    import torch
+
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {cpu})
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
+
+
+def two_cpus() -> tuple[int, int]:
+    """The first two CPUs that this process may use; raises BenchFailed if there is only one."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        raise BenchFailed(f"this process may use CPU {usable[0]} alone: two are needed, one for each side.")
+    return usable[0], usable[1]
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it and still run, from /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    found = [pid]
+    for one in found:  # grows as it goes
+        found += children.get(one, [])
+    return found
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Processor seconds of these processes so far, all their threads together; those that are gone count nothing."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def child_environment() -> dict[str, str]:
+    """In which a child finds this very ddlp and else is as if a user had started it: not an engine's environment."""
+    path = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore"}
+
+
+def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: float = 900.0) -> dict[str, Any]:
+    """Run `python -m module` on these CPUs: JSON on its standard input, its last line of output is JSON.
+
+    Raises:
+        BenchFailed: it failed; the end of what it printed.
+    """
+    command = [sys.executable, "-m", module]
+    done = subprocess.run(
+        command, input=json.dumps(work), capture_output=True, text=True, env=child_environment(), timeout=timeout_s,
+        preexec_fn=functools.partial(os.sched_setaffinity, 0, set(cpus)),
+    )  # fmt: skip
+    if done.returncode != 0:
+        last = "\n".join(done.stderr.strip().splitlines()[-8:])
+        raise BenchFailed(f"{' '.join(command)} failed with status {done.returncode} at {dict(work)}:\n{last}")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on: processor, memory, versions, the kernel in use, the time."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    name = re.search(r"(?:model name|Model|Hardware)\s*:\s*(.+)", info)
+    memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()) if Path("/proc/meminfo").exists() else None
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": name.group(1).strip() if name else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(int(memory.group(1)) / 1e6) if memory else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": versions,
+        "libjpeg": _libjpeg(),
+        "kernel": _kernel(),
+        "load": [round(part, 2) for part in os.getloadavg()],
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _libjpeg() -> str:
+    from PIL import features
+
+    return f"{features.version('libjpeg_turbo') or features.version('jpg')}"
+
+
+def _kernel() -> str:
+    """The compiled kernel's variant, or why there is none."""
+    try:
+        from csd_engine.kernels import kernel, why_not
+    except ImportError:
+        return "none: this version has no kernel"
+    found = kernel()
+    return why_not() if found is None else str(getattr(found, "variant", "in use"))
+
+
+def machine_line(found: Mapping[str, Any]) -> str:
+    """One line of it."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    computer = f"{found['processor']}, {found['cores']} cores, {found['memory_gb']} GB"
+    return f"{computer}; {versions}; kernel: {found['kernel']}; {found['date']}"
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """--json and --save."""
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures to FILE as well, as JSON")
+
+
+def emit(options: argparse.Namespace, result: Any, table: str, aims: Sequence[Aim] = ()) -> None:
+    """Print the table, or JSON; save it. `result`: a dataclass.
+
+    The JSON is the result's fields, `machine` and `aims`.
+    """
+    figures = {**asdict(result), "machine": machine(), "aims": [{**asdict(aim), "text": aim.text} for aim in aims]}
+    if options.save is not None:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        options.save.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(figures))
+        return
+    print(machine_line(figures["machine"]))
+    print(table)
+    for aim in aims:
+        print(f"- {aim.text}")

@@ -1,0 +1,272 @@
+"""Who competes in `ddlp bench host`: each in a fresh process, pinned by its parent, timed over the same samples in one order.
+
+`python -m ddlp.bench.contenders` reads a `Work` as JSON and prints ``{"samples": n, "seconds": s, "cpu_seconds": c}``. A
+contender is a function from the work to a long enough iterator of batches as it would hand them to training. Peers are
+imported when their turn comes; none is required.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ddlp.bench import data
+from ddlp.bench.common import cpu_s, family
+
+AHEAD = 8  # batches before the clock starts: more than any contender prepares ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One turn. `images`: the most to use of the set, 0 for all; `cores`: how many the process is pinned to."""
+
+    contender: str
+    pipeline: str
+    directory: str
+    batch: int
+    images: int
+    cores: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """How it is made, in which pipelines it takes part, and which package it wants and from where."""
+
+    make: Callable[[Work], Iterator[Any]]
+    pipelines: tuple[str, ...] = data.PIPELINES
+    module: str | None = None
+    install: str = ""
+    cores: int = 1
+
+    def missing(self) -> str | None:
+        """Why it can't take part here; None if it can."""
+        if self.module is None:
+            return None
+        try:
+            importlib.import_module(self.module)
+        except Exception as error:  # a package that is there and does not load is as good as none
+            return f"not here ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); {self.install}"
+        return None
+
+
+def measure(work: Work) -> dict[str, float]:
+    """One cycle through the images, after some batches to warm up, while more are prepared.
+
+    Returns samples, seconds, and cpu_seconds of this process and its children.
+    """
+    torch.set_num_threads(work.cores)
+    batches = CONTENDERS[work.contender].make(work)
+    directory = Path(work.directory)
+    timed = data.stream(directory, work.pipeline, work.images, work.batch, AHEAD)[1]
+    for _ in range(AHEAD):
+        next(batches)
+    everybody = family(os.getpid())
+    spent, began = cpu_s(everybody), time.monotonic()
+    for _ in range(timed):
+        next(batches)
+    seconds = time.monotonic() - began
+    return {"samples": timed * work.batch, "seconds": seconds, "cpu_seconds": cpu_s(everybody) - spent}
+
+
+def _ring(work: Work) -> Dataset:
+    return data.stream(Path(work.directory), work.pipeline, work.images, work.batch, AHEAD)[0]
+
+
+def _ours(**options: Any) -> Callable[[Work], Iterator[Any]]:
+    def make(work: Work) -> Iterator[Any]:
+        from ddlp.loader import DDLPLoader
+
+        return iter(DDLPLoader(_ring(work), work.batch, num_workers=work.cores, **options))
+
+    return make
+
+
+def _dataloader(workers: int) -> Callable[[Work], Iterator[Any]]:
+    """As somebody sets it up who knows it: pinned where there is a GPU, prefetching, workers that stay."""
+
+    def make(work: Work) -> Iterator[Any]:
+        ahead: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
+        return iter(DataLoader(_ring(work), work.batch, num_workers=workers, pin_memory=data.pin_memory(), **ahead))
+
+    return make
+
+
+class _Tensors(Dataset):
+    """The files decoded by torchvision.io, geometry by v2 on uint8 tensors."""
+
+    def __init__(self, work: Work) -> None:
+        from torchvision.io import ImageReadMode, decode_image, read_file
+        from torchvision.transforms import v2
+
+        if work.pipeline == "imagenet1":
+            self._geometry = v2.Compose([v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()])
+        else:
+            self._geometry = v2.Compose([v2.Resize(data.RESIZE[work.pipeline], antialias=True), v2.CenterCrop(224)])
+        self._read = lambda path: decode_image(read_file(path), ImageReadMode.RGB)
+        self._files = _files(work)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self._files[index]
+        return self._geometry(self._read(path)), label
+
+
+def _files(work: Work) -> list[tuple[str, int]]:
+    ring: Any = _ring(work)
+    return [ring.dataset.samples[index] for index in ring.indices]
+
+
+def _tensors(work: Work) -> Iterator[Any]:
+    """Normalised batch by batch: faster than sample by sample."""
+    from torchvision.transforms import v2
+
+    finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.MEAN, data.STD, inplace=True)])
+    for images, labels in DataLoader(_Tensors(work), work.batch):
+        yield finish(images), labels
+
+
+def _dali(uint8: bool) -> Callable[[Work], Iterator[Any]]:
+    def make(work: Work) -> Iterator[Any]:
+        from nvidia.dali import fn, pipeline_def, types
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        files = _files(work)
+
+        @pipeline_def(batch_size=work.batch, num_threads=1, device_id=None, prefetch_queue_depth=2)
+        def graph() -> Any:
+            paths, labels = [path for path, _ in files], [label for _, label in files]
+            encoded, label = fn.readers.file(files=paths, labels=labels, name="reader")
+            if work.pipeline == "imagenet1":
+                images = fn.decoders.image_random_crop(encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+                images, mirror = fn.resize(images, resize_x=224, resize_y=224), fn.random.coin_flip()
+            else:
+                images = fn.resize(fn.decoders.image(encoded), resize_shorter=data.RESIZE[work.pipeline])
+                mirror = 0
+            if uint8:
+                images = fn.crop_mirror_normalize(
+                    images, crop=(224, 224), mirror=mirror, dtype=types.UINT8, output_layout="HWC"
+                )
+            else:
+                mean, std = [255 * m for m in data.MEAN], [255 * s for s in data.STD]
+                images = fn.crop_mirror_normalize(
+                    images, crop=(224, 224), mirror=mirror, mean=mean, std=std, output_layout="CHW"
+                )
+            return images, label
+
+        return iter(DALIGenericIterator([graph()], ["images", "labels"], size=len(files)))
+
+    return make
+
+
+def _spdl(work: Work) -> Iterator[Any]:
+    import spdl.io
+    from spdl.pipeline import PipelineBuilder
+    from torchvision.transforms import RandomResizedCrop, v2
+
+    files = _files(work)
+    finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.MEAN, data.STD, inplace=True)])
+    end = "format=pix_fmts=rgb24"
+
+    def geometry(packets: Any) -> str:
+        if work.pipeline != "imagenet1":
+            shorter = data.RESIZE[work.pipeline]
+            size = f"'if(gt(iw,ih),-1,{shorter})':'if(gt(iw,ih),{shorter},-1)'"
+            return f"scale={size}:flags=bilinear,crop=224:224,{end}"
+        frame = torch.empty((1, packets.height, packets.width), device="meta")
+        top, left, height, width = RandomResizedCrop.get_params(frame, [0.08, 1.0], [3 / 4, 4 / 3])
+        flip = "hflip," if torch.rand(()) < 0.5 else ""
+        return f"crop={width}:{height}:{left}:{top}:exact=1,scale=224:224:flags=bilinear,{flip}{end}"
+
+    def load(start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        frames, labels = [], []
+        for path, label in files[start : start + work.batch]:
+            packets = spdl.io.demux_image(path)
+            frames.append(spdl.io.decode_packets(packets, filter_desc=geometry(packets)))
+            labels.append(label)
+        images = spdl.io.to_torch(spdl.io.convert_frames(frames)).permute(0, 3, 1, 2)
+        return finish(images.contiguous()), torch.tensor(labels)
+
+    starts = range(0, len(files), work.batch)
+    pipeline = PipelineBuilder().add_source(starts).pipe(load, concurrency=1).add_sink(2).build(num_threads=1)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
+    def make(work: Work) -> Iterator[Any]:
+        from ddlp.bench.bare import host_batch
+        from ddlp.portable import portable
+
+        found = portable(data.loader(Path(work.directory), work.pipeline, work.batch), output, None)
+        ring: Any = _ring(work)
+        batch = host_batch(found, work.batch, ring.indices)
+        return (batch(k) for k in itertools.count())
+
+    return make
+
+
+def _entropy(work: Work) -> Iterator[Any]:
+    """Files read and entropy-decoded, hardly more: Pillow's draft at an eighth in grey transforms only the DC terms."""
+    from PIL import Image
+
+    def decode(path: str) -> int:
+        with open(path, "rb") as stream, Image.open(stream) as image:
+            image.draft("L", (max(image.width // 8, 1), max(image.height // 8, 1)))
+            image.load()
+            return image.width
+
+    files = [path for path, _ in _files(work)]
+    for start in range(0, len(files), work.batch):
+        yield [decode(path) for path in files[start : start + work.batch]]
+
+
+_IMAGENET = ("imagenet1", "imagenet2", "imagenet3")
+_DALI = "nvidia.dali", "pip install nvidia-dali-cuda120 (runs without a GPU)"
+
+OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, decode='fast'"
+OURS_TWO, PEER_TWO = "DDLPLoader, 2 workers, 2 cores", "DataLoader, 2 workers, 2 cores"
+BASELINES = ("DataLoader, 0 workers", "DataLoader, 1 worker")
+BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "entropy decoding alone"
+DALI = "DALI, CPU, 1 thread"
+
+CONTENDERS: dict[str, Contender] = {
+    OURS: Contender(_ours()),
+    OURS_UINT8: Contender(_ours(output=torch.uint8)),
+    OURS_FAST: Contender(_ours(decode="fast"), _IMAGENET),
+    BASELINES[0]: Contender(_dataloader(0)),
+    BASELINES[1]: Contender(_dataloader(1)),
+    "torchvision.io + v2 on tensors": Contender(_tensors, _IMAGENET),
+    DALI: Contender(_dali(False), _IMAGENET, *_DALI),
+    "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, *_DALI),
+    "SPDL, 1 thread": Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries"),
+    BARE: Contender(_bare(torch.float32)),
+    BARE_UINT8: Contender(_bare(torch.uint8)),
+    FLOOR: Contender(_entropy, _IMAGENET),
+    OURS_TWO: Contender(_ours(), cores=2),
+    PEER_TWO: Contender(_dataloader(2), cores=2),
+}
+
+
+def main() -> None:
+    """One turn."""
+    print(json.dumps(measure(Work(**json.load(sys.stdin)))), flush=True)
+    os._exit(0)  # batches that are still being prepared are of no interest
+
+
+if __name__ == "__main__":
+    np.random.seed(0)
+    main()

@@ -1,0 +1,208 @@
+"""`ddlp bench host`: images a second that one core prepares, against DataLoader, torchvision on tensors, DALI and SPDL.
+
+Every turn is a fresh process on one core that goes through the same JPEG files in the same order; a round gives each
+contender a turn. The bound is a bare loop that prepares one batch after the other: no loader, no thread, no ledger. Two cores
+(two workers) are measured as well. `--bits N` compares pixels instead: N samples of every kind of JPEG against torchvision on
+PIL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ddlp.bench import bits
+from ddlp.bench.common import Aim, Say, add_output, alternate, child, emit, ratios, say, spread
+from ddlp.bench.contenders import (
+    BARE,
+    BARE_UINT8,
+    BASELINES,
+    CONTENDERS,
+    DALI,
+    OURS,
+    OURS_FAST,
+    OURS_TWO,
+    OURS_UINT8,
+    Work,
+)  # fmt: skip
+from ddlp.bench.data import MEANS_KB, PIPELINES, ROOT, ensure_data
+
+_BATCH = {"cifar10": 256}
+# (pipeline, mean file in kB) -> contender -> how many times DataLoader's best, and DALI's.
+_AIMS: dict[tuple[str, float], dict[str, tuple[float, float | None]]] = {
+    ("imagenet1", 110.0): {OURS: (3.0, 1.8), OURS_UINT8: (3.6, None)},
+    ("imagenet1", 46.0): {OURS: (3.6, 2.2), OURS_UINT8: (3.6, None)},
+    ("imagenet2", 110.0): {OURS: (2.5, None)},
+    ("imagenet3", 110.0): {OURS: (2.5, None)},
+    ("cifar10", 110.0): {OURS: (5.0, None)},
+}
+_TWO_CORES = 1.85
+
+
+@dataclass
+class Table:
+    """Images a second of one pipeline over one set, round by round."""
+
+    pipeline: str
+    mean_kb: float
+    batch: int
+    images: int
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> list[float] | None:
+        """DataLoader's best, round by round; None if it did not take part."""
+        if not set(BASELINES) <= set(self.rates):
+            return None
+        return [max(pair) for pair in zip(*(self.rates[name] for name in BASELINES), strict=True)]
+
+
+@dataclass
+class Result:
+    """All tables. `missing`: contenders that could not take part, and why."""
+
+    rounds: int
+    clock: str
+    missing: dict[str, str]
+    tables: list[Table] = field(default_factory=list)
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench: titles and arguments."""
+    short = ["--rounds", "2", "--images", "320"] if quick else []
+    return [
+        ("Images/s on one core", short),
+        ("The same bits as torchvision", ["--bits", "100" if quick else "1500"]),
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
+    parser.add_argument(
+        "--pipelines", nargs="+", default=list(PIPELINES), choices=PIPELINES, metavar="P", help="of %(choices)s"
+    )
+    parser.add_argument(
+        "--mean-kb", type=float, nargs="+", default=list(MEANS_KB), help="mean file sizes for imagenet1, others: the first"
+    )
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), metavar="C", help="only these, of %(choices)s")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
+    parser.add_argument("--images", type=int, default=0, help="images of a turn at most (all)")
+    parser.add_argument("--batch", type=int, help="batch size (64; 256 for cifar10)")
+    parser.add_argument("--cpu", type=int, help="the core to use (the last one)")
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall",
+        help="cpu: images per processor second, for a machine on which others work (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--bits", type=int, metavar="N", help="compare the pixels of N samples of each kind of JPEG instead")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    if options.bits is not None:
+        found = bits.compare(options.bits, say)
+        emit(options, found, bits.table(found), bits.aims(found))
+        return 0 if found.differing == 0 else 1
+    result = measure(options, say)
+    emit(options, result, table(result), aims(result))
+    return 0
+
+
+def measure(options: argparse.Namespace, tell: Say) -> Result:
+    """All tables."""
+    wanted = options.contenders or list(CONTENDERS)
+    missing = {name: why for name in wanted if (why := _missing(name)) is not None}
+    for name, why in missing.items():
+        tell(f"without {name}: {why}")
+    result = Result(options.rounds, options.clock, missing)
+    for pipeline in options.pipelines:
+        for mean_kb in options.mean_kb if pipeline == "imagenet1" else options.mean_kb[:1]:
+            directory = ensure_data(options.data, pipeline, mean_kb)
+            here = Table(pipeline, mean_kb, options.batch or _BATCH.get(pipeline, 64), options.images)
+            names = [name for name in wanted if name not in missing and pipeline in CONTENDERS[name].pipelines]
+            tell(f"{title(here)}: {len(names)} contenders, {options.rounds} rounds")
+            turns = {name: partial(_turn, name, here, directory, options) for name in names}
+            here.rates = alternate(turns, options.rounds, tell)
+            result.tables.append(here)
+    return result
+
+
+def _missing(name: str) -> str | None:
+    if name == OURS_FAST:
+        from inspect import signature
+
+        from ddlp.loader import DDLPLoader
+
+        if "decode" not in signature(DDLPLoader.__init__).parameters:
+            return "this version has no decode= yet"
+    if CONTENDERS[name].cores > len(os.sched_getaffinity(0)):
+        return f"{CONTENDERS[name].cores} cores are needed"
+    return CONTENDERS[name].missing()
+
+
+def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace) -> float:
+    usable = sorted(os.sched_getaffinity(0))
+    core = usable[-1] if options.cpu is None else options.cpu
+    cores = CONTENDERS[name].cores
+    work = Work(name, here.pipeline, str(directory), here.batch, here.images, cores)
+    done = child("ddlp.bench.contenders", asdict(work), [core] if cores == 1 else usable[-cores:])
+    return float(done["samples"] / done["seconds" if options.clock == "wall" else "cpu_seconds"])
+
+
+def aims(result: Result) -> list[Aim]:
+    """What the tables must show."""
+    found = []
+    for here in result.tables:
+        wanted = _AIMS.get((here.pipeline, here.mean_kb), {})
+        for name, (of_baseline, of_dali) in wanted.items():
+            found.append(Aim(f"{title(here)}: {name} / DataLoader's best", of_baseline, _median(here, name, here.baseline)))
+            if of_dali is not None:
+                found.append(Aim(f"{title(here)}: {name} / {DALI}", of_dali, _median(here, name, here.rates.get(DALI))))
+        if wanted:
+            found.append(Aim(f"{title(here)}: two cores / one", _TWO_CORES, _median(here, OURS_TWO, here.rates.get(OURS))))
+    return found
+
+
+def _median(here: Table, name: str, other: Sequence[float] | None) -> float | None:
+    """Of the ratios; None where one of both was not there."""
+    return None if other is None or name not in here.rates else statistics.median(ratios(here.rates[name], other))
+
+
+def title(here: Table) -> str:
+    """What was measured."""
+    return here.pipeline if here.pipeline == "cifar10" else f"{here.pipeline}, files of {here.mean_kb:g} kB"
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    unit = "images/s" if result.clock == "wall" else "images per processor second"
+    rows = [f"{unit}; medians of {result.rounds} rounds (least .. most); one core unless two are said"]
+    for here in result.tables:
+        rows += [
+            "",
+            f"{title(here)}, batches of {here.batch}",
+            f"{'':34}{unit[:10]:>24}{'x DataLoader':>22}{'of the bound':>14}",
+        ]
+        for name, rates in here.rates.items():
+            bound = _bound(here, name)
+            against = None if here.baseline is None else ratios(rates, here.baseline)
+            rows.append(
+                f"{name:34}{spread(rates):>24}{spread(against, '.2f') if against else '':>22}"
+                f"{f'{statistics.median(ratios(rates, bound)):.3f}' if bound else '':>14}"
+            )
+    rows += [f"without {name}: {why}" for name, why in result.missing.items()]
+    return "\n".join(rows)
+
+
+def _bound(here: Table, name: str) -> list[float] | None:
+    """The bare loop's rates that are a contender of ours's bound."""
+    bare = here.rates.get(BARE_UINT8 if name == OURS_UINT8 else BARE)
+    if bare is None or name not in (OURS, OURS_UINT8, OURS_TWO):
+        return None
+    return [CONTENDERS[name].cores * rate for rate in bare]

@@ -1,0 +1,198 @@
+"""`ddlp bench memory`: memory of all processes during an epoch, the engine's included, against DataLoader's.
+
+Same data set, batch size and number of workers; training steps are long enough for the loaders to be as far ahead as they go.
+Each is a program of its own whose processes' proportional set sizes (PSS: a page shared by n counts 1/n in each) are added up
+ten times a second from the first batch on. Batches that wait in shared memory which nobody has mapped are in nobody's PSS:
+they are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, child_environment, emit, family, say, spread
+from ddlp.bench.data import MEANS_KB, ROOT, ensure_data
+
+PEER = "DataLoader"
+STRATEGIES = {"DDLPLoader, cpu": "cpu", "DDLPLoader, wrr with its engine": "wrr"}
+
+
+@dataclass
+class Line:
+    """Peak of the sum over all processes, in MB (1e6 bytes), and of it: held in shared memory without being mapped."""
+
+    name: str
+    peak_mb: list[float] = field(default_factory=list)
+    unmapped_mb: list[float] = field(default_factory=list)
+    median_mb: list[float] = field(default_factory=list)
+    processes: int = 0
+
+
+@dataclass
+class Result:
+    """All contenders."""
+
+    batch: int
+    workers: int
+    output: str
+    lines: list[Line] = field(default_factory=list)
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench."""
+    return [("Memory of all processes", ["--rounds", "1", "--steps", "6"] if quick else [])]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="batch size (%(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="num_workers of each (%(default)s)")
+    parser.add_argument("--steps", type=int, default=12, help="batches taken (%(default)s)")
+    parser.add_argument("--step-s", type=float, default=1.5, help="length of a training step in seconds (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each (%(default)s)")
+    parser.add_argument(
+        "--output", choices=["float32", "uint8"], default="float32", help="delivered by DDLPLoader (%(default)s)"
+    )
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    directory = ensure_data(options.data, "imagenet1", MEANS_KB[0])
+    result = Result(options.batch, options.workers, options.output, [Line(name) for name in (PEER, *STRATEGIES)])
+
+    def turn(line: Line) -> float:
+        samples, line.processes = _watched(line.name, directory, options)
+        peak = max(samples)
+        line.peak_mb.append(peak[0] / 1e6)
+        line.unmapped_mb.append(peak[1] / 1e6)
+        line.median_mb.append(statistics.median(total for total, _ in samples) / 1e6)
+        return line.peak_mb[-1]
+
+    alternate({line.name: lambda line=line: turn(line) for line in result.lines}, options.rounds, say, "MB")  # type: ignore[misc]
+    peer, *ours = result.lines
+    aims = [
+        Aim(f"{PEER} / {line.name}, peak", 1.0, statistics.median(peer.peak_mb) / statistics.median(line.peak_mb))
+        for line in ours
+    ]
+    emit(options, result, table(result), aims)
+    return 0
+
+
+def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[list[tuple[int, int]], int]:
+    """(bytes, of these unmapped) of all processes ten times a second, and the most processes that there were."""
+    work = {
+        "name": name, "directory": str(directory), "batch": options.batch, "workers": options.workers, "steps": options.steps,
+        "step_s": options.step_s, "output": options.output,
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlp.bench.memory"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(work) + "\n")
+    process.stdin.flush()
+    try:
+        if process.stdout.readline() != "first batch\n":
+            raise BenchFailed(f"{name}: no batch came; its messages are above.")
+        over = threading.Event()
+        ends = threading.Thread(target=_set_at_a_line, args=(process.stdout, over), daemon=True)
+        ends.start()
+        samples, most = [], 0
+        while not over.wait(0.1):
+            pids = family(process.pid)
+            most = max(most, len(pids))
+            samples.append(held_bytes(pids))
+        return samples or [(0, 0)], most
+    finally:
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
+
+
+def _set_at_a_line(stream: IO[str], event: threading.Event) -> None:
+    stream.readline()
+    event.set()
+
+
+def held_bytes(pids: list[int]) -> tuple[int, int]:
+    """(PSS of these processes and what follows, shared memory that they hold open and none has mapped) in bytes."""
+    pss, mapped, held = 0, set(), {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            pss += next(
+                int(line.split()[1]) << 10
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                if line.startswith("Pss:")
+            )
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                if "/dev/shm" in line or "/memfd:" in line:
+                    mapped.add(int(line.split()[4]))
+            for entry in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    link = f"/proc/{pid}/fd/{entry}"
+                    if os.readlink(link).startswith(("/dev/shm/", "/memfd:")):
+                        status = os.stat(link)
+                        held[status.st_ino] = status.st_blocks * 512
+    unmapped = sum(size for inode, size in held.items() if inode not in mapped)
+    return pss + unmapped, unmapped
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    rows = [
+        f"batches of {result.batch}, {result.workers} workers, {result.output} (DataLoader: float32); MB, medians of rounds",
+        f"{'':34}{'peak':>24}{'median':>8}{'of the peak, unmapped':>23}{'processes':>11}",
+    ]
+    for line in result.lines:
+        middle, unmapped = statistics.median(line.median_mb), statistics.median(line.unmapped_mb)
+        rows.append(f"{line.name:34}{spread(line.peak_mb):>24}{middle:8.0f}{unmapped:23.0f}{line.processes:11}")
+    return "\n".join(rows)
+
+
+def _loader(work: dict[str, Any]) -> Any:
+    from torch.utils.data import DataLoader, Subset
+
+    from ddlp.bench.data import dataset, pin_memory
+    from ddlp.loader import DDLPLoader
+
+    images: Any = dataset(Path(work["directory"]), "imagenet1")
+    count = (work["steps"] + 4 * work["workers"]) * work["batch"]  # never near the epoch's end
+    ring = Subset(images, [k % len(images) for k in range(count)])
+    common: dict[str, Any] = {"shuffle": True, "num_workers": work["workers"], "pin_memory": pin_memory()}
+    if work["name"] == PEER:
+        return DataLoader(ring, work["batch"], **common)
+    return DDLPLoader(ring, work["batch"], **common, strategy=STRATEGIES[work["name"]], output=work["output"], seed=0)
+
+
+def main() -> None:
+    """A training program, watched from outside."""
+    work = json.loads(sys.stdin.readline())
+    batches = iter(_loader(work))
+    for step in range(work["steps"]):
+        batch = next(batches)
+        if step == 0:
+            print("first batch", flush=True)
+        time.sleep(work["step_s"])
+        del batch
+    print("done", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""`ddlp bench read`: a published batch file into tensors, its checksum verified, against a raw read of the same bytes.
+
+Into fresh memory, as the loader takes it for CPU tensors, and into memory that is there already, as the pinned buffers for a
+GPU are (pinned here if there is one). The raw read is `os.readv` from the page cache into the same kind of memory: the bound.
+The checksum alone, over bytes that lie in memory, says what the verification costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from csd_engine.batchfile import BatchWriter, Layout, read_batch
+from csd_engine.checksum import Checksum
+from ddlp.bench.common import Aim, add_output, alternate, emit, pinned, ratios, say, spread
+
+WAYS = ("fresh memory", "memory that is there")
+VERIFIED, RAW, CHECKSUM = "verified batch, {}", "raw read, {}", "checksum alone"
+_AIM = 0.9
+_FILES = 4
+
+
+@dataclass
+class Result:
+    """MB (1e6 bytes) a second, round by round."""
+
+    batch: int
+    file_mb: float
+    pinned: bool
+    clock: str
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    def of_raw(self, way: str) -> list[float]:
+        """The verified batch's part of the raw read's rate."""
+        return ratios(self.rates[VERIFIED.format(way)], self.rates[RAW.format(way)])
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench."""
+    return [("A batch file into tensors", ["--rounds", "3", "--batch", "64", "--reads", "4"] if quick else [])]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--batch", type=int, default=256, help="images of a batch (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each (%(default)s)")
+    parser.add_argument("--reads", type=int, default=12, help="batches of a turn (%(default)s)")
+    parser.add_argument("--spool", help="directory for the files (the system's temporary one)")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: by processor time, where others work")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    with pinned(max(os.sched_getaffinity(0))), tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
+        result = measure(options, Path(spool))
+    emit(
+        options,
+        result,
+        table(result),
+        [Aim(f"{way}: of a raw read", _AIM, statistics.median(result.of_raw(way))) for way in WAYS],
+    )
+    return 0
+
+
+def measure(options: argparse.Namespace, spool: Path) -> Result:
+    """All rounds, on files that were just written."""
+    layout = Layout(options.batch, options.size, options.size, 3)
+    paths = [_written(spool, number, layout) for number in range(_FILES)]
+    buffer = torch.empty(layout.image_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    held = buffer.numpy()
+    held[:] = 0  # its pages are there
+
+    def verified(number: int, memory: np.ndarray | None) -> None:
+        batch = read_batch(paths[number], f"{number:032x}", number, layout, memory)
+        torch.from_numpy(batch.images)
+
+    def raw(number: int, memory: np.ndarray | None) -> None:
+        memory = np.empty(layout.image_bytes, np.uint8) if memory is None else memory
+        descriptor = os.open(paths[number], os.O_RDONLY)
+        try:
+            view, done = memoryview(memory), 0
+            os.lseek(descriptor, layout.file_bytes - layout.data_bytes, os.SEEK_SET)
+            while done < len(view):
+                done += os.readv(descriptor, [view[done:]])
+        finally:
+            os.close(descriptor)
+        torch.from_numpy(memory)
+
+    def checksum(number: int, memory: np.ndarray | None) -> None:
+        total = Checksum()
+        total.update(memoryview(held))
+        total.hexdigest()
+
+    turns: dict[str, Callable[[], float]] = {}
+    for way, memory in zip(WAYS, (None, held), strict=True):
+        turns[VERIFIED.format(way)] = _turn(verified, memory, options, layout)
+        turns[RAW.format(way)] = _turn(raw, memory, options, layout)
+    turns[CHECKSUM] = _turn(checksum, held, options, layout)
+    for turn in turns.values():
+        turn()
+    result = Result(options.batch, layout.file_bytes / 1e6, torch.cuda.is_available(), options.clock)
+    result.rates = alternate(turns, options.rounds, say, "MB/s")
+    return result
+
+
+def _turn(
+    once: Callable[[int, np.ndarray | None], None], memory: np.ndarray | None, options: argparse.Namespace, layout: Layout
+) -> Callable[[], float]:
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+
+    def turn() -> float:
+        gc.collect()
+        began = clock()
+        for k in range(options.reads):
+            once(k % _FILES, memory)
+        return options.reads * layout.image_bytes / 1e6 / (clock() - began)
+
+    return turn
+
+
+def _written(spool: Path, number: int, layout: Layout) -> Path:
+    writer = BatchWriter(str(spool), f"{number:032x}", number, layout)
+    draws = np.random.default_rng(number)
+    for row in range(layout.batch):
+        writer.write(row, draws.integers(0, 256, (layout.height, layout.width, layout.channels), dtype=np.uint8))
+    return Path(writer.publish())
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    rows = [
+        f"batches of {result.batch}, {result.file_mb:.1f} MB each, from the page cache, one core; MB/s, medians (least .. most)"
+    ]
+    for name, rates in result.rates.items():
+        rows.append(f"{name:40}{spread(rates):>26}")
+    for way in WAYS:
+        rows.append(f"verified / raw, {way:24}{spread(result.of_raw(way), '.3f'):>26}")
+    return "\n".join(rows)

@@ -1,0 +1,64 @@
+"""The kernel on an emulated 32-bit ARM board without a compiler: cross-compiled here, checked there, with Pillow's bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_deploying import address_book, arguments, ddlp, epoch, images  # noqa: F401
+
+from ddlp.deploy import book
+
+COMPILER = "arm-linux-gnueabihf-gcc"
+
+
+@pytest.fixture
+def no_cross_compiler(tmp_path: Path) -> str:
+    """A PATH on which everything is but compilers for the board."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for directory in os.environ["PATH"].split(":"):
+        for path in Path(directory).glob("*"):
+            if not path.name.startswith("arm-linux-") and not (programs / path.name).is_symlink():
+                (programs / path.name).symlink_to(path)
+    return str(programs)
+
+
+def test_cross_compiled_checked_and_bit_identical(
+    board: Any, images: list[Path], ddlp: Callable[..., str], no_cross_compiler: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    if shutil.which(COMPILER) is None:
+        assert "CI" not in os.environ, f"no {COMPILER}: apt install gcc-arm-linux-gnueabihf libc6-dev-armhf-cross"
+        pytest.skip(f"no {COMPILER}: apt install gcc-arm-linux-gnueabihf libc6-dev-armhf-cross")
+    expected, _ = epoch(images, strategy="cpu")
+
+    def check(kernel: str) -> None:
+        (told,) = json.loads(ddlp("status", "csd0", "--json"))
+        assert told["status"]["versions"]["kernel"] == kernel
+        got, report = epoch(images, csd="csd0", strategy="csd")
+        assert report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
+
+    with monkeypatch.context() as without:
+        without.setenv("PATH", no_cross_compiler)
+        told = ddlp(*arguments(board))
+    assert f"none: Pillow does the work, because there is no C compiler on the device, and there is no {COMPILER} on" in told
+    assert "apt-get install gcc libc6-dev there, or apt-get install gcc-arm-linux-gnueabihf on this host" in told
+    check("none")
+
+    told = ddlp("deploy", "--name", "csd0")
+    assert f"neon, cross-compiled with {COMPILER}" in told and "decodes with Pillow's libjpeg-turbo 2.1" in told
+    assert book.load("csd0").kernel.startswith("neon, cross-compiled")
+    check("neon")
+    assert "Nothing had to be changed." in ddlp("deploy", "--name", "csd0")
+    assert "differ" in ddlp("parity", "csd0")  # exit status 0: none does
+
+    assert "none, as you chose" in ddlp("deploy", "--name", "csd0", "--kernel", "none")
+    check("none")
+    ddlp("deploy", "--name", "csd0", "--uninstall")
+    assert board.run("ls -A ~ddlp").stdout.split() == board.run("ls -A /etc/skel; echo .ssh").stdout.split()

@@ -1,0 +1,139 @@
+/* Random work for the kernel's loops, for each variant of the processor it runs on: one line of hashes of all results.
+ *
+ * The lines must agree from variant to variant and from one processor to another. All buffers are exactly as long as
+ * promised, so that a sanitizer sees a read or write beyond them. Images go through whole, and in bands of random heights.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "resample.h"
+#include "windows.h"
+
+static uint64_t state, hash;
+
+static uint32_t below(uint32_t n) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 11) % n;
+}
+
+static void add(const void *bytes, size_t count) {
+    const uint8_t *p = bytes;
+    for (size_t i = 0; i < count; i++) hash = (hash ^ p[i]) * 1099511628211u;
+}
+
+static uint8_t *random_bytes(size_t count) {
+    uint8_t *bytes = malloc(count);
+    for (size_t i = 0; i < count; i++) bytes[i] = below(3) ? below(256) : 255 * below(2);
+    return bytes;
+}
+
+static void check(int fine, const char *what) {
+    if (fine) return;
+    printf("%s\n", what);
+    exit(1);
+}
+
+/* Each band in memory of its own, with the promised slack and not a byte more. */
+static void in_bands(resample_state *s, const uint8_t *pixels, int64_t stride, const ddlp_job *job) {
+    check(resample_begin(s, job) == 0, "begin");
+    size_t row = (size_t)s->columns * s->channels;
+    for (int done = 0, count; done < s->rows; done += count) {
+        count = 1 + below(below(2) ? 3 : 40);
+        if (count > s->rows - done) count = s->rows - done;
+        uint8_t *band = malloc(row * count + RESAMPLE_SLACK);
+        for (int y = 0; y < count; y++)
+            memcpy(band + y * row, pixels + (job->top + s->first_row + done + y) * stride +
+                                       (job->left + s->first_column) * s->channels, row);
+        memset(band + row * count, 255, RESAMPLE_SLACK);
+        check(resample_rows(s, band, row, count) == 0, "rows");
+        free(band);
+    }
+    check(resample_rows(s, pixels, stride, 1) == DDLP_JOB, "a row too many was taken");
+    check(resample_end(s) == 0, "end");
+}
+
+static void one_resample(resample_state *s) {
+    static const uint32_t limits[] = {9, 60, 300};
+    uint32_t limit = limits[below(3)];
+    int width = 1 + below(limit), height = 1 + below(limit);
+    ddlp_job job;
+    memset(&job, 0, sizeof job);
+    job.channels = below(3) ? 3 : 1;
+    job.width = 1 + below(width), job.height = 1 + below(height);
+    job.left = below(width - job.width + 1), job.top = below(height - job.height + 1);
+    job.full_width = below(8) ? 1 + below(limits[below(3)]) : (uint32_t)job.width;
+    job.full_height = below(8) ? 1 + below(limits[below(3)]) : (uint32_t)job.height;
+    job.out_width = 1 + below(job.full_width), job.out_height = 1 + below(job.full_height);
+    job.out_left = below(job.full_width - job.out_width + 1), job.out_top = below(job.full_height - job.out_height + 1);
+    job.filter = 2 + below(2);
+    job.flip_horizontal = below(2), job.flip_vertical = below(2), job.vertical_first = below(2);
+    job.out_stride = job.out_width * job.channels;
+    size_t size = (size_t)job.out_stride * job.out_height;
+    uint8_t *pixels = random_bytes((size_t)width * height * job.channels), *whole = malloc(size), *banded = malloc(size);
+    job.out = whole;
+    check(resample_memory(s, pixels, width * job.channels, &job) == 0, "refused");
+    job.out = banded;
+    in_bands(s, pixels, width * job.channels, &job);
+    check(memcmp(whole, banded, size) == 0, "bands make other pixels");
+    add(whole, size);
+    free(pixels), free(whole), free(banded);
+}
+
+static void one_table(int element_bytes, int channels_last) {
+    size_t images = 1 + below(2), count = 1 + below(40000), channels = 1 + below(4), values = images * count * channels;
+    uint8_t *pixels = random_bytes(values), *table = random_bytes(256 * channels * element_bytes);
+    uint8_t *out = malloc(values * element_bytes);
+    ddlp_table(pixels, images, count, channels, table, element_bytes, channels_last, out);
+    add(out, values * element_bytes);
+    free(pixels), free(table), free(out);
+}
+
+static void one_sum(void) {
+    int64_t blocks = below(7);
+    uint8_t *acc = random_bytes(65536), *data = random_bytes(65536 * blocks + 1);
+    ddlp_sum((uint32_t *)acc, data + 1, blocks);
+    add(acc, 65536);
+    free(acc), free(data);
+}
+
+static void one_window(int mode) {
+    struct ddlp_windows_job job;
+    memset(&job, 0, sizeof job);
+    job.height = 1 + below(12), job.width = 1 + below(12), job.channels = 1 + below(4), job.samples = 1;
+    job.padding_mode = mode, job.count = 1, job.out_height = 1 + below(12), job.out_width = 1 + below(12);
+    job.channel_stride = 1, job.pixel_stride = job.channels, job.line_stride = job.width * job.channels;
+    int64_t index = 0, top = (int)below(40) - 20, left = (int)below(40) - 20;
+    uint8_t flags[2] = {below(2), below(2)};
+    size_t size = (size_t)job.out_height * job.out_width * job.channels;
+    uint8_t *rows = random_bytes(job.height * job.line_stride), *fill = random_bytes(job.channels), *out = malloc(size);
+    job.rows = rows, job.fill = fill, job.out = out, job.indices = &index, job.tops = &top, job.lefts = &left;
+    job.across = flags, job.down = flags + 1;
+    check(ddlp_windows(&job) == 0, "window refused");
+    add(out, size);
+    free(rows), free(fill), free(out);
+}
+
+int main(int count, char **arguments) {
+    static const char *const variants[] = {"c", "sse2", "avx2", "vnni", "neon"};
+    int rounds = count > 1 ? atoi(arguments[1]) : 100;
+    for (int variant = 0; variant < 5; variant++) {
+        if (ddlp_choose(variants[variant])) continue;
+        resample_state s;
+        memset(&s, 0, sizeof s);
+        state = 88172645463325252u;
+        hash = 14695981039346656037u;
+        printf("%s", variants[variant]);
+        for (int i = 0; i < rounds; i++) one_resample(&s);
+        resample_free(&s);
+        printf(" %016llx", (unsigned long long)hash);
+        for (int i = 0; i < 12; i++) one_table(1 << i % 3, i / 3 % 2);
+        printf(" %016llx", (unsigned long long)hash);
+        for (int i = 0; i < 4; i++) one_sum();
+        for (int i = 0; i < 4 * rounds; i++) one_window(i % 4);
+        printf(" %016llx\n", (unsigned long long)hash);
+    }
+    return 0;
+}

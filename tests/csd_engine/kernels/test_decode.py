@@ -1,0 +1,268 @@
+"""Files to samples: every kind of JPEG against torchvision on Pillow; what is left to Pillow; damage."""
+
+import io
+import random
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csd_engine.kernels.library import Context, Job
+from scripts.check_kernel import KINDS, Tally, check, encoded, noise, random_size, sampled, segment, segments
+
+PLAIN, KIND, HEADER, DAMAGED, JOB = 0, 3, 2, 4, 5  # ddlp_refusal of src/ddlp.h
+
+
+@pytest.fixture
+def context(kernel):
+    return kernel.context()
+
+
+def whole(context: Context, jpeg: bytes):
+    """The kernel's RGB pixels of the whole image, or None where it leaves it to Pillow."""
+    size = context.take(jpeg)
+    if size is None:
+        return None
+    width, height = size
+    out = np.empty((height, width, 3), dtype=np.uint8)
+    return out if context.sample(region(0, 0, width, height), out) else None
+
+
+def region(left, top, width, height, channels=3):
+    return Job(left=left, top=top, width=width, height=height, full_width=width, full_height=height, out_width=width,
+               out_height=height, reduce=1, channels=channels)  # fmt: skip
+
+
+def by_pillow(jpeg: bytes):
+    """Pillow's RGB pixels, or None where it raises."""
+    try:
+        return np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"))
+    except Exception:  # it raises nearly anything on a damaged file
+        return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_torchvisions_bits(context, kind):
+    rng, generator, tally = random.Random(kind), np.random.default_rng(len(kind)), Tally()
+    for _ in range(6):
+        check(context, KINDS[kind](generator, *random_size(rng)), rng, 8, tally)
+    assert tally.samples >= 8 and (tally.differ, tally.refused) == (0, 0)
+
+
+def test_grey_in_one_channel(context):
+    jpeg = KINDS["grey"](np.random.default_rng(2), 90, 70)
+    context.take(jpeg)
+    assert context.components == 1
+    out = np.empty((31, 40, 1), dtype=np.uint8)
+    assert context.sample(region(21, 30, 40, 31, channels=1), out)
+    assert np.array_equal(out[:, :, 0], np.asarray(Image.open(io.BytesIO(jpeg)))[30:61, 21:61])
+
+
+def test_grey_of_a_colour_image_is_pillows(context):
+    context.take(KINDS["4:2:0"](np.random.default_rng(2), 90, 70))
+    assert not context.sample(region(0, 0, 8, 8, channels=1), np.empty((8, 8, 1), dtype=np.uint8))
+    assert context.refusal == JOB
+
+
+def test_rows_of_a_batch_are_written_and_nothing_else(context):
+    jpeg = KINDS["4:4:4"](np.random.default_rng(3), 60, 50)
+    batch = np.full((3, 20, 64, 3), 77, dtype=np.uint8)
+    context.take(jpeg)
+    assert context.sample(region(7, 9, 30, 20), batch[1, :, 4:34])
+    assert np.array_equal(batch[1, :, 4:34], by_pillow(jpeg)[9:29, 7:37])
+    batch[1, :, 4:34] = 77
+    assert (batch == 77).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"left": -1}, {"left": 31}, {"top": 50}, {"width": 0}, {"width": 1 << 30}, {"left": 1 << 30, "top": 1 << 30},
+     {"reduce": 3}, {"reduce": 2}, {"filter": 1}, {"full_width": 0, "filter": 2}, {"out_left": 1}],
+)  # fmt: skip
+def test_a_job_that_does_not_fit_is_refused(context, change):
+    context.take(KINDS["4:2:0"](np.random.default_rng(3), 60, 50))
+    job = region(0, 0, 30, 30)
+    for name, value in change.items():
+        setattr(job, name, value)
+    assert not context.sample(job, np.empty((30, 30, 3), dtype=np.uint8))
+    assert context.refusal == JOB
+
+
+@pytest.mark.parametrize(
+    "out",
+    [np.empty((30, 30, 3)), np.empty((30, 29, 3), np.uint8), np.empty((30, 30), np.uint8), np.empty((30, 30, 4), np.uint8),
+     np.empty((30, 60, 3), np.uint8)[:, ::2], np.empty((30, 30, 3), np.uint8)[::-1], np.zeros((30, 30, 3), np.uint8)],
+)  # fmt: skip
+def test_an_array_that_does_not_fit_is_an_error(context, out):
+    context.take(KINDS["4:2:0"](np.random.default_rng(3), 60, 50))
+    if out.shape == (30, 30, 3) and out.dtype == np.uint8 and out.strides[0] > 0:
+        out.flags.writeable = False
+    with pytest.raises(ValueError, match="expected uint8|to be writable"):
+        context.sample(region(0, 0, 30, 30), out)
+
+
+def patched(jpeg: bytes, marker: int, offset: int, value: int) -> bytes:
+    """The file with one byte of its first such segment changed; offset 0 is the marker's second byte."""
+    start = next(start for found, start, _ in segments(jpeg) if found == marker)
+    at = start + 1 + offset
+    return jpeg[:at] + bytes([value]) + jpeg[at + 1 :]
+
+
+def _left_to_pillow():
+    rng = np.random.default_rng(5)
+    jpeg = KINDS["4:2:0"](rng, 64, 48)
+    image = noise(rng, 64, 48)
+    far = encoded(image, format="MPO", save_all=True, append_images=[image])
+    no_tables = b"".join([b"\xff\xd8", *(jpeg[a:b] for marker, a, b in segments(jpeg) if marker != 0xDB)])
+    scan = jpeg[[b for _, _, b in segments(jpeg)][-1] :]
+    return {
+        "nothing": (b"", HEADER),
+        "a marker alone": (b"\xff\xd8\xff", HEADER),
+        "PNG": (encoded(image, format="PNG"), HEADER),
+        "CMYK": (encoded(image.convert("CMYK")), KIND),
+        "12 bits": (patched(jpeg, 0xC0, 3, 12), KIND),
+        "arithmetic": (patched(jpeg, 0xC0, 0, 0xC9), KIND),
+        "lossless": (patched(jpeg, 0xC0, 0, 0xC3), KIND),
+        "two components": (patched(jpeg, 0xC0, 8, 2), HEADER),
+        "a bomb": (jpeg.replace(b"\x00\x30\x00\x40", b"\xff\xdc\xff\xdc", 1), KIND),
+        "no height": (jpeg.replace(b"\x00\x30\x00\x40", b"\x00\x00\x00\x40", 1), HEADER),
+        "several pictures": (far, HEADER),
+        "a short JFIF segment": (b"\xff\xd8" + segment(0xE0, b"JFIF\0\1") + jpeg[2:], HEADER),
+        "a short profile": (b"\xff\xd8" + segment(0xE2, b"ICC_PROFILE\0\1") + jpeg[2:], HEADER),
+        "a resource's name cut off": (b"\xff\xd8" + segment(0xED, b"Photoshop 3.0\x008BIM\x03\xed") + jpeg[2:], HEADER),
+        "other bytes between segments": (jpeg[:2] + b"\0" + jpeg[2:], HEADER),
+        "no quantisation table": (no_tables + scan, DAMAGED),
+    }
+
+
+@pytest.mark.parametrize("name", _left_to_pillow())
+def test_what_is_left_to_pillow(context, name):
+    # After a sound file: nothing of that one may serve the next.
+    assert whole(context, KINDS["4:2:0"](np.random.default_rng(6), 64, 48)) is not None
+    jpeg, refusal = _left_to_pillow()[name]
+    assert whole(context, jpeg) is None
+    assert context.refusal == refusal
+    assert context.content() == jpeg
+
+
+def test_photoshops_resources_are_walked_through_as_pillow_does(context):
+    rng = np.random.default_rng(8)
+    jpeg = KINDS["4:2:0"](rng, 20, 20)
+    for count in range(60):
+        resource = b"8BIM\x04\x04\x03abc\0\0\0\x05hello\0" + b"8BIM\x03\xed\0\0\0\0\0\x10" + bytes(16)
+        mixed = jpeg[:2] + segment(0xED, b"Photoshop 3.0\0" + resource[:count]) + jpeg[2:]
+        assert (whole(context, mixed) is None) == (by_pillow(mixed) is None), count
+
+
+def test_a_file_that_breaks_off_is_never_taken_for_whole(context):
+    """Wherever it ends, and however little of it the region needs."""
+    for kind in ("4:2:0", "progressive", "grey", "restart blocks", "three scans"):
+        jpeg = KINDS[kind](np.random.default_rng(9), 80, 70)
+        assert whole(context, jpeg) is not None
+        for end in [*range(0, len(jpeg), 37), len(jpeg) - 2, len(jpeg) - 1]:
+            part = jpeg[:end]
+            taken = context.take(part) is not None
+            assert not taken or not context.sample(region(3, 0, 9, 2), np.empty((2, 9, 3), dtype=np.uint8)), (kind, end)
+            assert context.refusal
+
+
+def mutated(rng: random.Random, jpeg: bytes) -> bytes:
+    """A few bytes changed, and sometimes a stretch taken out, doubled or cut off."""
+    data = bytearray(jpeg)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        start = rng.choice((0, 0, len(data) // 2))
+        at = rng.randrange(start, len(data))
+        data[at] = rng.choice((0, 0xFF, 0xD9, 0xD0, rng.randrange(256), data[at] ^ 1 << rng.randrange(8)))
+    if rng.random() < 0.2:
+        at, count = rng.randrange(len(data)), rng.randrange(1, 40)
+        data[at : at + count] = rng.choice((b"", data[at : at + count] * 2))
+    return bytes(data)
+
+
+def test_damage_is_refused_or_has_pillows_bits(context):
+    """Whatever the kernel takes of damaged files, Pillow takes as well, and both make the same of it."""
+    rng, generator = random.Random(10), np.random.default_rng(10)
+    files = [KINDS[kind](generator, rng.randint(8, 60), rng.randint(8, 60)) for kind in KINDS]
+    taken = refused = 0
+    for count in range(2500):
+        jpeg = mutated(rng, files[count % len(files)])
+        size = context.take(jpeg)
+        # A part of the picture: what lies behind it is not decoded, and yet Pillow must not fail on it.
+        if size is None or size[0] * size[1] > 1 << 20:
+            refused += 1
+            continue
+        left, top = rng.randrange(size[0]), rng.randrange(size[1])
+        out = np.empty((rng.randint(1, size[1] - top), rng.randint(1, size[0] - left), 3), dtype=np.uint8)
+        if not context.sample(region(left, top, out.shape[1], out.shape[0]), out):
+            refused += 1
+            continue
+        taken += 1
+        pixels = by_pillow(jpeg)
+        assert pixels is not None, f"mutation {count}: Pillow raises"
+        assert np.array_equal(out, pixels[top : top + out.shape[0], left : left + out.shape[1]]), f"mutation {count}"
+    assert taken > 300 and refused > 300
+
+
+def test_reading_a_file(context, tmp_path):
+    jpeg = KINDS["4:2:2"](np.random.default_rng(11), 70, 90)
+    path = tmp_path / "a.jpg"
+    path.write_bytes(jpeg)
+    with open(path, "rb") as stream:
+        stream.seek(5)  # the file is read from its start all the same
+        assert context.read(stream.fileno(), len(jpeg)) == (70, 90)
+        assert context.content() == jpeg
+        out = np.empty((90, 70, 3), dtype=np.uint8)
+        assert context.sample(region(0, 0, 70, 90), out) and np.array_equal(out, by_pillow(jpeg))
+        # It became shorter since its size was asked for.
+        assert context.read(stream.fileno(), len(jpeg) + 1) is None
+        assert (context.refusal, context.content()) == (DAMAGED, jpeg)
+        assert not context.sample(region(0, 0, 70, 90), out)
+    with pytest.raises(OSError, match="cannot read the file"):
+        context.read(1 << 20, 10)
+    assert context.content() == b""
+
+
+def test_a_context_for_each_thread(kernel):
+    """Contexts are of their threads, and threads decode side by side."""
+    rng = np.random.default_rng(12)
+    files = [KINDS[kind](rng, 200, 150) for kind in ("4:2:0", "progressive", "grey", "optimised")]
+    pixels = [by_pillow(jpeg) for jpeg in files]
+    contexts, wrong = [], []
+
+    def work(turn):
+        contexts.append(kernel.context())
+        for count in range(40):
+            number = (turn + count) % len(files)
+            if not np.array_equal(whole(kernel.context(), files[number]), pixels[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(context) for context in contexts}) == 4 and not wrong
+
+
+def test_all_scan_kinds_of_the_generator_are_what_they_say():
+    """The odd samplings are made by rewriting headers: Pillow must see them so."""
+    jpeg = sampled(np.random.default_rng(1), 50, 40, ((4, 2), (1, 1), (1, 1)))
+    image = Image.open(io.BytesIO(jpeg))
+    assert [layer[1:3] for layer in image.layer] == [(4, 2), (1, 1), (1, 1)] and image.size == (50, 40)
+
+
+def test_progressive_files_with_scans_missing(context):
+    """libjpeg smooths over what has not come, looking at blocks around: then all is decoded, and the bits are the same."""
+    rng = np.random.default_rng(13)
+    jpeg = encoded(noise(rng, 150, 120), progressive=True, quality=40)
+    scans = [at for at in range(len(jpeg)) if jpeg[at : at + 2] == b"\xff\xda"]
+    assert len(scans) > 6
+    for end in scans[1:]:
+        part = jpeg[:end] + b"\xff\xd9"
+        pixels = by_pillow(part)
+        context.take(part)
+        for left, top, width, height in ((50, 33, 40, 40), (0, 100, 150, 20), (149, 0, 1, 1)):
+            out = np.empty((height, width, 3), dtype=np.uint8)
+            assert context.sample(region(left, top, width, height), out), context.why()
+            assert np.array_equal(out, pixels[top : top + height, left : left + width]), end

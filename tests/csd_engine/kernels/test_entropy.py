@@ -1,0 +1,115 @@
+"""Our entropy decoder inside libjpeg: the same pixels as Pillow's, and damage is noticed."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csd_engine.kernels import kernel, why_not
+from csd_engine.kernels.library import Job
+
+if kernel() is None:
+    pytest.skip(why_not(), allow_module_level=True)
+
+SIZE = (203, 171)
+
+
+def picture(noise):
+    drawn = np.random.RandomState(4)
+    smooth = np.asarray(Image.fromarray(drawn.randint(0, 256, (9, 11, 3)).astype(np.uint8)).resize(SIZE, 2)).astype(int)
+    return Image.fromarray(np.clip(smooth + drawn.normal(0, noise, smooth.shape), 0, 255).astype(np.uint8))
+
+
+def encode(noise=12.0, mode="RGB", **options):
+    stream = io.BytesIO()
+    picture(noise).convert(mode).save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def region(data, box):
+    """(the kernel's pixels, None where it leaves the file to Pillow; Pillow's)."""
+    context = kernel().context()
+    left, top, right, bottom = box
+    size = (bottom - top, right - left)
+    job = Job(left=left, top=top, width=size[1], height=size[0], full_width=size[1], full_height=size[0], filter=0,
+              out_width=size[1], out_height=size[0], reduce=1, channels=3)  # fmt: skip
+    out = np.zeros((*size, 3), np.uint8)
+    done = context.take(data) is not None and context.sample(job, out)
+    try:
+        theirs = np.asarray(Image.open(io.BytesIO(data)).convert("RGB").crop(box))
+    except (OSError, SyntaxError, ValueError):
+        theirs = None
+    return (out if done else None), theirs
+
+
+BOXES = [(0, 0, *SIZE), (0, 0, 1, 1), (202, 170, 203, 171), (61, 33, 140, 99), (7, 120, 203, 171), (100, 0, 117, 171)]
+KINDS = {
+    "4:2:0": dict(subsampling=2),
+    "4:2:2": dict(subsampling=1),
+    "4:4:4": dict(subsampling=0),
+    "grey": dict(mode="L"),
+    "grey, restarts": dict(mode="L", restart_marker_blocks=5),
+    "every coefficient": dict(quality=100, noise=60.0, subsampling=0),
+    "next to nothing": dict(quality=1),
+    "flat": dict(noise=0.0, quality=30),
+    "its own tables": dict(optimize=True, quality=97),
+    "restarts": dict(restart_marker_blocks=3),
+    "restarts by rows": dict(restart_marker_rows=1, subsampling=1),
+    "restart after each MCU": dict(restart_marker_blocks=1, quality=98),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_pixels(kind):
+    data = encode(**KINDS[kind])
+    for box in BOXES:
+        ours, theirs = region(data, box)
+        assert kernel().context().own_entropy
+        assert (ours == theirs).all()
+
+
+def test_progressive_files_are_read_by_libjpeg():
+    ours, theirs = region(encode(progressive=True), BOXES[3])
+    assert (ours == theirs).all() and not kernel().context().own_entropy
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "restarts", "its own tables", "grey"])
+def test_damage_is_noticed_or_does_not_matter(kind):
+    data = encode(**KINDS[kind])
+    start = data.index(b"\xff\xda") + 14
+    drawn = np.random.RandomState(7)
+    left_to_pillow = 0
+    for _ in range(150):
+        damaged = bytearray(data)
+        for _ in range(drawn.randint(1, 4)):
+            damaged[drawn.randint(start, len(data) - 2)] = drawn.choice([0, 255, drawn.randint(256)])
+        ours, theirs = region(bytes(damaged), BOXES[drawn.randint(len(BOXES))])
+        if ours is None:
+            left_to_pillow += 1
+        else:
+            assert theirs is not None and (ours == theirs).all()
+    assert 20 < left_to_pillow < 150
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "restarts", "grey"])
+def test_what_is_cut_off_is_left_to_pillow(kind):
+    data = encode(**KINDS[kind])
+    start = data.index(b"\xff\xda") + 14
+    for end in (start, start + 1, start + 100, (start + len(data)) // 2, len(data) - 3, len(data) - 2):
+        for box in BOXES[:2]:
+            assert region(data[:end], box)[0] is None
+
+
+def test_a_restart_marker_out_of_turn():
+    data = encode(restart_marker_blocks=3)
+    assert region(data.replace(b"\xff\xd1", b"\xff\xd2", 1), BOXES[0])[0] is None
+
+
+def test_a_symbol_that_baseline_does_not_have():
+    data = bytearray(encode())
+    tables = data.index(b"\xff\xc4")
+    data[tables + 5 + 16] = 13  # a DC difference of 13 bits, in the table's first place
+    ours, theirs = region(bytes(data), BOXES[0])
+    assert not kernel().context().own_entropy
+    assert ours is None or (ours == theirs).all()

@@ -1,0 +1,137 @@
+"""The kernel's resample against Pillow's, value by value."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from csd_engine.kernels.library import Job
+from csd_engine.transforms.resample import FILTERS, resize, vertical_first
+
+GUARD = 0xA5
+
+
+def noise(height, width, channels, seed, extreme=False):
+    """Random values; extreme: 0 and 255 only, where bicubic overshoots."""
+    pixels = np.random.RandomState(seed).randint(0, 256, (height, width, channels)).astype(np.uint8)
+    return pixels // 128 * 255 if extreme else pixels
+
+
+def by_pillow(crop, job, order):
+    """What Pillow makes of the job's crop: resized, cut, flipped."""
+    image = Image.fromarray(crop if crop.shape[2] == 3 else crop[:, :, 0])
+    if job.filter:
+        name = {number: name for name, number in FILTERS.items()}[job.filter]
+        image = resize(image, job.full_width, job.full_height, name, order)
+    whole = np.asarray(image).reshape(job.full_height, job.full_width, job.channels)
+    kept = whole[job.out_top : job.out_top + job.out_height, job.out_left : job.out_left + job.out_width]
+    return kept[:: -1 if job.flip_vertical else 1, :: -1 if job.flip_horizontal else 1]
+
+
+def by_kernel(kernel, pixels, job, gap=5):
+    """The kernel's result, in rows that lie `gap` bytes apart; nothing else may be written."""
+    line = job.out_width * job.channels
+    memory = np.full((job.out_height + 2, line + gap), GUARD, dtype=np.uint8)
+    out = np.lib.stride_tricks.as_strided(
+        memory[1:], (job.out_height, job.out_width, job.channels), (line + gap, job.channels, 1)
+    )
+    assert kernel.context().resample(pixels, job, out)
+    result = out.copy()
+    out[...] = GUARD
+    assert (memory == GUARD).all(), "written beside the job's rows"
+    return result
+
+
+def draw_job(draw, most):
+    """A job on a random crop of a random image, often of one pixel, often keeping all or a size; and the pixels."""
+    size = st.one_of(st.integers(1, 9), st.integers(1, most))
+    width, height, full_width, full_height = (draw(size) for _ in range(4))
+    filter_number = draw(st.sampled_from([0, 2, 2, 3, 3]))
+    if filter_number == 0 or draw(st.integers(0, 7)) == 0:
+        full_width = width
+    if filter_number == 0 or draw(st.integers(0, 7)) == 0:
+        full_height = height
+    out_width, out_height = full_width, full_height
+    if draw(st.booleans()):
+        out_width, out_height = draw(st.integers(1, full_width)), draw(st.integers(1, full_height))
+    left, top, right, bottom = (draw(st.integers(0, 7)) for _ in range(4))
+    order = draw(st.sampled_from(["pillow12", "pillow13"]))
+    job = Job(
+        left=left, top=top, width=width, height=height, full_width=full_width, full_height=full_height,
+        filter=filter_number, out_width=out_width, out_height=out_height,
+        out_left=draw(st.integers(0, full_width - out_width)), out_top=draw(st.integers(0, full_height - out_height)),
+        flip_horizontal=draw(st.booleans()), flip_vertical=draw(st.booleans()), reduce=1,
+        channels=draw(st.sampled_from([1, 3, 3])),
+        vertical_first=vertical_first(order, width, height, full_width, full_height),
+    )  # fmt: skip
+    pixels = noise(top + height + bottom, left + width + right, job.channels, draw(st.integers(0, 99)), draw(st.booleans()))
+    return job, pixels, order
+
+
+@pytest.mark.parametrize("most, examples", [(70, 150), (900, 25)])
+def test_any_job_gives_pillows_values(kernel, variant, most, examples):
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(st.data())
+    def check(data):
+        job, pixels, order = draw_job(data.draw, most)
+        crop = np.ascontiguousarray(pixels[job.top : job.top + job.height, job.left : job.left + job.width])
+        assert np.array_equal(by_kernel(kernel, pixels, job), by_pillow(crop, job, order))
+
+    check()
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("first", [0, 1])
+def test_each_order_of_passes_whatever_the_sizes(kernel, variant, number, first):
+    pixels = noise(83, 61, 3, 7)
+    job = Job(width=61, height=83, full_width=40, full_height=37, filter=number, out_width=40, out_height=37,
+              vertical_first=first, reduce=1, channels=3)  # fmt: skip
+    between = (61, 37) if first else (40, 83)
+    wanted = np.asarray(Image.fromarray(pixels).resize(between, number).resize((40, 37), number))
+    assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
+
+
+def test_the_orders_differ_there():
+    image = Image.fromarray(noise(83, 61, 3, 7))
+    one, other = (image.resize(between, 2).resize((40, 37), 2).tobytes() for between in ((61, 37), (40, 83)))
+    assert one != other
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_more_rows_than_the_window_between_the_passes_holds(kernel, variant, first):
+    """At 1000 pixels across 256 KiB are 87 rows: the image passes in many windows."""
+    pixels = noise(1500, 1100, 3, 3)
+    job = Job(width=1100, height=1500, full_width=1000, full_height=600, filter=2, out_width=1000, out_height=600,
+              vertical_first=first, reduce=1, channels=3)  # fmt: skip
+    between = (1100, 600) if first else (1000, 1500)
+    wanted = np.asarray(Image.fromarray(pixels).resize(between, 2).resize((1000, 600), 2))
+    assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_hundreds_of_taps(kernel, variant, number):
+    pixels = noise(2003, 3001, 3, 5)
+    job = Job(width=3001, height=2003, full_width=3, full_height=4, filter=number, out_width=3, out_height=4,
+              flip_horizontal=1, reduce=1, channels=3)  # fmt: skip
+    wanted = np.asarray(Image.fromarray(pixels).resize((3, 2003), number).resize((3, 4), number))[:, ::-1]
+    assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"filter": 1}, {"filter": 0}, {"filter": 4}, {"channels": 2}, {"out_width": 9}, {"out_height": 9}, {"out_left": 1},
+        {"out_top": -1}, {"width": 0}, {"height": -3}, {"full_width": 0}, {"left": -1}, {"full_height": 2**31 - 1},
+    ],
+)  # fmt: skip
+def test_what_is_no_job_is_refused(kernel, changes):
+    job = Job(width=16, height=16, full_width=8, full_height=8, filter=2, out_width=8, out_height=8, reduce=1, channels=3)
+    for name, value in changes.items():
+        setattr(job, name, value)
+    out = np.full((64, 64, 4), GUARD, dtype=np.uint8)
+    job.out, job.out_stride = out.ctypes.data, 256
+    pixels = noise(16, 16, 3, 0)
+    context = kernel.context()
+    assert kernel._library.ddlp_resample(context._pointer, pixels.ctypes.data, pixels.strides[0], job) == 5
+    assert (out == GUARD).all()

@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from csd_engine.transforms.primitives import _border_indices
+
+FAR = 40  # farther outside than any window drawn here
+
+
+def by_numpy(rows, indices, tops, lefts, across, down, fill, shape, mode):
+    """Each sample padded far on all sides, the window cut out, then mirrored."""
+    _, height, width, channels = rows.shape
+    out = np.empty((len(indices), *shape, channels), dtype=np.uint8)
+    for i, index in enumerate(indices):
+        if mode == "constant":
+            padded = np.empty((height + 2 * FAR, width + 2 * FAR, channels), dtype=np.uint8)
+            padded[...] = fill
+            padded[FAR : FAR + height, FAR : FAR + width] = rows[index]
+        else:
+            padded = rows[index][_border_indices(height, FAR, FAR, mode)][:, _border_indices(width, FAR, FAR, mode)]
+        top, left = FAR + tops[i], FAR + lefts[i]
+        window = padded[top : top + shape[0], left : left + shape[1]]
+        out[i] = window[:: -1 if down[i] else 1, :: -1 if across[i] else 1]
+    return out
+
+
+def as_planes(rows):
+    """The same samples, channels apart in memory: torchvision's CIFAR10.data."""
+    return np.ascontiguousarray(rows.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
+
+
+def spread(rows):
+    """The same samples with gaps between all and any."""
+    wide = np.zeros((rows.shape[0], rows.shape[1] + 1, 2 * rows.shape[2], rows.shape[3] + 2), dtype=np.uint8)
+    view = wide[:, :-1, ::2, 1:-1]
+    view[...] = rows
+    return view
+
+
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, as_planes, spread])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+def test_windows_are_numpys(kernel, mode, layout):
+    @settings(max_examples=80, deadline=None, derandomize=True)
+    @given(st.data())
+    def check(data):
+        def number(low, high):
+            return data.draw(st.integers(low, high))
+
+        height, width, channels = number(1, 12), number(1, 12), data.draw(st.sampled_from([1, 3, 3, 4]))
+        shape, count, samples = (number(1, 15), number(1, 15)), number(0, 4), number(1, 5)
+        random = np.random.RandomState(number(0, 999))
+        rows = layout(random.randint(0, 256, (samples, height, width, channels)).astype(np.uint8))
+        indices, across, down = random.randint(0, samples, count), random.rand(count) < 0.5, random.rand(count) < 0.5
+        tops, lefts = random.randint(-20, height + 6, count), random.randint(-20, width + 6, count)
+        fill = tuple(random.randint(0, 256, channels).tolist())
+        memory = np.full(count * shape[0] * shape[1] * channels + 64, 0xA5, dtype=np.uint8)
+        out = memory[32:-32].reshape(count, *shape, channels)
+        kernel.windows(rows, indices, tops, lefts, across, down, fill, out, mode)
+        assert np.array_equal(out, by_numpy(rows, indices, tops, lefts, across, down, fill, shape, mode))
+        assert (memory[:32] == 0xA5).all() and (memory[-32:] == 0xA5).all()
+
+    check()
+
+
+def test_no_flags_mean_no_mirroring(kernel):
+    rows = np.random.RandomState(0).randint(0, 256, (5, 8, 8, 3)).astype(np.uint8)
+    out = np.zeros_like(rows)
+    zeros = np.zeros(5, dtype=np.int32)  # any integers
+    kernel.windows(rows, np.arange(5)[::-1], zeros, zeros, None, None, (0, 0, 0), out)
+    assert np.array_equal(out, rows[::-1])
+
+
+@pytest.mark.parametrize("index", [-1, 3, 2**62])
+def test_a_sample_that_is_none_is_an_error_and_nothing_is_written(kernel, index):
+    rows, out = np.ones((3, 4, 4, 1), dtype=np.uint8), np.zeros((2, 4, 4, 1), dtype=np.uint8)
+    with pytest.raises(IndexError, match=f"index {index} is none of 3 samples"):
+        kernel.windows(rows, np.array([0, index]), np.zeros(2, int), np.zeros(2, int), None, None, (0,), out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("far", [2**31, -(2**63)])
+def test_a_window_far_away_is_an_error(kernel, far):
+    rows, out = np.ones((3, 4, 4, 1), dtype=np.uint8), np.zeros((1, 4, 4, 1), dtype=np.uint8)
+    with pytest.raises(IndexError, match="too far outside"):
+        kernel.windows(rows, np.zeros(1, int), np.array([far]), np.zeros(1, int), None, None, (0,), out)
+
+
+def test_what_does_not_fit_is_an_error(kernel):
+    rows, out, one = np.ones((3, 4, 4, 3), dtype=np.uint8), np.zeros((1, 4, 4, 3), dtype=np.uint8), np.zeros(1, int)
+    with pytest.raises(ValueError, match="uint8"):
+        kernel.windows(rows.astype(np.int8), one, one, one, None, None, (0, 0, 0), out)
+    with pytest.raises(ValueError, match="uint8"):
+        kernel.windows(rows[..., :1], one, one, one, None, None, (0, 0, 0), out)
+    with pytest.raises(ValueError, match="fill of 1"):
+        kernel.windows(rows, one, one, one, None, None, (0,), out)
+    with pytest.raises(ValueError, match="one a window"):
+        kernel.windows(rows, one, np.zeros(2, int), one, None, None, (0, 0, 0), out)
+    with pytest.raises(ValueError, match="without gaps"):
+        kernel.windows(rows, one, one, one, None, None, (0, 0, 0), np.zeros((1, 4, 8, 3), np.uint8)[:, :, ::2])
+    with pytest.raises(KeyError):
+        kernel.windows(rows, one, one, one, None, None, (0, 0, 0), out, "wrap")

@@ -1,0 +1,121 @@
+"""The kernel that `ddlp deploy` brings, on a device of this machine: compiled there, here, or none. tests/board: on ARM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_deploy import Device, _tree, base, ddlp, epoch, make_device  # noqa: F401
+
+from csd_engine.build import build
+from ddlp.deploy import book, prove
+from ddlp.deploy.kernel import NotMade, cross_compile
+
+COMPILERS = ("cc", "gcc", "clang", "c89", "c99", "tcc")
+
+
+@pytest.fixture(autouse=True)
+def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove.Trial, "images_per_s", lambda *_: 100.0)
+    if shutil.which("cc") is None:
+        assert "CI" not in os.environ, "there is no C compiler: apt install gcc libc6-dev"
+        pytest.skip("no C compiler on this machine: apt install gcc libc6-dev")
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path) -> str:
+    """A PATH on which everything is but compilers."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for directory in (Path("/usr/bin"), Path("/usr/sbin")):
+        for path in directory.iterdir():
+            if path.name not in COMPILERS and not (programs / path.name).exists():
+                (programs / path.name).symlink_to(path)
+    return str(programs)
+
+
+def where(device: Device) -> Path:
+    return device.home / "engines" / build() / "csd_engine" / "kernels"
+
+
+def status(capsys: pytest.CaptureFixture[str]) -> str:
+    (told,) = json.loads(ddlp(capsys, "status", "csd0", "--json"))
+    kernel: str = told["status"]["versions"]["kernel"]
+    assert told["warnings"] == [] and kernel in ddlp(capsys, "status", "csd0")
+    return kernel
+
+
+def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
+    answer = json.loads(ddlp(capsys, "doctor", "csd0", "--json"))
+    return {one["check"]: one for one in answer["checks"]}
+
+
+@pytest.mark.parametrize("target", ("arm-linux-gnueabihf", "aarch64-linux-gnu", "x86_64-linux-gnu"))
+def test_a_cross_compiled_kernel_asks_for_no_new_glibc(target: str, tmp_path: Path) -> None:
+    """Linked as usual, its dlopen would be the host's: GLIBC_2.34."""
+    try:
+        cross_compile(target, tmp_path / "kernel.so")
+    except NotMade as error:
+        pytest.skip(f"{error}: {error.way_out}")
+    needed = re.findall(rb"GLIBC_(\d+)\.(\d+)", (tmp_path / "kernel.so").read_bytes())
+    assert all((int(major), int(minor)) <= (2, 17) for major, minor in needed)  # 2.17: the first one on aarch64
+
+
+def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Device], capsys) -> None:  # noqa: F811
+    device = make_device()
+    told = ddlp(capsys, *device.arguments("--kernel", "auto"))
+    assert "compiled on the device with cc" in told and "decodes with Pillow's libjpeg-turbo" in told
+    record = book.load("csd0")
+    assert record.kernel.startswith(status(capsys)) and "compiled on the device" in record.kernel
+    assert doctor(capsys)["kernel"]["level"] == "ok" and record.kernel in doctor(capsys)["kernel"]["what"]
+    before = _tree(device.home)
+    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0") and _tree(device.home) == before
+    expected = epoch(device, strategy="cpu")
+    got = epoch(device, csd="csd0", strategy="csd")
+    assert device.report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
+
+    engine = device.engine()
+    assert "none, as you chose" in ddlp(capsys, "deploy", "--name", "csd0", "--kernel", "none")
+    assert status(capsys) == "none" and device.engine() != engine and not list(where(device).glob("_kernel*"))
+    found = doctor(capsys)["kernel"]
+    assert found["level"] == "ok" and "as you chose" in found["what"]
+    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0"), "what was chosen stays"
+    got = epoch(device, csd="csd0", strategy="csd")
+    assert all(torch.equal(got[k], expected[k]) for k in expected)
+
+    assert "cross-compiled with cc" in ddlp(capsys, "deploy", "--name", "csd0", "--kernel", "cross")
+    assert status(capsys) != "none" and "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0")
+    (where(device) / "_kernel.so").write_bytes(b"damaged")
+    assert "cross-compiled with cc" in ddlp(capsys, "deploy", "--name", "csd0") and status(capsys) != "none"
+
+
+def test_no_compiler_there(
+    make_device: Callable[..., Device], no_compiler: str, tmp_path: Path, capsys, monkeypatch  # noqa: F811
+) -> None:
+    device = make_device(f"SetEnv PATH={no_compiler} HOME={tmp_path}/sshd0/home")
+    deploy = ["deploy", "--name", "csd0", "--python", sys.executable]
+    told = ddlp(capsys, *device.arguments(*deploy[3:], "--kernel", "device"))
+    assert "none: Pillow does the work, because there is no C compiler on the device." in told
+    assert "To make it faster: apt-get install gcc libc6-dev there; then deploy again" in told and status(capsys) == "none"
+    found = doctor(capsys)["kernel"]
+    assert found["level"] == "warn" and "--kernel auto" in found["way_out"]
+    assert "cross-compiled with cc" in ddlp(capsys, *deploy, "--kernel", "auto")
+
+    # One that ends the process that loads it, and no compiler anywhere: it is taken away.
+    source = device.home / "trap.c"
+    source.write_text("__attribute__((constructor)) static void trap(void) { __builtin_trap(); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", where(device) / "_kernel.so", source], check=True)
+    monkeypatch.setenv("PATH", no_compiler)
+    told = ddlp(capsys, *deploy)
+    assert "because there is no C compiler on the device, and there is no cc on this host." in told, told
+    assert "gcc libc6-dev there, or apt-get install gcc on this host; then deploy again" in told
+    assert not list(where(device).glob("_kernel*")) and status(capsys) == "none"
+    assert "Nothing had to be changed." in ddlp(capsys, *deploy)

@@ -1,0 +1,83 @@
+"""Arrays of small images go in bulk, on the host and on the engine: the bits of each sample made by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_sets import SAMPLES, by_target
+from torch.utils.data import DataLoader, WeightedRandomSampler
+from torchvision import transforms
+from torchvision.datasets import MNIST
+
+from csd_engine.transforms.bulk import Bulk
+from ddlp import DDLPLoader, ImageArrays
+from ddlp.transforms import Cutout
+
+CIFAR = transforms.Compose(
+    [
+        transforms.RandomCrop(32, padding=4),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize((0.49, 0.48, 0.44), (0.24, 0.24, 0.26)),
+        Cutout(length=9),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageArrays:
+    array = np.random.default_rng(8).integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
+    return ImageArrays(array, list(range(SAMPLES)), CIFAR)
+
+
+@pytest.fixture
+def fills(monkeypatch) -> list[int]:
+    """How many samples each call of Bulk.fill in this process made."""
+    seen: list[int] = []
+    fill = Bulk.fill
+    monkeypatch.setattr(Bulk, "fill", lambda bulk, indices, *rest: (seen.append(len(indices)), fill(bulk, indices, *rest))[1])
+    return seen
+
+
+def one_by_one(monkeypatch, loader: DDLPLoader) -> list:
+    with monkeypatch.context() as patch:
+        patch.setattr(Bulk, "of", staticmethod(lambda pipeline, rows: None))
+        return list(loader)
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr"])
+def test_the_bits_of_each_sample_made_by_itself(images, engine, strategy, fills, monkeypatch):
+    expected = by_target(one_by_one(monkeypatch, DDLPLoader(images, batch_size=7, seed=3)))
+    assert not fills
+    spool = None if strategy == "cpu" else engine
+    loader = DDLPLoader(images, batch_size=7, shuffle=True, seed=3, strategy=strategy, spool=spool, audit=1)
+    found = by_target(list(loader))
+    assert sorted(found) == list(range(SAMPLES))
+    assert all(torch.equal(found[k], expected[k]) for k in expected)
+    if strategy == "cpu":
+        assert sum(fills) == SAMPLES
+    if strategy == "csd":
+        assert loader.report().batches_csd > 0
+
+
+def test_samples_that_come_again_are_drawn_anew(images, fills, monkeypatch):
+    def epoch() -> DDLPLoader:
+        torch.manual_seed(2)
+        return DDLPLoader(images, batch_size=8, sampler=WeightedRandomSampler([1.0] * SAMPLES, 80), seed=3)
+
+    expected, found = one_by_one(monkeypatch, epoch()), list(epoch())
+    assert sum(fills) == 80
+    for (ours, targets), (theirs, same) in zip(found, expected, strict=True):
+        assert torch.equal(targets, same) and torch.equal(ours, theirs)
+    assert len(torch.unique(torch.cat([batch for batch, _ in found]), dim=0)) > SAMPLES
+
+
+def test_targets_are_dataloaders_own(tmp_path):
+    digits = MNIST.__new__(MNIST)
+    digits.data = torch.arange(20 * 28 * 28, dtype=torch.uint8).reshape(20, 28, 28)
+    digits.targets = torch.arange(20) % 7
+    digits.transform, digits.target_transform = transforms.ToTensor(), None
+    for (ours, targets), (theirs, same) in zip(DDLPLoader(digits, 6), DataLoader(digits, 6), strict=True):
+        assert torch.equal(ours, theirs)
+        assert torch.equal(targets, same) and targets.dtype == same.dtype
