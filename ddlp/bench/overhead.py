@@ -25,7 +25,7 @@ from torchvision import transforms
 
 from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, say, spread
 from ddlp.datasets import ImageArrays
-from ddlp.epoch import Delivered
+from ddlp.delivered import Delivered
 from ddlp.ledger import Ledger, Side
 from ddlp.loader import DDLPLoader
 from ddlp.rates import Rates
