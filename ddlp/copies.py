@@ -17,6 +17,8 @@ from enum import Enum, auto
 class HostCopy(Enum):
     """The host's copy of a batch."""
 
+    __hash__ = object.__hash__  # Enum's own is in Python, and each step looks into a table
+
     NONE = auto()
     CLAIMED = auto()  # a worker of the pool prepares it
     READY = auto()
@@ -24,6 +26,8 @@ class HostCopy(Enum):
 
 class CsdCopy(Enum):
     """A device's copy of a batch."""
+
+    __hash__ = object.__hash__  # Enum's own is in Python, and each step looks into a table
 
     NONE = auto()
     LEASED = auto()  # the device was told to prepare it
@@ -34,6 +38,8 @@ class CsdCopy(Enum):
 
 class Event(Enum):
     """What can happen to a copy."""
+
+    __hash__ = object.__hash__  # Enum's own is in Python, and each step looks into a table
 
     CLAIM = auto()
     MADE = auto()

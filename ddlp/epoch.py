@@ -12,14 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from csd_engine.errors import WrongPixels
-from ddlp.ledger import Cancel, Ledger, Side
+from ddlp.delivered import Delivered, Failure
+from ddlp.ledger import Cancel, Ledger
 from ddlp.rates import Rates
 from ddlp.report import Counts, EpochReport
 from ddlp.sources.devicejob import DeviceJob
@@ -31,23 +29,6 @@ from ddlp.waiting import Waiting
 LOOK_UP_S = 1.0
 FETCHERS = 2  # one batch comes over the network, or waits for a slow file system, while another one is finished
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
-
-
-@dataclass
-class _Failure:
-    """Stands in a batch's place: its sample could not be prepared."""
-
-    error: BaseException
-
-
-@dataclass
-class Delivered:
-    """A batch that goes to the training loop: images as the epilogue made them (or uint8, where it runs later)."""
-
-    position: int
-    side: Side
-    images: torch.Tensor
-    boxes: torch.Tensor | None
 
 
 class EpochRun:
@@ -77,7 +58,7 @@ class EpochRun:
         self._on_closed = on_closed
         self._waiting = Waiting(ledger, strategy)
         self._lock = self._waiting.lock
-        self._ready: dict[int, Pixels | _Failure] = {}
+        self._ready: dict[int, Pixels | Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
         self._jobs: dict[str, DeviceJob] = {}
         self._gone: set[str] = set()  # lost; may come back
@@ -146,7 +127,7 @@ class EpochRun:
             counts.sides[side] += 1
             counts.samples += self.recipe.plan.size(position)
             self._act()
-        if isinstance(made, _Failure):
+        if isinstance(made, Failure):
             try:
                 raise made.error
             finally:
@@ -207,14 +188,14 @@ class EpochRun:
         while (claimed := self._next_claim()) is not None:
             position, claim = claimed
             began, cpu = time.monotonic(), time.thread_time()
-            made: Pixels | _Failure | None
+            made: Pixels | Failure | None
             try:
                 made = prepare_batch(self.recipe, position, partial(self._wanted, claim), finished=self._on_cpu)
                 made = made if self._on_cpu else self._finish(made)
             except Unwanted:
                 made = None
             except BaseException as error:  # raised again in the training thread, in this batch's place
-                made = _Failure(error)
+                made = Failure(error)
             busy_s = time.monotonic() - began
             with self._lock:
                 self._counts.host_cpu_s += time.thread_time() - cpu

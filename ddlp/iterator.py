@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
+from ddlp.delivered import Delivered
 from ddlp.ending import when_dropped
-from ddlp.epoch import Delivered, EpochRun
+from ddlp.epoch import EpochRun
 from ddlp.generators import States
 from ddlp.ledger import Ledger
 from ddlp.notices import warn_user

@@ -2,34 +2,36 @@
 
 `rules` drives the ledger and each strategy alone: every batch is claimed, leased, published, fetched and delivered at once.
 `loader` iterates over a real loader with batches of one pixel: its threads, its lock and, where the strategy has a device,
-an engine with its leases and batch files; CPU time of this process, less what torch's DataLoader without workers takes for
-the same batches in one thread.
+an engine with its leases and batch files; CPU time of this process, less that of making and finishing the same batches in a
+bare loop. (torch's own `DataLoader.__next__` is part of what is left.)
 `idle` is the CPU time of this process and of the engine while training does not ask for anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import itertools
-import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from torch.utils.data import DataLoader
 from torchvision import transforms
 
+from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, say, spread
 from ddlp.datasets import ImageArrays
-from ddlp.ledger import Ledger
+from ddlp.delivered import Delivered
+from ddlp.ledger import Ledger, Side
 from ddlp.loader import DDLPLoader
 from ddlp.rates import Rates
-from ddlp.strategies import STRATEGIES
+from ddlp.sources.host import prepare_batch
+from ddlp.strategies import STRATEGIES, Strategy
+from ddlp.transfer.pool import Pool
 
 BOUND_US = 100.0
 _QUOTA = 1024  # batches in the device's spool, as an embedded engine's
@@ -52,10 +54,10 @@ class Line:
 
 @dataclass
 class Result:
-    """What was measured. ``plain_us``: DataLoader's, taken off the loader's lines. ``idle``: CPU seconds a second."""
+    """What was measured. ``bare_us``: the bare loop, taken off the loader's lines. ``idle``: CPU seconds a second."""
 
     bound_us: float
-    plain_us: list[float] = field(default_factory=list)
+    bare_us: list[float] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
@@ -66,7 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="S", help="of the rules (all)")
     parser.add_argument("--loaders", nargs="*", default=["cpu", "wrr"], metavar="S", help="of the loader (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="each line's turns; longer ones have fewer (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
+    add_output(parser)
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench."""
+    return [("Overhead of scheduling", ["--batches", "1000", "10000", "--rounds", "1"] if quick else [])]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,23 +84,23 @@ def run(options: argparse.Namespace) -> int:
             f"ddlp bench overhead: strategies are {', '.join(STRATEGIES)}; 10 batches and 1 round at least", file=sys.stderr
         )
         return 2
-    result = measure(options, lambda text: print(text, file=sys.stderr, flush=True))
-    print(json.dumps(asdict(result)) if options.json else table(result))
+    result = measure(options)
+    emit(options, result, table(result), aims(result))
     return 0
 
 
-def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
+def measure(options: argparse.Namespace) -> Result:
     """All lines, turn by turn."""
     result = Result(BOUND_US)
     result.lines = [Line("rules", name, n) for n in options.batches for name in options.strategies]
     result.lines += [Line("loader", name, n) for n in options.batches for name in options.loaders]
     for k in range(options.rounds):
-        result.plain_us.append(plain())
+        result.bare_us.append(bare())
         for line in result.lines:
             if k >= max(1, min(options.rounds, _MAX_ROUND // line.batches)):
                 continue
             us, mib = rules(line.strategy, line.batches) if line.what == "rules" else loader(line.strategy, line.batches)
-            line.us.append(us - (result.plain_us[-1] if line.what == "loader" else 0.0))
+            line.us.append(us - (result.bare_us[-1] if line.what == "loader" else 0.0))
             line.mib.append(mib)
             say(f"round {k + 1}: {line.what} {line.strategy} {line.batches}: {line.us[-1]:.1f} us a batch, {mib:+.1f} MiB")
         result.idle.append(idle())
@@ -139,14 +146,14 @@ def rules(name: str, n: int) -> tuple[float, float]:
     return 1e6 * (time.thread_time() - began) / n, most - before
 
 
-def _device(ledger: Ledger, strategy: object, now: float, publishes: bool) -> None:
+def _device(ledger: Ledger, strategy: Strategy, now: float, publishes: bool) -> None:
     """The device takes what leases it gets, publishes the first of them when it is time; all that lies there is fetched."""
     outstanding = ledger.devices["d"].outstanding
-    while (position := strategy.next_lease("d", now)) is not None:  # type: ignore[attr-defined]
+    while (position := strategy.next_lease("d", now)) is not None:
         ledger.lease("d", position, now)
     if publishes and outstanding:
         ledger.published("d", next(iter(outstanding)))
-    while (position := strategy.next_fetch()) is not None:  # type: ignore[attr-defined]
+    while (position := strategy.next_fetch()) is not None:
         _, lease = ledger.fetch(position)
         ledger.verified(lease)
 
@@ -156,13 +163,17 @@ def dataset(n: int) -> ImageArrays:
     return ImageArrays(np.zeros((n, 1, 1, 3), np.uint8), range(n), transforms.ToTensor())
 
 
-def plain(n: int = 5000) -> float:
-    """Microseconds of CPU time for a batch of one pixel through torch's DataLoader without workers."""
-    made = DataLoader(dataset(n), 1)
-    began = time.process_time()
-    for _ in made:
-        pass
-    return 1e6 * (time.process_time() - began) / n
+def bare(n: int = 2000) -> float:
+    """Microseconds of CPU time for a batch of one pixel: the loader's own steps, one after another in one thread."""
+    iterator = iter(DDLPLoader(dataset(n), 1, seed=0))
+    recipe = iterator.recipe
+    iterator.run.close()  # its threads; what is left makes a batch
+    recipe = dataclasses.replace(recipe, pool=Pool(2))
+    began = time.thread_time()
+    for k in range(n):
+        made = prepare_batch(recipe, k, lambda: True, finished=True)
+        iterator._finish(Delivered(k, Side.HOST, made.images, made.boxes))
+    return 1e6 * (time.thread_time() - began) / n
 
 
 def loader(name: str, n: int) -> tuple[float, float]:
@@ -191,25 +202,20 @@ def idle() -> float:
     while not all(account.held == account.quota > 0 for account in accounts) and time.monotonic() < until:
         time.sleep(0.1)
     time.sleep(0.5)  # all that may be prepared ahead is, on both sides
-    began, cpu = time.monotonic(), _cpu_s()
+    began, cpu = time.monotonic(), cpu_s(family(os.getpid()))
     time.sleep(_IDLE_S)
-    used = (_cpu_s() - cpu) / (time.monotonic() - began)
+    used = (cpu_s(family(os.getpid())) - cpu) / (time.monotonic() - began)
     batches._shutdown_workers()
     return used
 
 
-def _cpu_s() -> float:
-    """CPU seconds so far of this process and of those that it started, theirs included."""
-    ticks, pids = 0, [os.getpid()]
-    while pids:
-        pid = pids.pop()
-        try:
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                pids.extend(map(int, (task / "children").read_text().split()))
-        except OSError:
-            continue  # it has ended
-    return ticks / os.sysconf("SC_CLK_TCK")
+def aims(result: Result) -> list[Aim]:
+    """Below the bound at every length."""
+    return [
+        Aim(f"{what}: {result.bound_us:g} us over the worst line's", 1.0, result.bound_us / max(worst, 1e-9))
+        for what in ("rules", "loader")
+        if (worst := max((statistics.median(line.us) for line in result.lines if line.what == what), default=0.0))
+    ]
 
 
 def table(result: Result) -> str:
@@ -221,11 +227,7 @@ def table(result: Result) -> str:
     ]
     for line in result.lines:
         mib = statistics.median(line.mib)
-        rows.append(f"{line.what + ' ' + line.strategy:24} {line.batches:9d} {_spread(line.us, '.1f'):>24} {mib:9.1f}")
-    rows.append(f"taken off the loader's: DataLoader's {_spread(result.plain_us, '.1f')} us a batch")
-    rows.append(f"idle, this process and the engine: {_spread([100 * part for part in result.idle], '.2f')} % of a core")
+        rows.append(f"{line.what + ' ' + line.strategy:24} {line.batches:9d} {spread(line.us, '.1f'):>24} {mib:9.1f}")
+    rows.append(f"taken off the loader's: the bare loop's {spread(result.bare_us, '.1f')} us a batch")
+    rows.append(f"idle, this process and the engine: {spread([100 * part for part in result.idle], '.2f')} % of a core")
     return "\n".join(rows)
-
-
-def _spread(values: list[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"

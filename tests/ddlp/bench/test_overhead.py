@@ -21,7 +21,7 @@ def test_a_short_run():
         *(("rules", name) for name in STRATEGIES), ("loader", "cpu"), ("loader", "wrr"),
     ]  # fmt: skip
     assert all(len(line["us"]) == len(line["mib"]) == 1 for line in result["lines"])
-    assert result["plain_us"][0] > 0 and len(result["idle"]) == 1
+    assert result["bare_us"][0] > 0 and len(result["idle"]) == 1
 
 
 def test_the_work_for_a_batch_does_not_grow_with_the_epoch():

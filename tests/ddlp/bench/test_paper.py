@@ -42,9 +42,9 @@ def test_ours_are_at_the_limit_and_faster_than_the_papers(name):
 
 
 def test_a_short_run():
-    small = ("--batches", "30", "--step", "0.15", "--rounds", "1", "--rows", "1")
-    command = [sys.executable, "-m", "ddlp", "bench", "paper", *small]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    command = [sys.executable, "-m", "ddlp", "bench", "paper"]
+    small = ["--batches", "30", "--step", "0.15", "--rounds", "1", "--rows", "1"]
+    done = subprocess.run([*command, *small, "--json"], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
     assert [(line["cell"], line["processes"]) for line in lines] == [("WRN ImageNet1", 0)]
