@@ -23,6 +23,7 @@ except ImportError:  # setuptools before 70.1
         bdist_wheel = None
 
 KERNELS = os.path.join("csd_engine", "kernels")
+tried = set()  # what this process has compiled, or could not
 
 
 def _load_build():
@@ -43,6 +44,9 @@ class BuildKernel(build_ext):
         build = _load_build()
         target = self.get_ext_fullpath(extension.name)
         os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        if target in tried:
+            return  # a wheel asks twice
+        tried.add(target)
         if os.path.exists(target):
             os.unlink(target)  # of an earlier build: not to be taken for this one's
         try:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from csd_engine.checksum import BLOCK_BYTES, Checksum
+from csd_engine.checksum import READ_BYTES, Checksum
 from csd_engine.errors import DamagedBatch, MissingBatch, SpoolError, SpoolFull
 from csd_engine.layout import DATA_OFFSET, Layout, file_name, header, identity
 
@@ -29,7 +29,6 @@ __all__ = ["Batch", "BatchReceiver", "BatchWriter", "Layout", "file_name", "iden
 
 PART_SUFFIX = ".part"
 
-_READ_BYTES = 4 * BLOCK_BYTES  # stays in a core's second-level cache between the read and its checksum
 _ZEROS_BYTES = 1 << 20  # one write where a file system cannot allocate
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _NOT_THERE = {errno.ENOENT, errno.ESTALE}
@@ -229,8 +228,7 @@ def _check_header(raw: bytes, expect_identity: str, expect_lease: int, layout: L
 class BatchReceiver:
     """Takes a batch file's bytes in order, from wherever they come, into their places, and verifies them.
 
-    Whoever reads asks for `space()`, fills part of it and says how much with `filled`; whoever is given bytes calls
-    `take`. Sans I/O: the file and the socket use the same checks.
+    Whoever reads a file calls `read`, whoever is given bytes `take`: the file and the socket go through the same checks.
 
     Args:
         expect_identity: 32 hex digits.
@@ -260,26 +258,26 @@ class BatchReceiver:
         self._checksum = Checksum()
         self._promised = ""
 
-    def space(self) -> memoryview:
-        """Return where the next bytes belong; empty once all have come.
+    def read(self, descriptor: int) -> int:
+        """Read on from where an open file stands, which is where these bytes begin, to their places.
 
-        At most 256 KiB: summed while they are still in the cache, so that a batch crosses the memory bus once.
-        """
-        if self._place == len(self._places):
-            return memoryview(b"")
-        return self._places[self._place][self._position : self._position + _READ_BYTES]
-
-    def filled(self, count: int) -> None:
-        """Take note of `count` bytes that were written to the beginning of `space()`.
+        Returns:
+            The bytes read: 0 once all have come, or where the file ends.
 
         Raises:
+            OSError: it can't be read.
             DamagedBatch: they complete a header that is not the expected one's.
         """
-        place, start = self._places[self._place], self._position
+        if self.complete:
+            return 0
+        rest = self._places[self._place][self._position :]
+        count = self._checksum.read(descriptor, rest) if self._place > 0 else os.readv(descriptor, [rest])
+        self._advance(count)
+        return count
+
+    def _advance(self, count: int) -> None:
         self._position += count
-        if self._place > 0:
-            self._checksum.update(place[start : self._position])
-        if self._position == len(place):
+        if self._position == len(self._places[self._place]):
             if self._place == 0:
                 self._promised = _check_header(bytes(self._header), *self._expected)
             self._place, self._position = self._place + 1, 0
@@ -288,17 +286,25 @@ class BatchReceiver:
         """Take the next bytes. Raises DamagedBatch, also where there are too many."""
         view = memoryview(data)
         while len(view):
-            space = self.space()
-            if not len(space):
+            if self.complete:
                 raise DamagedBatch("it is longer than expected")
+            # Summed piece by piece while still in the cache, so that a batch crosses the memory bus once.
+            space = self._places[self._place][self._position : self._position + READ_BYTES]
             count = min(len(space), len(view))
             space[:count] = view[:count]
-            self.filled(count)
+            if self._place > 0:
+                self._checksum.update(space[:count])
+            self._advance(count)
             view = view[count:]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bytes have come."""
+        return self._place == len(self._places)
 
     def batch(self) -> Batch:
         """Return the verified batch. Raises DamagedBatch where bytes are missing or not those of its writer."""
-        if self._place < len(self._places):
+        if not self.complete:
             raise DamagedBatch("it ended early")
         found = self._checksum.hexdigest()
         if found != self._promised:
@@ -340,14 +346,11 @@ def read_batch(
             if status.st_size != layout.file_bytes:
                 kind = MissingBatch if status.st_size < layout.file_bytes else DamagedBatch
                 raise kind(f"it has {status.st_size} bytes, expected were {layout.file_bytes}")
-            while True:
-                space = receiver.space()
-                if not len(space):
-                    return receiver.batch()
-                count = os.readv(descriptor, [space])
-                if count == 0:
-                    raise MissingBatch("the file ended early")
-                receiver.filled(count)
+            while receiver.read(descriptor):
+                pass
+            if not receiver.complete:
+                raise MissingBatch("the file ended early")
+            return receiver.batch()
         finally:
             os.close(descriptor)
     except (OSError, DamagedBatch) as error:

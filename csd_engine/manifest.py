@@ -14,10 +14,11 @@ A manifest may come from another computer: every name is checked when it is look
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import struct
 from pathlib import Path
-from typing import Dict, Iterable, List, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Tuple, Union
 
 import numpy as np
 
@@ -27,6 +28,7 @@ __all__ = ["Manifest", "check_relative", "write_manifest"]
 
 MAGIC = b"DDLPMAN1"
 MAX_NAME_BYTES = 4096  # Linux' PATH_MAX
+_AT_ONCE = 1024  # names: less than a millisecond
 
 _HEADER = struct.Struct("<8s4Q")
 _TWO_OFFSETS = struct.Struct("<2Q")
@@ -55,18 +57,64 @@ def _sections(files: int, directories: int, directory_bytes: int, name_bytes: in
     return files_end, directories_end, names, names + directory_bytes, names + directory_bytes + name_bytes
 
 
-def _offsets(parts: List[bytes]) -> np.ndarray:
-    offsets = np.zeros(len(parts) + 1, dtype="<u8")
-    np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:].view("<i8"))
-    return offsets
+def _offsets(lengths: np.ndarray) -> bytes:
+    offsets = np.zeros(len(lengths) + 1, dtype="<u8")
+    np.cumsum(lengths, out=offsets[1:].view("<i8"))
+    return offsets.tobytes()
 
 
-def write_manifest(path: PathLike, relative_paths: Iterable[str]) -> str:
+class _Names:
+    """The names so far, without an object for each."""
+
+    def __init__(self) -> None:
+        self.directories: Dict[bytes, int] = {}
+        self.places: List[np.ndarray] = []  # of each file's directory, uint32
+        self.lengths: List[np.ndarray] = []  # of each file's name, int64
+        self.blobs: List[bytes] = []
+
+    def add(self, paths: List[str]) -> None:
+        """Take further paths; raises DatasetError."""
+        encoded = os.fsencode("\0".join(paths)).split(b"\0")
+        if len(encoded) != len(paths) or max(map(len, encoded)) > MAX_NAME_BYTES:
+            for path in paths:
+                check_relative(os.fsencode(path))
+        parts = [path.rpartition(b"/") for path in encoded]
+        names = [name for _, _, name in parts]
+        if not {b"", b".", b".."}.isdisjoint(names):
+            for path_bytes in encoded:
+                check_relative(path_bytes)
+        directories = self.directories
+        for directory, slash, name in parts:
+            if directory not in directories or (slash and not directory):
+                check_relative(directory + slash + name)
+                directories.setdefault(directory, len(directories))
+        self.places.append(np.array([directories[directory] for directory, _, _ in parts], dtype="<u4"))
+        self.lengths.append(np.fromiter(map(len, names), dtype=np.int64, count=len(names)))
+        self.blobs.append(b"".join(names))
+
+    def sections(self) -> Iterator[bytes]:
+        """The file's content, in its order."""
+        none = [np.zeros(0, dtype=np.int64)]
+        lengths = np.concatenate(none + self.lengths)
+        folders = list(self.directories)
+        names = b"".join(folders)
+        yield _HEADER.pack(MAGIC, len(lengths), len(folders), len(names), int(lengths.sum()))
+        yield _offsets(lengths)
+        yield _offsets(np.array([len(folder) for folder in folders], dtype=np.int64))
+        for places in self.places:
+            yield places.tobytes()
+        yield bytes(-4 * len(lengths) % 8)
+        yield names
+        yield from self.blobs
+
+
+def write_manifest(path: PathLike, relative_paths: Iterable[str], pause: Callable[[], None] = lambda: None) -> str:
     """Write a manifest of the given files, in their order, and return its fingerprint (32 hex digits).
 
     Args:
         path: the manifest file; appears in one piece, an older one of the same name is replaced.
         relative_paths: '/'-separated paths relative to the data set's root.
+        pause: called about twice a millisecond, to let other threads have the interpreter.
 
     Raises:
         DatasetError: a path is absolute, or has an empty, '.' or '..' part, or a NUL.
@@ -75,43 +123,19 @@ def write_manifest(path: PathLike, relative_paths: Iterable[str]) -> str:
     Notes:
         1.28 million paths take about a second.
     """
-    directories: Dict[str, int] = {}
-    names: List[str] = []
-    places: List[int] = []
-    for relative in relative_paths:
-        directory, _, name = relative.rpartition("/")
-        if not directory and relative.startswith("/"):
-            check_relative(os.fsencode(relative))
-        place = directories.get(directory)
-        if place is None:
-            if directory:
-                check_relative(os.fsencode(directory))
-            place = directories[directory] = len(directories)
-        places.append(place)
-        names.append(name)
-    encoded = [os.fsencode(name) for name in names]
-    for name_bytes in {b"", b".", b".."}.intersection(encoded):
-        check_relative(name_bytes)
-    blob = b"".join(encoded)
-    if b"\0" in blob or max(map(len, encoded), default=0) > MAX_NAME_BYTES:
-        for name_bytes in encoded:
-            check_relative(name_bytes)
-    folder_names = [os.fsencode(directory) for directory in directories]
-    folders = b"".join(folder_names)
-    indices = np.array(places, dtype="<u4").tobytes()
-    pieces = (
-        _HEADER.pack(MAGIC, len(encoded), len(folder_names), len(folders), len(blob)),
-        _offsets(encoded).tobytes(),
-        _offsets(folder_names).tobytes(),
-        indices + bytes(-len(indices) % 8),
-        folders,
-        blob,
-    )
+    names = _Names()
+    paths = iter(relative_paths)
+    while True:
+        some = list(itertools.islice(paths, _AT_ONCE))
+        if not some:
+            break
+        names.add(some)
+        pause()
     digest = hashlib.blake2b(digest_size=16)
     part = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
         with open(part, "wb") as stream:
-            for piece in pieces:
+            for piece in names.sections():
                 digest.update(piece)
                 stream.write(piece)
         os.replace(part, path)

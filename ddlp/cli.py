@@ -24,10 +24,13 @@ _COMMANDS = {
 }
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
+    "overhead": ("ddlp.bench.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
     "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
     "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
     "read": ("ddlp.bench.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
+    "startup": ("ddlp.bench.startup", "time to the first batch, against DataLoader; also with 1.28 million files"),
+    "paper": ("ddlp.bench.paper", "the rows of the paper's Table VI in scaled time, against their limit and its own WRR"),
     "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
 }
 
@@ -51,7 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, _COMMANDS, given)
     bench = commands.add_parser("bench", help="measure, each figure beside its bound and its peers")
-    _add(bench.add_subparsers(dest="bench", required=True, metavar="BENCH"), _BENCHES, given[1:])
+    if given[:1] == ["bench"]:
+        from ddlp.bench import everything
+
+        bench.description = everything.__doc__
+        bench.formatter_class = argparse.RawDescriptionHelpFormatter
+        everything.add_arguments(bench, _BENCHES)
+        _add(bench.add_subparsers(dest="bench", metavar="BENCH"), _BENCHES, given[1:])
     options = parser.parse_args(given)
     try:
         return int(options.run(options))

@@ -68,6 +68,10 @@ CSD: dict[tuple[CsdCopy, Event], CsdCopy] = {
 }
 
 
+class LedgerError(RuntimeError):
+    """An event that the rules do not allow: a bug in the caller, never a fault of a device."""
+
+
 @dataclass
 class Entry:
     """A batch that somebody holds; free and delivered batches have none."""
@@ -80,3 +84,17 @@ class Entry:
     device: str | None = None
     progress: float = 0.0  # of the lease, 0 to 1
     progress_s: float = 0.0  # when the progress last moved
+
+    def step_host(self, event: Event) -> None:
+        """Move the host's copy. Raises `LedgerError` where its table has no such step."""
+        try:
+            self.host = HOST[self.host, event]
+        except KeyError:
+            raise LedgerError(f"batch {self.position}: {event.name} of the host's copy, {self.host.name}") from None
+
+    def step_csd(self, event: Event) -> None:
+        """Move the device's copy. Raises `LedgerError` where its table has no such step."""
+        try:
+            self.csd = CSD[self.csd, event]
+        except KeyError:
+            raise LedgerError(f"batch {self.position}: {event.name} of the device's copy, {self.csd.name}") from None

@@ -1,9 +1,9 @@
 """One epoch at work: the ledger and the strategy, and the threads that act on what they say.
 
-A monitor: one lock around the ledger, one condition on which all wait. Each thread asks the strategy one question and does
-what it answers, outside the lock. The training thread asks `next_delivery`; the host's workers `next_claim`; the fetcher
-`next_fetch`; leases are given whenever something has changed. Nobody polls: who waits is woken by the next event, and looks
-up once a second for what only the clock can tell (a lease that has stalled).
+A monitor: one lock around the ledger, and a condition for each kind of thread (`ddlp.waiting`). Each thread asks the strategy
+one question and does what it answers, outside the lock. The training thread asks `next_delivery`; the host's workers
+`next_claim`; the fetcher `next_fetch`; leases are given whenever something has changed. Nobody polls: who waits is woken when
+there is an answer for it, and looks up once a second for what only the clock can tell (a lease that has stalled).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +21,14 @@ import torch
 from csd_engine.errors import WrongPixels
 from ddlp.ledger import Cancel, Ledger, Side
 from ddlp.rates import Rates
-from ddlp.report import EpochReport
+from ddlp.report import Counts, EpochReport
 from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
 from ddlp.strategies import Strategy
+from ddlp.tidings import Tidings
+from ddlp.waiting import Waiting
 
 LOOK_UP_S = 1.0
-VANISHED_S = 2.0  # a file that is gone is told after this long, unless its device turns out to be gone as well
 FETCHERS = 2  # one batch comes over the network, or waits for a slow file system, while another one is finished
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
 
@@ -47,16 +48,6 @@ class Delivered:
     side: Side
     images: torch.Tensor
     boxes: torch.Tensor | None
-
-
-@dataclass
-class _Counts:
-    sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
-    samples: int = 0
-    waiting_s: float = 0.0
-    host_cpu_s: float = 0.0
-    started_s: float = field(default_factory=time.monotonic)
-    ended_s: float | None = None
 
 
 class EpochRun:
@@ -84,23 +75,19 @@ class EpochRun:
         self._finish, self._on_cpu = finish, on_cpu
         self._full_batch = full_batch
         self._on_closed = on_closed
-        # The lock itself in `with`, never the condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
-        self._lock = threading.RLock()
-        self._wake = threading.Condition(self._lock)
+        self._waiting = Waiting(ledger, strategy)
+        self._lock = self._waiting.lock
         self._ready: dict[int, Pixels | _Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
         self._jobs: dict[str, DeviceJob] = {}
         self._gone: set[str] = set()  # lost; may come back
         self._barred: set[str] = set()  # not to be used again in this epoch
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
-        self._counts = _Counts()
+        self._counts = Counts()
         self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
-        self._warnings: list[str] = []
-        self._vanished: list[tuple[float, str, str]] = []  # (when, device, warning): files gone, perhaps with their device
-        self._notes: dict[str, str] = {}
-        self._remarks: dict[str, str] = {}
+        self._tidings = Tidings()
         self._pid = os.getpid()
         rates.host.parallel = workers
         loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
@@ -148,7 +135,7 @@ class EpochRun:
                     told = True
                     self._tell_waiting(True)
                 limit = LOOK_UP_S if told else WAITING_S
-                self._wake.wait(limit if deadline is None else max(0.0, min(limit, deadline - now)))
+                self._waiting.rest(self._waiting.training, limit if deadline is None else max(0.0, min(limit, deadline - now)))
             side = self.ledger.deliver(position)
             made = self._ready.pop(position)
             if told:
@@ -177,31 +164,14 @@ class EpochRun:
 
     def take_warnings(self) -> list[str]:
         """What the training thread should tell the user, once."""
-        now = time.monotonic()
         with self._lock:
-            warnings, self._warnings = self._warnings, []
-            due = [one for one in self._vanished if self.ledger.done or now - one[0] > VANISHED_S]
-            self._vanished = [one for one in self._vanished if one not in due]
-        return warnings + [text for _, _, text in due]
+            return self._tidings.take(time.monotonic(), self.ledger.done)
 
     def report(self) -> EpochReport:
         """What the epoch did so far."""
         with self._lock:
-            counts, rates = self._counts, self.rates
-            r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
-            return EpochReport(
-                strategy=self.strategy.name,
-                epoch=self.recipe.epoch,
-                batches_cpu=counts.sides[Side.HOST],
-                batches_csd=counts.sides[Side.CSD],
-                samples=counts.samples,
-                seconds=(counts.ended_s or time.monotonic()) - counts.started_s,
-                waiting_s=counts.waiting_s,
-                host_cpu_s=counts.host_cpu_s,
-                rate_cpu=None if r_cpu is None else r_cpu * self._full_batch,
-                rate_csd=None if r_csd is None else r_csd * self._full_batch,
-                notes=tuple(f"{d}: {text}" for said in (self._remarks, self._notes) for d, text in said.items() if text),
-            )
+            notes = self._tidings.for_report()
+            return self._counts.report(self.strategy.name, self.recipe.epoch, self.rates, self._full_batch, notes)
 
     def delivered(self) -> list[tuple[int, int]]:
         """Positions delivered, as ranges."""
@@ -217,7 +187,7 @@ class EpochRun:
             self._closing = True
             self._counts.ended_s = self._counts.ended_s or time.monotonic()
             jobs, self._jobs = list(self._jobs.values()), {}
-            self._wake.notify_all()
+            self._waiting.wake_all()
             self._ends.notify_all()
         if not first:
             return
@@ -263,7 +233,7 @@ class EpochRun:
                     claim = self.ledger.claim(position)
                     self._act()
                     return position, claim
-                self._wake.wait(LOOK_UP_S)
+                self._waiting.rest(self._waiting.workers, LOOK_UP_S)
         return None
 
     def _wanted(self, claim: int) -> bool:
@@ -294,9 +264,9 @@ class EpochRun:
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
                         text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
                         if vanished:
-                            self._vanished.append((time.monotonic(), device, text))
+                            self._tidings.vanished(device, text, time.monotonic())
                         else:
-                            self._warnings.append(text)
+                            self._tidings.warn(text)
                 elif self.ledger.verified(lease):
                     self._ready[position] = made
                 self._act()
@@ -308,7 +278,7 @@ class EpochRun:
                 self._barred.add(device)
                 self._ends.notify_all()
                 self.ledger.distrust(device)
-                self._warnings.append(f"device {device} is not used any more in this epoch: {reason}.")
+                self._tidings.warn(f"device {device} is not used any more in this epoch: {reason}.")
                 self._act()
 
     def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
@@ -317,8 +287,9 @@ class EpochRun:
                 position = self.strategy.next_fetch()
                 if position is not None:
                     device, lease = self.ledger.fetch(position)
+                    self._waiting.wake(False)
                     return position, device, lease, self._files.pop(lease)
-                self._wake.wait()
+                self._waiting.rest(self._waiting.fetchers, None)
         return None
 
     def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
@@ -328,9 +299,9 @@ class EpochRun:
             if not self._closing and device not in self._barred:
                 if device in self._gone:
                     self._gone.remove(device)
-                    self._warnings.append(f"device {device} is back.")
+                    self._tidings.warn(f"device {device} is back.")
                 before = self._jobs.get(device)
-                self._notes.pop(device, None)
+                self._tidings.notes.pop(device, None)
                 self.rates.device(device).parallel = workers
                 self.ledger.join(device, quota=quota, window=workers + 1)
                 self._drain()  # what it published before goes with the job it had then
@@ -365,23 +336,23 @@ class EpochRun:
         with self._lock:
             self.ledger.failed(device, lease)
             if warning is not None:
-                self._warnings.append(f"{device} could not prepare a batch, the host does: {warning}")
+                self._tidings.warn(f"{device} could not prepare a batch, the host does: {warning}")
             self._act()
 
     def warn(self, text: str) -> None:
         """Have the training thread tell the user."""
         with self._lock:
-            self._warnings.append(text)
+            self._tidings.warn(text)
 
     def remark(self, device: str, text: str) -> None:
         """What the report should tell about a device."""
         with self._lock:
-            self._remarks[device] = text
+            self._tidings.remarks[device] = text
 
     def note(self, device: str, text: str) -> None:
         """What a device says of itself (its spool is full, ...): for the report."""
         with self._lock:
-            self._notes[device] = text
+            self._tidings.notes[device] = text
             self.ledger.hold_back(device, bool(text))
             self._act()
 
@@ -401,25 +372,25 @@ class EpochRun:
                 return
             self._gone.add(device)
             self._ends.notify_all()
-            self._vanished = [one for one in self._vanished if one[1] != device]  # an engine that ends removes its files
+            self._tidings.gone(device)
             self.ledger.leave(device)
             if error is not None:
                 self._barred.add(device)
                 self._error = error
             else:
-                self._warnings.append(f"device {device} is gone ({reason}); the host prepares its batches.")
+                self._tidings.warn(f"device {device} is gone ({reason}); the host prepares its batches.")
             self._act()
 
     # -- under the lock ------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        """After every event: give leases, pass on what the ledger has dropped, wake who waits."""
+        """After every event: give leases, pass on what the ledger has dropped, wake who can go on."""
         if not self._closing:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published
                 while (position := self.strategy.next_lease(device, time.monotonic())) is not None:
                     job.lease(self.ledger.lease(device, position, time.monotonic()), position)
         self._drain()
-        self._wake.notify_all()
+        self._waiting.wake(self._error is not None)
 
     def _drain(self) -> None:
         while self.ledger.effects:

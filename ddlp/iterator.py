@@ -30,7 +30,7 @@ from ddlp.usercode import keyed_globals
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
-SPARE_BLOCKS = 4  # of memory for batches, beside one a worker: devices' batches come as bytes first
+SPARE_BLOCKS = 4  # of memory for batches: what the training drops a worker soon takes; devices' batches come as bytes first
 
 @dataclass(frozen=True)
 class EpochMemory:
@@ -124,7 +124,7 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         for device in devices:
             ledger.expect(device)
-        pool = Pool(spare=workers + SPARE_BLOCKS)
+        pool = Pool(SPARE_BLOCKS)
         self.recipe = Recipe(
             portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool
         )
@@ -139,7 +139,7 @@ class EpochIterator(_BaseDataLoaderIter):
             workers=workers,
             finish=self._finish_in_worker(portable, on_host, pin, pool),
             on_cpu=on_host,
-            full_batch=loader.batch_size or self._largest(),
+            full_batch=loader.batch_size or self._plan.largest,
             on_closed=on_closed,
         )
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
@@ -154,10 +154,7 @@ class EpochIterator(_BaseDataLoaderIter):
     @property
     def largest(self) -> int:
         """Samples of the largest batch so far."""
-        return self._largest()
-
-    def _largest(self) -> int:
-        return max((self._plan.size(k) for k in range(len(self._plan))), default=1)
+        return self._plan.largest
 
     def _read_ahead(self, batches: int) -> None:
         """Keep so many undelivered batches of a sampler that is read as it goes."""

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ddlp.accounts import Account
-from ddlp.copies import CSD, HOST, CsdCopy, Entry, Event, HostCopy
+from ddlp.copies import CsdCopy, Entry, Event, HostCopy, LedgerError
 from ddlp.ranges import RangeSet
 
-
-class LedgerError(RuntimeError):
-    """An event that the rules do not allow: a bug in the caller, never a fault of a device."""
+__all__ = ["Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
 
 
 class Side(Enum):
@@ -152,7 +150,7 @@ class Ledger:
         if self.free_host_slots < 1:
             raise LedgerError(f"no host slot for batch {position}")
         entry = self._take(position)
-        self._step_host(entry, Event.CLAIM)
+        entry.step_host(Event.CLAIM)
         self._numbers += 1
         entry.claim = self._numbers
         self._claims[self._numbers] = position
@@ -164,7 +162,7 @@ class Ledger:
         entry = self._open.get(position)
         if entry is None or entry.claim != claim:
             return False
-        self._step_host(entry, Event.MADE)
+        entry.step_host(Event.MADE)
         self.ready_host.add(position)
         self._drop_csd(entry)
         return True
@@ -174,7 +172,7 @@ class Ledger:
         position = self._claims.pop(claim)
         entry = self._open.get(position)
         if entry is not None and entry.claim == claim:
-            self._step_host(entry, Event.LOSE)
+            entry.step_host(Event.LOSE)
             entry.claim = None
             self._settle(entry)
 
@@ -238,7 +236,7 @@ class Ledger:
         if position not in self.free:
             raise LedgerError(f"batch {position} is not free to be leased")
         entry = self._take(position)
-        self._step_csd(entry, Event.LEASE)
+        entry.step_csd(Event.LEASE)
         self._numbers += 1
         entry.lease, entry.device = self._numbers, device
         entry.progress, entry.progress_s = 0.0, now
@@ -261,7 +259,7 @@ class Ledger:
             if lease not in self._leases:  # else the same message came twice
                 self.effects.append(Release(device, lease))
             return False
-        self._step_csd(entry, Event.PUBLISH)
+        entry.step_csd(Event.PUBLISH)
         self.in_spool.add(entry.position)
         del self.devices[device].outstanding[lease]
         return True
@@ -275,7 +273,7 @@ class Ledger:
     def fetch(self, position: int) -> tuple[str, int]:
         """A published batch is being read and verified. Returns its device and lease."""
         entry = self._open[position]
-        self._step_csd(entry, Event.FETCH)
+        entry.step_csd(Event.FETCH)
         self.in_spool.remove(position)
         self._in_memory_csd += 1
         assert entry.device is not None and entry.lease is not None
@@ -287,11 +285,11 @@ class Ledger:
         if entry is None:
             self._in_memory_csd -= 1
             return False
-        self._step_csd(entry, Event.VERIFY)
+        entry.step_csd(Event.VERIFY)
         self.ready_csd.add(entry.position)
         self._return_space(entry)
         if entry.host is HostCopy.CLAIMED:
-            self._step_host(entry, Event.DROP)
+            entry.step_host(Event.DROP)
             entry.claim = None
         return True
 
@@ -315,11 +313,11 @@ class Ledger:
         if entry is None or position in self.delivered:
             raise LedgerError(f"batch {position} is not there to be delivered")
         if entry.host is HostCopy.READY:
-            self._step_host(entry, Event.DELIVER)
+            entry.step_host(Event.DELIVER)
             self.ready_host.remove(position)
             side = Side.HOST
         else:
-            self._step_csd(entry, Event.DELIVER)
+            entry.step_csd(Event.DELIVER)
             self.ready_csd.remove(position)
             self._in_memory_csd -= 1
             self._forget_lease(entry)
@@ -358,11 +356,11 @@ class Ledger:
         if entry.csd is CsdCopy.LEASED:
             self.effects.append(Cancel(entry.device, entry.lease))
         self._end_lease(entry)
-        self._step_csd(entry, Event.DROP)
+        entry.step_csd(Event.DROP)
 
     def _lose_csd(self, entry: Entry) -> None:
         self._end_lease(entry)
-        self._step_csd(entry, Event.LOSE)
+        entry.step_csd(Event.LOSE)
         self._settle(entry)
 
     def _end_lease(self, entry: Entry) -> None:
@@ -392,17 +390,3 @@ class Ledger:
         if entry.host is HostCopy.NONE and entry.csd is CsdCopy.NONE:
             del self._open[entry.position]
             self.returned.add(entry.position)
-
-    @staticmethod
-    def _step_host(entry: Entry, event: Event) -> None:
-        try:
-            entry.host = HOST[entry.host, event]
-        except KeyError:
-            raise LedgerError(f"batch {entry.position}: {event.name} of the host's copy, {entry.host.name}") from None
-
-    @staticmethod
-    def _step_csd(entry: Entry, event: Event) -> None:
-        try:
-            entry.csd = CSD[entry.csd, event]
-        except KeyError:
-            raise LedgerError(f"batch {entry.position}: {event.name} of the device's copy, {entry.csd.name}") from None

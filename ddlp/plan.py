@@ -24,6 +24,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from csd_engine import batchfile
+from ddlp import order
 from ddlp.translate.datasets import PortableSet
 
 Item = tuple[int, int]
@@ -70,7 +71,9 @@ class EpochPlan:
         self._portable = portable
         self._batched = batched
         self._seen: Counter[int] = Counter()
-        self._batches: list[np.ndarray] = []  # the data set's own indices, int64
+        self._whole = np.zeros(0, dtype=np.int64)  # the data set's own indices, where the whole epoch was drawn
+        self._size = 1  # samples of a batch of these
+        self._batches: list[np.ndarray] = []  # batches drawn one by one
         self._occurrences: dict[int, np.ndarray] = {}  # batches in which an index came again
         self.ended = False
         self.drawn = 0  # batches that the sampler has given, those left out included
@@ -83,7 +86,7 @@ class EpochPlan:
             self.drawn = sum(1 for _ in itertools.islice(self._sampler_iter, skip))
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return -(-len(self._whole) // self._size) + len(self._batches)
 
     def read(self) -> bool:
         """Draw one more batch from the sampler; False once it has ended."""
@@ -114,7 +117,7 @@ class EpochPlan:
         if occurrences is None:
             occurrences = np.asarray([self._count(k) for k in sources.tolist()], dtype=np.int64)
         if occurrences.any():
-            self._occurrences[len(self._batches)] = occurrences
+            self._occurrences[len(self)] = occurrences
         self._batches.append(indices)
 
     @property
@@ -135,27 +138,38 @@ class EpochPlan:
         if type(sampler) is BatchSampler:
             sampler, size, drop_last = sampler.sampler, sampler.batch_size, sampler.drop_last
         n = len(sampler)
-        self._sampler_iter = iter(sampler)
         wanted = n - n % size if drop_last else n
-        flat = np.fromiter(map(operator.index, itertools.islice(self._sampler_iter, wanted)), dtype=np.int64)
-        self._batches = [flat[at : at + size] for at in range(0, len(flat), size)]
-        self._reads_to_end = len(self._batches) + (0 if len(flat) % size else 1)
-        self.drawn = len(self._batches)
+        self._sampler_iter = order.begin(sampler, wanted)
+        pieces: list[np.ndarray] = []
+        while sum(map(len, pieces)) < wanted and (piece := next(self._sampler_iter, None)) is not None:
+            pieces.append(piece)
+        flat = (pieces[0] if len(pieces) == 1 else np.concatenate([self._whole, *pieces]))[:wanted]
+        self._whole, self._size = flat, size
+        self._reads_to_end = len(self) + (0 if len(flat) % size else 1)
+        self.drawn = len(self)
         self.ended = True
-        sources = self._portable.source(flat)
-        if not len(flat) or np.bincount(sources).max() <= 1:
+        sources = self._portable.source(flat)  # also sees that there is no index that the data set has not
+        if not (order.gives_each_once(sampler) and self._portable.each_once):
+            self._count_all(sources)
+
+    def _count_all(self, sources: np.ndarray) -> None:
+        """How often each came before, by sorting."""
+        if not len(sources) or np.bincount(sources).max() <= 1:
             return
-        order = np.argsort(sources, kind="stable")
-        ranked = sources[order]
-        first = np.r_[True, ranked[1:] != ranked[:-1]]
-        starts = np.flatnonzero(first)
-        before = np.empty(len(flat), dtype=np.int64)
-        before[order] = np.arange(len(flat)) - np.repeat(starts, np.diff(np.r_[starts, len(flat)]))
-        at = 0
-        for position, row in enumerate(self._batches):
-            if before[at : at + len(row)].any():
-                self._occurrences[position] = before[at : at + len(row)]
-            at += len(row)
+        ranks = np.argsort(sources, kind="stable")
+        ranked = sources[ranks]
+        starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        before = np.empty(len(sources), dtype=np.int64)
+        before[ranks] = np.arange(len(sources)) - np.repeat(starts, np.diff(np.r_[starts, len(sources)]))
+        for position in set((np.flatnonzero(before) // self._size).tolist()):
+            self._occurrences[position] = before[position * self._size : (position + 1) * self._size]
+
+    def _batch(self, position: int) -> np.ndarray:
+        """The data set's own indices of a batch, int64."""
+        start = position * self._size
+        if start < len(self._whole):
+            return self._whole[start : start + self._size]
+        return self._batches[position - (len(self) - len(self._batches))]
 
     def occurrences(self, position: int) -> np.ndarray:
         """For each index of a batch, how often it came before in this epoch, int64."""
@@ -164,15 +178,20 @@ class EpochPlan:
 
     def size(self, position: int) -> int:
         """Samples in a batch."""
-        return len(self._batches[position])
+        return len(self._batch(position))
+
+    @property
+    def largest(self) -> int:
+        """Samples of the largest batch so far; 1 where there is none."""
+        return max(1, min(self._size, len(self._whole)), *map(len, self._batches))
 
     def indices(self, position: int) -> list[int]:
         """The data set's own indices of a batch."""
-        return self._batches[position].tolist()
+        return self._batch(position).tolist()
 
     def sources(self, position: int) -> np.ndarray:
         """The source indices of a batch, int64."""
-        return self._portable.source(self._batches[position])
+        return self._portable.source(self._batch(position))
 
     def items(self, position: int) -> list[Item]:
         """The items of a batch, in order."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
+
+from ddlp.ledger import Side
+from ddlp.rates import Rates
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,32 @@ class EpochReport:
         """The least time in which both sides together prepare these samples: n / (r_cpu + r_csd)."""
         rates = [r for r in (self.rate_cpu, self.rate_csd) if r]
         return self.samples / sum(rates) if rates else None
+
+
+@dataclass
+class Counts:
+    """What an epoch has counted so far; times are the monotonic clock's."""
+
+    sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
+    samples: int = 0
+    waiting_s: float = 0.0
+    host_cpu_s: float = 0.0
+    started_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+
+    def report(self, strategy: str, epoch: int, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
+        """As a report; ``full_batch`` turns batches a second into samples."""
+        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
+        return EpochReport(
+            strategy=strategy,
+            epoch=epoch,
+            batches_cpu=self.sides[Side.HOST],
+            batches_csd=self.sides[Side.CSD],
+            samples=self.samples,
+            seconds=(self.ended_s or time.monotonic()) - self.started_s,
+            waiting_s=self.waiting_s,
+            host_cpu_s=self.host_cpu_s,
+            rate_cpu=None if r_cpu is None else r_cpu * full_batch,
+            rate_csd=None if r_csd is None else r_csd * full_batch,
+            notes=notes,
+        )

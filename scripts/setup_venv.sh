@@ -7,7 +7,8 @@
 # DDLP_VENV   another place for the environment (default: .venv in the project)
 # PYTHON      the interpreter to make it with (default: python3, else the newest of python3.10 to python3.14)
 #
-# Quick when nothing changed: a stamp for each extra holds a hash of setup.cfg, pyproject.toml and the project's path.
+# Quick when nothing changed: a stamp for each extra holds a hash of setup.cfg, setup.py, pyproject.toml, the kernel's sources and
+# the project's path.
 # Sets VENV and PY for the script that sources it.
 
 setup_venv_fail() { # what happened, where, what to do: a line each
@@ -34,7 +35,7 @@ setup_venv() {
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   VENV=${DDLP_VENV:-$root/.venv}
   PY=$VENV/bin/python
-  stamp=$(cat "$root/setup.cfg" "$root/pyproject.toml" <(echo "$root") | sha256sum | cut -c1-16)
+  stamp=$(cat "$root/setup.cfg" "$root/setup.py" "$root/pyproject.toml" "$root"/csd_engine/kernels/{build.py,src/*} <(echo "$root") | sha256sum | cut -c1-16)
   if [ -e "$PY" ] && ! "$PY" -c 'import pip' 2>/dev/null; then
     # Its interpreter was upgraded away or an earlier attempt broke off. Only what we made is made again.
     [ -z "${DDLP_VENV:-}" ] || [ -e "$VENV/.ddlp-made" ] ||

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Optional, Sequence, Union
 
 import numpy as np
@@ -61,6 +62,8 @@ class ArrayCalls:
         self._library.ddlp_table.restype = None
         self._library.ddlp_sum.argtypes = [pointer, pointer, size]
         self._library.ddlp_sum.restype = None
+        self._library.ddlp_read_sum.argtypes = [ctypes.c_int, pointer, size, pointer]
+        self._library.ddlp_read_sum.restype = size
 
     def windows(
         self,
@@ -165,3 +168,29 @@ class ArrayCalls:
             raise ValueError(f"{blocks} blocks of {BLOCK_BYTES} of {content.size} bytes do not go into {acc.dtype} {acc.shape}")
         _check_out(acc)
         self._library.ddlp_sum(_address(acc), _address(content), blocks)
+
+    def read_blocks(self, descriptor: int, place: memoryview, acc: np.ndarray) -> int:
+        """Read whole blocks of 64 KiB from where a file stands, and add them to a checksum while they are in the cache.
+
+        Args:
+            descriptor: of an open file.
+            place: writable bytes, filled as far as whole blocks go.
+            acc: C-contiguous uint32 (16384,), changed in place.
+
+        Returns:
+            The bytes read: fewer than whole blocks where the file ends, the last of them then not added.
+
+        Raises:
+            OSError: the file can't be read.
+            ValueError: `acc` or `place` is something else.
+        """
+        content = np.frombuffer(place, dtype=np.uint8)
+        if acc.dtype != np.uint32 or acc.shape != (BLOCK_BYTES // 4,):
+            raise ValueError(f"blocks of {BLOCK_BYTES} bytes do not go into {acc.dtype} {acc.shape}")
+        _check_out(acc)
+        _check_out(content)
+        blocks = content.size // BLOCK_BYTES
+        done = int(self._library.ddlp_read_sum(descriptor, _address(content), blocks, _address(acc)))
+        if done < 0:
+            raise OSError(-done, os.strerror(-done))
+        return done

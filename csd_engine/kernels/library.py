@@ -238,7 +238,7 @@ class Kernel(ArrayCalls):
 
     @property
     def variant(self) -> str:
-        """What the inner loops use on this processor: "avx2", "sse2", "neon" or "c"."""
+        """What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c"."""
         return str(self._library.ddlp_variant().decode())
 
     def choose(self, variant: str) -> bool:

@@ -104,12 +104,12 @@ def _pad(image: Image.Image, step: Pad) -> Image.Image:
         padded = Image.new(image.mode, (step.left + width + step.right, step.top + height + step.bottom), color)
         padded.paste(image, (step.left, step.top))
         return padded
-    rows = _border_indices(height, step.top, step.bottom, step.padding_mode)
-    columns = _border_indices(width, step.left, step.right, step.padding_mode)
+    rows = border_indices(height, step.top, step.bottom, step.padding_mode)
+    columns = border_indices(width, step.left, step.right, step.padding_mode)
     return Image.fromarray(np.ascontiguousarray(np.asarray(image)[rows][:, columns]))
 
 
-def _border_indices(length: int, before: int, after: int, padding_mode: str) -> np.ndarray:
+def border_indices(length: int, before: int, after: int, padding_mode: str) -> np.ndarray:
     """Source positions of a padded axis. np.pad's repeated reflections changed between numpy's versions."""
     positions = np.arange(-before, length + after)
     if padding_mode == "edge" or length == 1:

@@ -1,7 +1,8 @@
 """Each side alone, as a bare loop: no loader, no ledger, no socket. What a bound is made of must not flatter the loader.
 
 Run as a process of its own: ``python -m ddlp.bench.bare SIDE --data DIR --cpu K --seconds S ...``; prints one JSON line
-``{"samples": n, "seconds": s}`` for the whole batches finished within the time.
+``{"samples": n, "seconds": s}`` for the whole batches finished within the time. Sides: the host and the engine prepare
+batches, ``fetch`` is what the host does to a batch that the engine has made: read it, verify it, convert it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.batchfile import BatchWriter, Layout, read_batch
 from csd_engine.samples import prepare_sample
+from csd_engine.transforms.bulk import Bulk
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
+from ddlp.transfer.pool import Pool
+
+_FETCHED_FILES = 4
 
 
 def _order(found: Portable) -> list[int]:
@@ -35,14 +40,28 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
 
     ``order``: indices to go through, again and again; None: all, in a fixed random order.
     """
-    reader, order = found.dataset.reader(), order or _order(found)
+    reader, epilogue = found.dataset.reader(), found.epilogue
+    ring = np.asarray(order or _order(found))
+    bulk, convert = Bulk.of(found.pipeline, reader.rows()), not epilogue.keeps_bytes
+    # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
+    rows = np.empty((batch, *found.shape), dtype=np.uint8)
+    bits = epilogue.empty(batch, found.shape[0], found.shape[1], Pool(1)) if convert else None
+    never_before = np.zeros(batch, dtype=np.int64)
 
     def make(k: int) -> torch.Tensor:
-        rows = np.empty((batch, *found.shape), dtype=np.uint8)
-        for row in range(batch):
-            item = (order[(k * batch + row) % len(order)], 0)
-            prepare_sample(reader, found.pipeline, item, 0, k, rows[row], None)
-        return found.epilogue(torch.from_numpy(rows))
+        sources = ring[(k * batch + np.arange(batch)) % len(ring)]
+        if bulk is not None:
+            for part in bulk.slices(batch):
+                bulk.fill(sources[part], never_before[part], 0, k, rows[part], None)
+                if bits is not None:
+                    epilogue.convert(rows[part], bits[part])
+        else:
+            for row, source in enumerate(sources.tolist()):
+                image = rows[0 if convert else row]
+                prepare_sample(reader, found.pipeline, (source, 0), 0, k, image, None)
+                if bits is not None:
+                    epilogue.convert(image[None], bits[row : row + 1])
+        return epilogue.tensor(rows if bits is None else bits)
 
     return make
 
@@ -67,10 +86,33 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
     return make
 
 
+def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int], object]:
+    """Bring a batch file in as the host does: read and verified into memory of a pool, then the epilogue into some."""
+    pool = Pool(2)
+    layout = Layout(batch, *found.shape, 0)
+    reader, order = found.dataset.reader(), _order(found)
+    paths = []
+    for number in range(_FETCHED_FILES):
+        writer = BatchWriter(directory, f"{number:032x}", number, layout)
+        for row in range(batch):
+            pixels = np.empty(found.shape, dtype=np.uint8)
+            prepare_sample(reader, found.pipeline, (order[(number * batch + row) % len(order)], 0), 0, 0, pixels, None)
+            writer.write(row, pixels)
+        paths.append(writer.publish())
+
+    def make(k: int) -> torch.Tensor:
+        number = k % _FETCHED_FILES
+        memory = pool.empty((layout.image_bytes,), np.uint8)
+        pixels = read_batch(paths[number], f"{number:032x}", number, layout, memory).images
+        return found.epilogue(torch.from_numpy(pixels), pool=pool)
+
+    return make
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one side for a time."""
     parser = argparse.ArgumentParser(prog="python -m ddlp.bench.bare", description=__doc__)
-    parser.add_argument("side", choices=["host", "engine"])
+    parser.add_argument("side", choices=["host", "engine", "fetch"])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--cpu", type=int, default=None, help="run on this CPU alone")
@@ -84,11 +126,13 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     found = portable(loader(options.data, "imagenet1", options.batch), getattr(torch, options.output), None)
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
-        make = (
-            host_batch(found, options.batch)
-            if options.side == "host"
-            else engine_batch(found, options.batch, spool, options.slowdown)
-        )
+        make: Callable[[int], object]
+        if options.side == "host":
+            make = host_batch(found, options.batch)
+        elif options.side == "engine":
+            make = engine_batch(found, options.batch, spool, options.slowdown)
+        else:
+            make = fetched_batch(found, options.batch, spool)
         make(0)  # warm: imports, page cache, tables
         print("ready", flush=True)
         sys.stdin.readline()
@@ -133,17 +177,17 @@ class Bare:
 
 
 def both_at_once(
-    data: Path, batch: int, cpus: tuple[int, int], seconds: float, slowdown: float, output: str
+    data: Path, batch: int, cpus: tuple[int, int], seconds: float, slowdown: float, output: str, host: str = "host"
 ) -> tuple[float, float]:
-    """Samples a second of host and engine, each on its CPU, both busy at the same time."""
+    """Samples a second of host (or what else runs on its CPU) and engine, each on its CPU, both busy at the same time."""
     sides = [
-        Bare("host", data, batch, cpus[0], seconds, output=output),
+        Bare(host, data, batch, cpus[0], seconds, output=output),
         Bare("engine", data, batch, cpus[1], seconds, slowdown),
     ]
     for side in sides:
         side.go()
-    host, engine = (side.result() for side in sides)
-    return host, engine
+    on_host, engine = (side.result() for side in sides)
+    return on_host, engine
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`ddlp bench host --bits N`: the pixels of N samples of every kind of JPEG against torchvision's on PIL images.
 
-Ours come from `prepare_sample`, which host and engine call, with the compiled kernel where there is one. torchvision gets the crop
-that our pipeline drew. Sizes from 1 to 900 pixels; crops, resizes with and without a crop after them, bilinear and bicubic, flips.
+Ours come from `prepare_sample`, which host and engine call, with the compiled kernel where there is one. torchvision gets the
+crop that our pipeline drew. Sizes from 1 to 900 pixels; crops, resizes with and without a crop after them, bilinear and
+bicubic, flips.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from PIL import Image
 from torchvision import transforms as T
 from torchvision.transforms import functional as F
 
+from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize
@@ -91,7 +93,8 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
     reader = translate_dataset(ImageFiles(paths, range(len(paths)))).reader()
     recipes = [(T.Compose(recipe), translate(T.Compose([*recipe, T.ToTensor()]), "RGB").pipeline) for recipe in _RECIPES]
     taken = [_kernel_takes(path) for path in paths]
-    differing, by_kernel, examples = 0, 0, []
+    differing = by_kernel = 0
+    examples: list[str] = []
     for k in range(samples):
         index = k % len(paths)
         with Image.open(paths[index]) as opened:
@@ -142,10 +145,6 @@ def _by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpo
 
 
 def _kernel_takes(path: Path) -> bool:
-    try:
-        from csd_engine.kernels import kernel
-    except ImportError:
-        return False
     found = kernel()
     return found is not None and found.context().take(path.read_bytes()) is not None
 

@@ -23,8 +23,8 @@ from typing import Any
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "Aim", "BenchFailed", "Say", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit", "family", "machine", "pinned", "ratios", "say",
-    "spread", "two_cpus",
+    "Aim", "BenchFailed", "Say", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit", "family", "machine",
+    "machine_line", "pinned", "ratios", "say", "spread", "two_cpus",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
@@ -68,12 +68,15 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
-def alternate(turns: Mapping[str, Callable[[], float]], rounds: int, tell: Say = say, unit: str = "images/s") -> dict[str, list[float]]:
+def alternate(
+    turns: Mapping[str, Callable[[], float]], rounds: int, tell: Say = say, unit: str = "images/s"
+) -> dict[str, list[float]]:
     """Each contender's turn in each round; the next round begins with another one.
 
     Returns {name: [figure of each round]}.
     """
-    names, figures = list(turns), {name: [] for name in turns}  # type: dict[str, list[float]]
+    names = list(turns)
+    figures: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -185,18 +188,17 @@ def _libjpeg() -> str:
 
 def _kernel() -> str:
     """The compiled kernel's variant, or why there is none."""
-    try:
-        from csd_engine.kernels import kernel, why_not
-    except ImportError:
-        return "none: this version has no kernel"
+    from csd_engine.kernels import kernel, why_not
+
     found = kernel()
-    return why_not() if found is None else str(getattr(found, "variant", "in use"))
+    return f"none ({why_not()})" if found is None else found.variant
 
 
 def machine_line(found: Mapping[str, Any]) -> str:
     """One line of it."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return f"{found['processor']}, {found['cores']} cores, {found['memory_gb']} GB; {versions}; kernel: {found['kernel']}; {found['date']}"
+    computer = f"{found['processor']}, {found['cores']} cores, {found['memory_gb']} GB"
+    return f"{computer}; {versions}; kernel: {found['kernel']}; {found['date']}"
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

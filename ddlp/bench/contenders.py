@@ -1,8 +1,8 @@
 """Who competes in `ddlp bench host`: each in a fresh process, pinned by its parent, timed over the same samples in one order.
 
-`python -m ddlp.bench.contenders` reads a `Work` as JSON and prints ``{"samples": n, "seconds": s, "cpu_seconds": c}``. A contender is a function
-from the work to an endless or long enough iterator of batches as it would hand them to training. Peers are imported
-when their turn comes; none is required.
+`python -m ddlp.bench.contenders` reads a `Work` as JSON and prints ``{"samples": n, "seconds": s, "cpu_seconds": c}``. A
+contender is a function from the work to a long enough iterator of batches as it would hand them to training. Peers are
+imported when their turn comes; none is required.
 """
 
 from __future__ import annotations
@@ -157,10 +157,14 @@ def _dali(uint8: bool) -> Callable[[Work], Iterator[Any]]:
                 images = fn.resize(fn.decoders.image(encoded), resize_shorter=data.RESIZE[work.pipeline])
                 mirror = 0
             if uint8:
-                images = fn.crop_mirror_normalize(images, crop=(224, 224), mirror=mirror, dtype=types.UINT8, output_layout="HWC")
+                images = fn.crop_mirror_normalize(
+                    images, crop=(224, 224), mirror=mirror, dtype=types.UINT8, output_layout="HWC"
+                )
             else:
                 mean, std = [255 * m for m in data.MEAN], [255 * s for s in data.STD]
-                images = fn.crop_mirror_normalize(images, crop=(224, 224), mirror=mirror, mean=mean, std=std, output_layout="CHW")
+                images = fn.crop_mirror_normalize(
+                    images, crop=(224, 224), mirror=mirror, mean=mean, std=std, output_layout="CHW"
+                )
             return images, label
 
         return iter(DALIGenericIterator([graph()], ["images", "labels"], size=len(files)))
@@ -231,7 +235,7 @@ def _entropy(work: Work) -> Iterator[Any]:
 
 
 _IMAGENET = ("imagenet1", "imagenet2", "imagenet3")
-_DALI = {"module": "nvidia.dali", "install": "pip install nvidia-dali-cuda120 (runs without a GPU)"}
+_DALI = "nvidia.dali", "pip install nvidia-dali-cuda120 (runs without a GPU)"
 
 OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, decode='fast'"
 OURS_TWO, PEER_TWO = "DDLPLoader, 2 workers, 2 cores", "DataLoader, 2 workers, 2 cores"
@@ -246,8 +250,8 @@ CONTENDERS: dict[str, Contender] = {
     BASELINES[0]: Contender(_dataloader(0)),
     BASELINES[1]: Contender(_dataloader(1)),
     "torchvision.io + v2 on tensors": Contender(_tensors, _IMAGENET),
-    DALI: Contender(_dali(False), _IMAGENET, **_DALI),
-    "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, **_DALI),
+    DALI: Contender(_dali(False), _IMAGENET, *_DALI),
+    "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, *_DALI),
     "SPDL, 1 thread": Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries"),
     BARE: Contender(_bare(torch.float32)),
     BARE_UINT8: Contender(_bare(torch.uint8)),

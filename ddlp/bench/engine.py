@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -30,6 +29,7 @@ from csd_engine.crew import child_environment
 from csd_engine.datasets import FileSet, fingerprint, write_manifest
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.resample import native_order
+from ddlp.bench.common import add_output, emit, say, spread
 from ddlp.deploy import book
 from ddlp.deploy.shell import Shell
 from ddlp.errors import DDLPError
@@ -39,6 +39,7 @@ from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePubli
 from ddlp.sources.link import EngineLink, JobHandle
 
 SIZE = 224
+IMAGES = Path("data/bench/110kb")
 SEED, EPOCH = 0, 0
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _SILENCE_S = 300.0  # one batch on a slow board
@@ -81,12 +82,18 @@ def _ratios(rates: Sequence[float], bound: Sequence[float]) -> list[float]:
     return [rate / most for rate, most in zip(rates, bound, strict=True)]
 
 
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench."""
+    short = ["--rounds", "2", "--seconds", "2"] if quick else []
+    return [("An engine's worker against a bare Pillow loop", ["--local", *short])]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("name", nargs="?", help="a deployed device")
     parser.add_argument("--local", action="store_true", help="an engine of one worker on one core of this computer")
     parser.add_argument(
-        "--images", type=Path, default=Path("data/bench"),
+        "--images", type=Path, default=IMAGES,
         help="directory of images, as this host sees it; on a device below one of its roots (%(default)s, made if missing)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
@@ -94,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--files", type=int, default=500, help="images to use at most, drawn at random (%(default)s)")
     parser.add_argument("--cpu", type=int, default=None, help="with --local: the core to use (the last one)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
+    add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,8 +110,8 @@ def run(options: argparse.Namespace) -> int:
         print("ddlp bench engine: give the name of a deployed device, or --local", file=sys.stderr)
         return 2
     with _local(options.cpu) if options.local else _device(options.name) as place:
-        result = measure(place, options, lambda text: print(text, file=sys.stderr, flush=True))
-    print(json.dumps(asdict(result)) if options.json else table(result))
+        result = measure(place, options, say)
+    emit(options, result, table(result))
     return 0
 
 
@@ -168,11 +175,11 @@ def _device(name: str) -> Iterator[Place]:
 def image_files(directory: Path, most: int) -> list[str]:
     """Paths below `directory` of at most so many images, a fixed random choice."""
     if not directory.is_dir():
-        if directory != Path("data/bench"):
+        if directory != IMAGES:
             raise DDLPError(f"{directory} is no directory. Name one of images with --images.")
-        from ddlp.sampledata import make_imagefolder
+        from ddlp.bench.data import ensure_data
 
-        make_imagefolder(directory, 2000, 46.0)
+        ensure_data(directory.parent)
     found = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not found:
         raise DDLPError(f"there is no image below {directory} ({', '.join(_SUFFIXES)}). Name another one with --images.")
@@ -261,23 +268,19 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
     return result
 
 
-def _spread(values: list[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
-
-
 def table(result: Result) -> str:
     """The figures for a person."""
     versions = ", ".join(f"{name} {result.versions.get(name)}" for name in ("machine", "python", "pillow"))
     figures = [
-        (f"engine (kernel: {result.kernel})", _spread(result.engine, ".1f")),
-        ("bare Pillow loop", _spread(result.bare, ".1f") + "   the bound of an engine with Pillow"),
-        ("engine / bare", _spread(result.ratios, ".3f")),
+        (f"engine (kernel: {result.kernel})", spread(result.engine, ".1f")),
+        ("bare Pillow loop", spread(result.bare, ".1f") + "   the bound of an engine with Pillow"),
+        ("engine / bare", spread(result.ratios, ".3f")),
     ]
     if result.pillow:
         figures += [
-            ("engine with Pillow", _spread(result.pillow, ".1f")),
-            ("engine with Pillow / bare", _spread(_ratios(result.pillow, result.bare), ".3f")),
-            ("engine / with Pillow", _spread(_ratios(result.engine, result.pillow), ".3f")),
+            ("engine with Pillow", spread(result.pillow, ".1f")),
+            ("engine with Pillow / bare", spread(_ratios(result.pillow, result.bare), ".3f")),
+            ("engine / with Pillow", spread(_ratios(result.engine, result.pillow), ".3f")),
         ]
     lines = [
         f"{result.where} ({versions}), {result.workers} worker(s), {result.images} images a turn in batches of {result.batch}",

@@ -2,7 +2,8 @@
 
 Every turn is a fresh process on one core that goes through the same JPEG files in the same order; a round gives each
 contender a turn. The bound is a bare loop that prepares one batch after the other: no loader, no thread, no ledger. Two cores
-(two workers) are measured as well. `--bits N` compares pixels instead: N samples of every kind of JPEG against torchvision on PIL.
+(two workers) are measured as well. `--bits N` compares pixels instead: N samples of every kind of JPEG against torchvision on
+PIL.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,22 @@ from pathlib import Path
 from ddlp.bench import bits
 from ddlp.bench.common import Aim, Say, add_output, alternate, child, emit, ratios, say, spread
 from ddlp.bench.contenders import (
-    BARE, BARE_UINT8, BASELINES, CONTENDERS, DALI, OURS, OURS_FAST, OURS_TWO, OURS_UINT8, Work,
+    BARE,
+    BARE_UINT8,
+    BASELINES,
+    CONTENDERS,
+    DALI,
+    OURS,
+    OURS_FAST,
+    OURS_TWO,
+    OURS_UINT8,
+    Work,
 )  # fmt: skip
 from ddlp.bench.data import MEANS_KB, PIPELINES, ROOT, ensure_data
 
 _BATCH = {"cifar10": 256}
-_AIMS = {  # pipeline -> mean file in kB (None: any) -> contender -> (how many times DataLoader's best, DALI's)
+# (pipeline, mean file in kB) -> contender -> how many times DataLoader's best, and DALI's.
+_AIMS: dict[tuple[str, float], dict[str, tuple[float, float | None]]] = {
     ("imagenet1", 110.0): {OURS: (3.0, 1.8), OURS_UINT8: (3.6, None)},
     ("imagenet1", 46.0): {OURS: (3.6, 2.2), OURS_UINT8: (3.6, None)},
     ("imagenet2", 110.0): {OURS: (2.5, None)},
@@ -44,8 +55,10 @@ class Table:
     rates: dict[str, list[float]] = field(default_factory=dict)
 
     @property
-    def baseline(self) -> list[float]:
-        """DataLoader's best, round by round."""
+    def baseline(self) -> list[float] | None:
+        """DataLoader's best, round by round; None if it did not take part."""
+        if not set(BASELINES) <= set(self.rates):
+            return None
         return [max(pair) for pair in zip(*(self.rates[name] for name in BASELINES), strict=True)]
 
 
@@ -71,8 +84,12 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
-    parser.add_argument("--pipelines", nargs="+", default=list(PIPELINES), choices=PIPELINES, metavar="P", help="of %(choices)s")
-    parser.add_argument("--mean-kb", type=float, nargs="+", default=list(MEANS_KB), help="mean file sizes for imagenet1, others: the first")
+    parser.add_argument(
+        "--pipelines", nargs="+", default=list(PIPELINES), choices=PIPELINES, metavar="P", help="of %(choices)s"
+    )
+    parser.add_argument(
+        "--mean-kb", type=float, nargs="+", default=list(MEANS_KB), help="mean file sizes for imagenet1, others: the first"
+    )
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), metavar="C", help="only these, of %(choices)s")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument("--images", type=int, default=0, help="images of a turn at most (all)")
@@ -144,21 +161,17 @@ def aims(result: Result) -> list[Aim]:
     for here in result.tables:
         wanted = _AIMS.get((here.pipeline, here.mean_kb), {})
         for name, (of_baseline, of_dali) in wanted.items():
-            found.append(Aim(f"{title(here)}: {name} / DataLoader's best", of_baseline, _median(here, name, lambda: here.baseline)))
+            found.append(Aim(f"{title(here)}: {name} / DataLoader's best", of_baseline, _median(here, name, here.baseline)))
             if of_dali is not None:
-                dali = _median(here, name, lambda: here.rates[DALI])
-                found.append(Aim(f"{title(here)}: {name} / {DALI}", of_dali, dali))
+                found.append(Aim(f"{title(here)}: {name} / {DALI}", of_dali, _median(here, name, here.rates.get(DALI))))
         if wanted:
-            two = _median(here, OURS_TWO, lambda: here.rates[OURS])
-            found.append(Aim(f"{title(here)}: two cores / one", _TWO_CORES, two))
+            found.append(Aim(f"{title(here)}: two cores / one", _TWO_CORES, _median(here, OURS_TWO, here.rates.get(OURS))))
     return found
 
 
-def _median(here: Table, name: str, other: Callable[[], Sequence[float]]) -> float | None:
-    try:
-        return statistics.median(ratios(here.rates[name], other()))
-    except KeyError:
-        return None
+def _median(here: Table, name: str, other: Sequence[float] | None) -> float | None:
+    """Of the ratios; None where one of both was not there."""
+    return None if other is None or name not in here.rates else statistics.median(ratios(here.rates[name], other))
 
 
 def title(here: Table) -> str:
@@ -171,10 +184,14 @@ def table(result: Result) -> str:
     unit = "images/s" if result.clock == "wall" else "images per processor second"
     rows = [f"{unit}; medians of {result.rounds} rounds (least .. most); one core unless two are said"]
     for here in result.tables:
-        rows += ["", f"{title(here)}, batches of {here.batch}", f"{'':34}{unit[:10]:>24}{'x DataLoader':>22}{'of the bound':>14}"]
+        rows += [
+            "",
+            f"{title(here)}, batches of {here.batch}",
+            f"{'':34}{unit[:10]:>24}{'x DataLoader':>22}{'of the bound':>14}",
+        ]
         for name, rates in here.rates.items():
             bound = _bound(here, name)
-            against = [] if not set(BASELINES) <= set(here.rates) else ratios(rates, here.baseline)
+            against = None if here.baseline is None else ratios(rates, here.baseline)
             rows.append(
                 f"{name:34}{spread(rates):>24}{spread(against, '.2f') if against else '':>22}"
                 f"{f'{statistics.median(ratios(rates, bound)):.3f}' if bound else '':>14}"
@@ -189,5 +206,3 @@ def _bound(here: Table, name: str) -> list[float] | None:
     if bare is None or name not in (OURS, OURS_UINT8, OURS_TWO):
         return None
     return [CONTENDERS[name].cores * rate for rate in bare]
-
-

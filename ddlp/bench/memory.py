@@ -1,8 +1,9 @@
 """`ddlp bench memory`: memory of all processes during an epoch, the engine's included, against DataLoader's.
 
-Same data set, batch size and number of workers; training steps are long enough for the loaders to be as far ahead as they go. Each is
-a program of its own whose processes' proportional set sizes (PSS: a page shared by n counts 1/n in each) are added up ten times a
-second from the first batch on. Batches that wait in shared memory which nobody has mapped are in nobody's PSS: they are told apart.
+Same data set, batch size and number of workers; training steps are long enough for the loaders to be as far ahead as they go.
+Each is a program of its own whose processes' proportional set sizes (PSS: a page shared by n counts 1/n in each) are added up
+ten times a second from the first batch on. Batches that wait in shared memory which nobody has mapped are in nobody's PSS:
+they are told apart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, child_environment, emit, family, say, spread
 from ddlp.bench.data import MEANS_KB, ROOT, ensure_data
@@ -61,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=12, help="batches taken (%(default)s)")
     parser.add_argument("--step-s", type=float, default=1.5, help="length of a training step in seconds (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (%(default)s)")
-    parser.add_argument("--output", choices=["float32", "uint8"], default="float32", help="delivered by DDLPLoader (%(default)s)")
+    parser.add_argument(
+        "--output", choices=["float32", "uint8"], default="float32", help="delivered by DDLPLoader (%(default)s)"
+    )
     add_output(parser)
 
 
@@ -81,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
     alternate({line.name: lambda line=line: turn(line) for line in result.lines}, options.rounds, say, "MB")  # type: ignore[misc]
     peer, *ours = result.lines
     aims = [
-        Aim(f"{PEER} / {line.name}, peak", 1.0, statistics.median(peer.peak_mb) / statistics.median(line.peak_mb)) for line in ours
+        Aim(f"{PEER} / {line.name}, peak", 1.0, statistics.median(peer.peak_mb) / statistics.median(line.peak_mb))
+        for line in ours
     ]
     emit(options, result, table(result), aims)
     return 0
@@ -94,7 +98,11 @@ def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[l
         "step_s": options.step_s, "output": options.output,
     }  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddlp.bench.memory"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+        [sys.executable, "-m", "ddlp.bench.memory"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(work) + "\n")
@@ -103,7 +111,7 @@ def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[l
         if process.stdout.readline() != "first batch\n":
             raise BenchFailed(f"{name}: no batch came; its messages are above.")
         over = threading.Event()
-        ends = threading.Thread(target=lambda: (process.stdout and process.stdout.readline(), over.set()), daemon=True)
+        ends = threading.Thread(target=_set_at_a_line, args=(process.stdout, over), daemon=True)
         ends.start()
         samples, most = [], 0
         while not over.wait(0.1):
@@ -115,6 +123,11 @@ def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[l
         process.stdin.close()
         process.wait(60)
         process.stdout.close()
+
+
+def _set_at_a_line(stream: IO[str], event: threading.Event) -> None:
+    stream.readline()
+    event.set()
 
 
 def held_bytes(pids: list[int]) -> tuple[int, int]:
@@ -143,7 +156,7 @@ def held_bytes(pids: list[int]) -> tuple[int, int]:
 def table(result: Result) -> str:
     """The figures for a person."""
     rows = [
-        f"batches of {result.batch}, {result.workers} workers, {result.output} (DataLoader: float32); MB, medians (least .. most)",
+        f"batches of {result.batch}, {result.workers} workers, {result.output} (DataLoader: float32); MB, medians of rounds",
         f"{'':34}{'peak':>24}{'median':>8}{'of the peak, unmapped':>23}{'processes':>11}",
     ]
     for line in result.lines:

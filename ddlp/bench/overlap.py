@@ -3,26 +3,28 @@
 The host is pinned to one core and an embedded engine to another, slowed down to a given part of the host's speed; the
 accelerator sleeps. r_cpu and r_csd are measured as bare loops (`ddlp.bench.bare`), both busy at once; a DataLoader on the
 same host core has the engine's core kept busy beside it, as ours has.
+
+Delivered as float32, the engine's batches are converted on the host, which takes h seconds a sample from its own preparing: the
+bound is r_cpu * (1 - h * r_csd) + r_csd then. h is measured as a bare loop too (read, verify, convert).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, Subset
 
+from ddlp.bench import data
 from ddlp.bench.bare import Bare, both_at_once
-from ddlp.bench.data import ensure_data, imagenet1_transform
+from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, say, spread, two_cpus
 from ddlp.loader import DDLPLoader
 
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
@@ -44,80 +46,99 @@ class Result:
 
     batches: int
     batch: int
+    output: str
     accelerator_s: float
     slowdown: float
     r_cpu: list[float] = field(default_factory=list)
     r_csd: list[float] = field(default_factory=list)
+    h_s: list[float] = field(default_factory=list)  # of the host's core for one of the engine's samples
+    accelerator_bound: bool = False
     bound_s: list[float] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--data", type=Path, default=Path("data/bench"), help="JPEG data set, made if missing (%(default)s)")
-    parser.add_argument("--mean-kb", type=float, default=46.0, help="mean file size of a set that is made (%(default)s)")
-    parser.add_argument("--batches", type=int, default=200, help="batches of each epoch (%(default)s)")
+    parser.add_argument(
+        "--data", type=Path, default=data.ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)"
+    )
+    parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
+    parser.add_argument("--batches", type=int, default=400, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="batch size (%(default)s)")
     parser.add_argument("--csd", type=float, default=1 / 3, help="the engine's speed as a part of the host's (1/3)")
     parser.add_argument("--slowdown", type=float, help="slow the engine down by this factor instead")
     parser.add_argument(
-        "--accelerator", type=float, default=0.5,
+        "--accelerator",
+        type=float,
+        default=0.5,
         help="time of a training step, as a part of the bound of preparing one batch; above 1 it is the bound (%(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=5, help="each contender's turns (%(default)s)")
     parser.add_argument("--strategies", nargs="+", default=["cpu", "csd", "mte", "wrr", "ordered"], metavar="S")
     parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="what is delivered (%(default)s)")
-    parser.add_argument("--host-cpu", type=int, default=0)
-    parser.add_argument("--csd-cpu", type=int, default=1)
+    parser.add_argument("--host-cpu", type=int, help="the first usable one")
+    parser.add_argument("--csd-cpu", type=int, help="the second usable one")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each bare loop (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
+    add_output(parser)
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench."""
+    short = ["--rounds", "1", "--batches", "100", "--seconds", "3"] if quick else []
+    third, tenth = ["--csd", "0.3333"], ["--csd", "0.1"]
+    two = ["--strategies", "cpu", "mte", "wrr"]
+    return [
+        ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *short]),
+        ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *two, *short]),
+        (
+            "Overlap: engine at 1/3, the accelerator is the bound, uint8",
+            ["--output", "uint8", *third, *two, "--accelerator", "1.25", *short],
+        ),
+        ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *two, *short]),
+        ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *two, *short]),
+    ]
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    if len(os.sched_getaffinity(0)) < 2:
-        print("ddlp bench overlap: needs two CPUs, one for each side", file=sys.stderr)
-        return 2
     if options.batches < 20:
-        print(f"ddlp bench overlap: {options.batches} batches are too few to tell; take 200 or more", file=sys.stderr)
-        return 2
-    say = _say(options.json)
-    ensure_data(options.data, options.mean_kb)
+        raise BenchFailed(f"{options.batches} batches are too few to tell; take 200 or more.")
+    if options.host_cpu is None or options.csd_cpu is None:
+        options.host_cpu, options.csd_cpu = two_cpus()
+    options.directory = data.ensure_data(options.data, "imagenet1", options.mean_kb)
     result = measure(options, say)
-    if options.json:
-        print(json.dumps(asdict(result)))
-    else:
-        print(table(result))
+    emit(options, result, table(result), aims(result))
     return 0
 
 
-def _say(quiet: bool) -> Callable[[str], None]:
-    return lambda text: print(text, file=sys.stderr if quiet else sys.stdout, flush=True)
-
-
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
-    """All rounds."""
+    """All rounds; each begins with another contender."""
     cpus = (options.host_cpu, options.csd_cpu)
+    bare = partial(both_at_once, options.directory, options.batch, cpus, output=options.output)
     slowdown = options.slowdown
     if slowdown is None:
-        host, engine = both_at_once(options.data, options.batch, cpus, options.seconds / 2, 1.0, options.output)
+        host, engine = bare(options.seconds / 2, 1.0)
         slowdown = max(1.0, engine / (options.csd * host))
         say(f"bare loops, not slowed: host {host:.0f}, engine {engine:.0f} samples/s; engine slowed {slowdown:.2f} times")
-    result = Result(options.batches, options.batch, 0.0, slowdown)
-    names = [*(n for n in PEERS), *options.strategies]
-    result.lines = [Line(name) for name in names]
+    result = Result(options.batches, options.batch, options.output, 0.0, slowdown)
+    result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
     n = options.batches * options.batch
     for k in range(options.rounds):
-        r_cpu, r_csd = both_at_once(options.data, options.batch, cpus, options.seconds, slowdown, options.output)
-        bound = n / (r_cpu + r_csd)
+        r_cpu, r_csd = bare(options.seconds, slowdown)
+        h_s = 1 / bare(options.seconds / 4, slowdown, host="fetch")[0]
+        left = 1 - h_s * r_csd if options.output == "float32" else 1.0
+        bound = n / (r_cpu * left + r_csd)
         if k == 0:
             result.accelerator_s = options.accelerator * bound / options.batches
+            result.accelerator_bound = options.accelerator > 1
         bound = max(bound, options.batches * result.accelerator_s)
         result.r_cpu.append(r_cpu)
         result.r_csd.append(r_csd)
+        result.h_s.append(h_s)
         result.bound_s.append(bound)
-        say(f"round {k + 1}/{options.rounds}: r_cpu {r_cpu:.1f}, r_csd {r_csd:.1f} samples/s, bound {bound:.2f} s")
-        for line in result.lines:
+        rates = f"r_cpu {r_cpu:.1f}, r_csd {r_csd:.1f} samples/s, h {h_s * 1e6:.0f} us"
+        say(f"round {k + 1}/{options.rounds}: {rates}, bound {bound:.2f} s")
+        for line in result.lines[k % len(result.lines) :] + result.lines[: k % len(result.lines)]:
             seconds, csd = contender(line.name, options, slowdown, result.accelerator_s)
             line.seconds.append(seconds)
             line.of_bound.append(bound / seconds)
@@ -126,33 +147,23 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
     return result
 
 
-@contextmanager
-def pinned(cpu: int) -> Iterator[None]:
-    """This process, and what it starts, on one CPU and one torch thread."""
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    os.sched_setaffinity(0, {cpu})
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-        torch.set_num_threads(threads)
-
-
 def contender(name: str, options: argparse.Namespace, slowdown: float, accelerator_s: float) -> tuple[float, int]:
     """Seconds of an epoch after a short warm-up, and the batches that came from the engine."""
-    from torchvision.datasets import ImageFolder
-
     n = options.batches * options.batch
-    images = ImageFolder(str(options.data / "train"), imagenet1_transform())
+    images: Any = data.dataset(options.directory, "imagenet1")
     dataset = Subset(images, [k % len(images) for k in range(n)])
     if name in PEERS:
-        other = Bare("engine", options.data, options.batch, options.csd_cpu, 0, slowdown)
+        other = Bare("engine", options.directory, options.batch, options.csd_cpu, 0, slowdown)
         try:
             with pinned(options.host_cpu):
                 other.go()
                 workers = PEERS.index(name)
-                loader = DataLoader(dataset, options.batch, shuffle=True, num_workers=workers)
+                ahead: dict[str, Any] = (
+                    {"prefetch_factor": 4} if workers else {}
+                )  # not persistent: it holds the bare loop's pipe
+                loader = DataLoader(
+                    dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(), **ahead
+                )
                 return epoch(loader, accelerator_s), 0
         finally:
             other.result()
@@ -174,26 +185,42 @@ def epoch(loader: DataLoader, accelerator_s: float) -> float:
     return time.monotonic() - began
 
 
+def aims(result: Result) -> list[Aim]:
+    """wrr and mte against the bound; against a prefetching DataLoader only where preparing limits both."""
+    lines = {line.name: line for line in result.lines}
+    found = [
+        Aim(f"{name}, {result.output}: of the bound", least, statistics.median(lines[name].of_bound))
+        for name, least in (("wrr", 0.97), ("mte", 0.95))
+        if name in lines
+    ]
+    if "wrr" in lines and not result.accelerator_bound:
+        n = result.batches * result.batch
+        parts = []
+        for k, seconds in enumerate(lines["wrr"].seconds):
+            alone_s = min(lines[name].seconds[k] for name in PEERS)
+            expected = (result.r_cpu[k] + result.r_csd[k]) / (n / alone_s)
+            parts.append(alone_s / seconds / expected)
+        found.append(Aim("wrr's gain over DataLoader: of (r_cpu + r_csd) / r_DataLoader", 0.97, statistics.median(parts)))
+    return found
+
+
 def table(result: Result) -> str:
     """The figures for a person."""
     median = statistics.median
     samples = result.batches * result.batch
     rows = [
-        "",
-        f"{result.batches} batches of {result.batch}; medians of {len(result.bound_s)} rounds, (least .. most)",
-        f"bare loops, both at once: r_cpu {_spread(result.r_cpu, '.0f')}, r_csd {_spread(result.r_csd, '.0f')} samples/s",
-        f"bound max(n / (r_cpu + r_csd), n * t_accelerator): {_spread(result.bound_s, '.2f')} s, "
+        f"{result.batches} batches of {result.batch} as {result.output}; {len(result.bound_s)} rounds, medians (least .. most)",
+        f"bare loops, both at once: r_cpu {spread(result.r_cpu)}, r_csd {spread(result.r_csd)} samples/s, "
+        f"h {spread([h * 1e6 for h in result.h_s])} us a sample",
+        f"bound {'n / (r_cpu * (1 - h * r_csd) + r_csd)' if result.output == 'float32' else 'n / (r_cpu + r_csd)'}, "
+        f"but n steps at least: {spread(result.bound_s, '.2f')} s, "
         f"a training step sleeps {1000 * result.accelerator_s:.1f} ms",
         "",
         f"{'':22} {'seconds':>22} {'samples/s':>10} {'of the bound':>24} {'from the CSD':>13}",
     ]
     for line in result.lines:
         rows.append(
-            f"{line.name:22} {_spread(line.seconds, '.2f'):>22} {samples / median(line.seconds):10.0f} "
-            f"{_spread(line.of_bound, '.3f'):>24} {int(median(line.csd_batches)):13d}"
+            f"{line.name:22} {spread(line.seconds, '.2f'):>22} {samples / median(line.seconds):10.0f} "
+            f"{spread(line.of_bound, '.3f'):>24} {int(median(line.csd_batches)):13d}"
         )
     return "\n".join(rows)
-
-
-def _spread(values: list[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"

@@ -121,7 +121,8 @@ def _segment(marker: int, content: bytes) -> bytes:
 def _scan(components: Sequence[np.ndarray], restart: int) -> bytes:
     """The entropy-coded part: blocks MCU by MCU, component by component."""
     flat = [c.reshape(-1, c.shape[2], 64).tolist() for c in components]
-    pieces, bits = [], []
+    pieces: list[bytes] = []
+    bits: list[str] = []
     before = [0] * len(flat)
     for mcu in range(len(flat[0])):
         if restart and mcu and mcu % restart == 0:

@@ -9,13 +9,16 @@ import contextlib
 import fcntl
 import hashlib
 import io
+import itertools
 import os
 import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +31,8 @@ from ddlp.errors import DDLPError
 from ddlp.sources.embedded import PREFIX, sweep
 from ddlp.translate.datasets import Part, PortableSet, SamplePaths
 
+_AT_ONCE = 1024  # names
+_PAUSE_S = 0.0005
 FILES, ARRAYS = "files", "arrays"  # below the spool: what hosts put there, and what they have sent
 
 
@@ -173,17 +178,35 @@ class Luggage:
 
     def _files(self, part: Part) -> FileSet:
         assert part.paths is not None
-        raw = list(map(itemgetter(0), part.paths.samples)) if isinstance(part.paths, SamplePaths) else part.paths
-        # Strings keep their hashes, so that this is cheap; people edit these lists in place.
-        content = hash((os.getcwd(), *raw))
+        content = 0
+        for some in _some_at_a_time(part.paths):
+            content = hash((content, *some))  # strings keep their hashes, so this is cheap; people edit these lists in place
+        content = hash((content, os.getcwd()))
         if content not in self._known:
-            paths = [_absolute(os.fspath(p)) for p in raw]
-            # What the first and the last in order have in common, all have.
-            root = os.path.dirname(os.path.commonprefix([min(paths), max(paths)])) if paths else "/"
+            paths: list[str] = []
+            ends: list[str] = []  # first and last in order: what these have in common, all have
+            for some in _some_at_a_time(part.paths):
+                plain = [_absolute(path) for path in some]
+                paths += plain
+                ends = [min(ends[:1] + plain), max(ends[1:] + plain)]
+            root = os.path.dirname(os.path.commonprefix(ends)) if paths else "/"
             skip = len(root.rstrip("/")) + 1
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as stream:
                 pass
-            fingerprint = write_manifest(stream.name, (p[skip:] for p in paths))
+            fingerprint = write_manifest(stream.name, (p[skip:] for p in paths), _pause)
             os.replace(stream.name, self.manifest(fingerprint))
             self._known[content] = FileSet(root, fingerprint, len(paths))
         return self._known[content]
+
+
+def _pause() -> None:
+    """Let the host's workers have the interpreter: a million names take a second or two, and come while they are at work."""
+    time.sleep(_PAUSE_S)
+
+
+def _some_at_a_time(paths: Sequence[Any]) -> Iterator[list[str]]:
+    """All paths as strings, less than a millisecond's work at a time, with a pause behind each part."""
+    source = iter(map(itemgetter(0), paths.samples) if isinstance(paths, SamplePaths) else paths)
+    while some := list(map(os.fspath, itertools.islice(source, _AT_ONCE))):
+        yield some
+        _pause()

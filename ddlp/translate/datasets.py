@@ -7,6 +7,7 @@ samples would silently be wrong.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -56,25 +57,47 @@ class Part:
 class PortableSet:
     """A data set as parts, and the map from its indices to source indices (which run through the parts).
 
-    ``sources`` is int64 (length,), or None where an index is its source index.
+    ``resolve`` gives that map, int64 (length,), when an epoch wants it: a list of a million indices takes its time. None
+    where an index is its source index.
     """
 
-    def __init__(self, parts: list[Part], sources: np.ndarray | None) -> None:
+    def __init__(self, parts: list[Part], resolve: Callable[[], np.ndarray] | None = None, length: int = 0) -> None:
         self.parts = parts
         self.starts = [0, *itertools.accumulate(len(p) for p in parts)]
-        self.sources = sources
+        self._resolve = resolve
+        self._length = length
 
     def __len__(self) -> int:
-        return self.starts[-1] if self.sources is None else len(self.sources)
+        return self.starts[-1] if self._resolve is None else self._length
+
+    @property
+    def sources_are_indices(self) -> bool:
+        """Whether an index is its source index."""
+        return self._resolve is None
+
+    @functools.cached_property
+    def sources(self) -> np.ndarray | None:
+        """The source index of each index, int64; None where they are the same. Raises IndexError as the data set would."""
+        return None if self._resolve is None else self._resolve()
 
     def source(self, indices: np.ndarray) -> np.ndarray:
         """Source indices of the data set's own indices, int64. Raises IndexError as the data set would."""
         n = len(self)
-        wrong = (indices >= n) | (indices < -n)
-        if wrong.any():
-            raise IndexError(f"index {indices[wrong][0]} is out of range for a data set of {n} samples")
-        indices = np.where(indices < 0, indices + n, indices) if (indices < 0).any() else indices
+        lowest, highest = (int(indices.min()), int(indices.max())) if len(indices) else (0, -1)
+        if highest >= n or lowest < -n:
+            wrong = indices[(indices >= n) | (indices < -n)][0]
+            raise IndexError(f"index {wrong} is out of range for a data set of {n} samples")
+        indices = np.where(indices < 0, indices + n, indices) if lowest < 0 else indices
         return indices if self.sources is None else self.sources[indices]
+
+    @functools.cached_property
+    def each_once(self) -> bool:
+        """Whether different indices are different sources."""
+        if self.sources is None:
+            return True
+        seen = np.zeros(int(self.starts[-1]), dtype=bool)
+        seen[self.sources] = True
+        return int(np.count_nonzero(seen)) == len(self.sources)
 
     def part(self, source: int) -> tuple[Part, int]:
         """The part of a source index, and the index within it."""
@@ -136,7 +159,10 @@ def translate_dataset(dataset: Any) -> PortableSet:
     """
     if type(dataset) is Subset:
         inner = translate_dataset(dataset.dataset)
-        return PortableSet(inner.parts, inner.source(np.asarray(dataset.indices, dtype=np.int64).reshape(-1)))
+        indices = dataset.indices
+        return PortableSet(
+            inner.parts, lambda: inner.source(np.asarray(indices, dtype=np.int64).reshape(-1)), len(indices)
+        )
     if type(dataset) is ConcatDataset:
         return _concat([translate_dataset(d) for d in dataset.datasets])
     describe = getattr(type(dataset), "__ddlp__", None)
@@ -155,7 +181,7 @@ def translate_dataset(dataset: Any) -> PortableSet:
         raise Untranslatable(
             _name(dataset), "its type is not exactly one that ddlp knows, so its samples may be made in any way", (_WAYS,)
         )
-    return PortableSet([leaf(dataset)], None)
+    return PortableSet([leaf(dataset)])
 
 
 _WAYS = (
@@ -169,16 +195,18 @@ def _name(dataset: Any) -> str:
 
 
 def _concat(sets: list[PortableSet]) -> PortableSet:
-    parts: list[Part] = []
-    maps: list[np.ndarray] = []
-    start = 0
-    for one in sets:
-        total = one.starts[-1]
-        maps.append((np.arange(total) if one.sources is None else one.sources) + start)
-        parts.extend(one.parts)
-        start += total
-    plain = all(one.sources is None for one in sets)
-    return PortableSet(parts, None if plain else np.concatenate(maps) if maps else np.zeros(0, np.int64))
+    parts = [part for one in sets for part in one.parts]
+    if sets and all(one.sources_are_indices for one in sets):
+        return PortableSet(parts)
+
+    def resolve() -> np.ndarray:
+        maps, start = [np.zeros(0, np.int64)], 0
+        for one in sets:
+            maps.append((np.arange(len(one)) if one.sources is None else one.sources) + start)
+            start += one.starts[-1]
+        return np.concatenate(maps)
+
+    return PortableSet(parts, resolve, sum(map(len, sets)))
 
 
 class SamplePaths(Sequence):

@@ -175,12 +175,15 @@ def test_offsets_beyond_4_gib(tmp_path):
         writer.abort()
 
 
-@pytest.mark.parametrize("way", ["kernel", "numpy"])
-def test_the_checksum_is_what_the_design_says(way, monkeypatch):
-    if way == "numpy":
+@pytest.fixture(params=["kernel", "numpy"])
+def way(request, monkeypatch):
+    if request.param == "numpy":
         monkeypatch.setattr(csd_engine.checksum, "kernel", lambda: None)
     elif kernel() is None:
         pytest.skip("there is no kernel")
+
+
+def test_the_checksum_is_what_the_design_says(way):
     data = np.random.default_rng(2).integers(0, 256, 3 * BLOCK_BYTES + 1001, dtype=np.uint8).tobytes()
     words = np.frombuffer(data.ljust(4 * BLOCK_BYTES, b"\0"), "<u4").reshape(4, -1).astype(object)
     acc = words[0] * 0
@@ -194,6 +197,32 @@ def test_the_checksum_is_what_the_design_says(way, monkeypatch):
             checksum.update(memoryview(data)[start : start + (step if step > 1 else 977)])
         assert checksum.hexdigest() == expected
     assert MULTIPLIER % 2 == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 9 * BLOCK_BYTES, 5 * BLOCK_BYTES + 77])
+@pytest.mark.parametrize("missing", [0, 3, BLOCK_BYTES + 3])
+def test_a_file_is_summed_as_it_is_read(way, tmp_path, size, missing):
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
+    (tmp_path / "file").write_bytes(b"head" + data[: max(0, size - missing)])
+    expected, read, place = Checksum(), Checksum(), bytearray(size)
+    expected.update(data[: max(0, size - missing)])
+    with open(tmp_path / "file", "rb", buffering=0) as stream:
+        stream.seek(4)
+        done = 0
+        while count := read.read(stream.fileno(), memoryview(place)[done:]):
+            done += count
+    assert place[:done] == data[:done] and done == max(0, size - missing)
+    assert read.hexdigest() == expected.hexdigest()
+
+
+def test_a_file_that_cannot_be_read_says_so(way, tmp_path):
+    for size in (100, 2 * BLOCK_BYTES):
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        try:
+            with pytest.raises(IsADirectoryError):
+                Checksum().read(descriptor, memoryview(bytearray(size)))
+        finally:
+            os.close(descriptor)
 
 
 def test_identity_depends_on_everything():

@@ -8,11 +8,11 @@ import sys
 
 from csd_engine import computer
 
-HOARDER = "import sys; kept = bytearray(64 << 20); kept[::4096] = bytes(len(kept[::4096])); print(); sys.stdin.read()"
+HOARDER = "import sys; kept = bytearray(64 << 20); kept[::4096] = bytes(len(kept[::4096])); print(flush=True); sys.stdin.read()"
 
 
 def test_memory_of_processes_counts_what_they_hold():
-    idle = subprocess.Popen([sys.executable, "-c", "print(); input()"], stdin=-1, stdout=-1)
+    idle = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1)
     hoarder = subprocess.Popen([sys.executable, "-c", HOARDER], stdin=-1, stdout=-1)
     try:
         for process in (idle, hoarder):

@@ -202,6 +202,7 @@ def test_pillows_warnings_stay_off_the_terminal(tmp_path, monkeypatch):
     write_manifest(tmp_path / "m", ["large.png"])
     reader = open_reader(FileSet(str(tmp_path), HEX, 1), str, lambda _: tmp_path / "m")
     with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()  # a loader of an earlier test may have left our filter
         warnings.simplefilter("always")
         prepare_sample(reader, pipeline(), (0, 0), 1, 1, np.zeros((32, 32, 3), np.uint8))
     assert caught == []

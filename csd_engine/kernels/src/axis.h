@@ -16,24 +16,30 @@ typedef struct {
     int8_t high_bytes[4]; /* high[0], high[1], high[0], high[1] */
 } tap_pair;
 
+/* The resampling of `inputs` samples to `outputs`, of which outputs kept_first .. kept_first + kept - 1 are wanted. */
 typedef struct {
+    int inputs, outputs, kept_first, kept, filter;
+    int reversed;   /* last output first */
+    int wide_reads; /* `pairs` pairs of taps from each `start` on stay within the inputs, or end one sample behind them */
+} axis_geometry;
+
+typedef struct {
+    axis_geometry geometry; /* that the rest was made for; all zero: none */
     int first, inputs;  /* input samples that the kept outputs need: first .. first + inputs - 1 */
     int outputs;        /* kept outputs */
     int pairs;          /* pairs of taps per output, the same for all */
     int most;           /* largest number of taps */
     int32_t *start;     /* [outputs] first tap, relative to `first` */
     int32_t *taps;      /* [outputs] number of taps, 1 .. 2 * pairs */
-    int32_t *plain;     /* [outputs][2 * pairs] coefficients, zeros behind the last tap */
+    int32_t *plain;     /* [outputs][room] coefficients, zeros behind the last tap; room >= 2 * pairs */
     tap_pair *split;    /* [outputs][pairs] the same, split */
-    double *weights;    /* [2 * pairs] workspace */
+    double *weights;    /* workspace */
+    size_t room;
     size_t start_room, plain_room, split_room, weights_room, taps_room; /* bytes held */
 } resample_axis;
 
-/* Coefficients of outputs kept_first .. kept_first + kept - 1 of the resampling of `inputs` samples to `outputs`;
- * reversed: last output first. wide_reads: `pairs` pairs from each `start` on stay within the inputs, or end one sample
- * behind them. 0, or -ENOMEM. Memory is kept for the next call. */
-int axis_prepare(resample_axis *axis, int inputs, int outputs, int kept_first, int kept, int filter, int reversed,
-                 int wide_reads);
+/* 0, or -ENOMEM. Memory is kept for the next call; one with the same geometry finds all done. */
+int axis_prepare(resample_axis *axis, const axis_geometry *geometry);
 void axis_free(resample_axis *axis);
 
 #endif

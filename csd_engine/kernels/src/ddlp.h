@@ -61,7 +61,7 @@ typedef struct ddlp_context ddlp_context;
 /* DDLP_ABI of the library. */
 DDLP_API int ddlp_abi(void);
 
-/* What the inner loops use on this processor: "avx2", "sse2", "neon" or "c". */
+/* What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c". */
 DDLP_API const char *ddlp_variant(void);
 
 /* Force a variant (for tests, before other threads use the library). DDLP_JOB: this processor has no such thing. */
@@ -104,6 +104,10 @@ DDLP_API void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, i
 
 /* csd_engine/checksum.py's Horner step over `blocks` blocks of 64 KiB; acc: 16384 words. */
 DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);
+
+/* The same on blocks that are read from the file `fd`, from where it stands, into `out`, and added while they are in the
+ * cache. Returns the bytes read: fewer where the file ends, of which the last, incomplete block is not added. -errno. */
+DDLP_API int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc);
 
 /* Crop with padding and flip many samples of an array into a batch; the job is described in windows.h. */
 DDLP_API int ddlp_windows(const ddlp_windows_job *job);

@@ -26,6 +26,7 @@ typedef struct {
     size_t room;
     entropy *entropy;  /* NULL: libjpeg's is used */
     int own_entropy;   /* whether the last image was read by ours */
+    void *checked[2]; /* libjpeg's entropy decoder, last seen to be libjpeg's */
 } decoder_memory;
 
 /* One build of region.h. */

@@ -1,5 +1,5 @@
 /* The entropy decoder of baseline JPEG: the half of the time that no region and no SIMD instruction saves, since a code's
- * place is known only when all codes before it have been read. About twice as fast as libjpeg's, in whose place it is put. */
+ * place is known only when all codes before it have been read. Nearly twice as fast as libjpeg's, in whose place it is put. */
 #ifndef DDLP_ENTROPY_H
 #define DDLP_ENTROPY_H
 
@@ -16,6 +16,7 @@ typedef struct {
 /* One scan that holds all components. */
 typedef struct {
     const uint8_t *data, *end;                 /* the file's bytes behind the SOS marker */
+    int components;                            /* 1 to 4 */
     int blocks;                                /* in one MCU */
     int component[ENTROPY_BLOCKS];             /* 0 to 3, of each of them */
     entropy_codes dc[4], ac[4];                /* of each component */

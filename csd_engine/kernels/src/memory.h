@@ -10,7 +10,11 @@
 static inline int grow(void **buffer, size_t *room, size_t bytes) {
     if (*room >= bytes && *buffer) return 0;
     free(*buffer);
+#ifdef __SANITIZE_ADDRESS__
+    size_t wanted = bytes; /* so that the first byte behind is noticed */
+#else
     size_t wanted = bytes + bytes / 4 + 64;
+#endif
     *buffer = calloc(1, wanted);
     *room = *buffer ? wanted : 0;
     return *buffer ? 0 : -ENOMEM;

@@ -22,7 +22,7 @@ typedef struct {
 
 extern const resample_passes passes_c;
 #if defined(DDLP_X86)
-extern const resample_passes passes_sse2, passes_avx2;
+extern const resample_passes passes_sse2, passes_avx2, passes_vnni;
 #elif defined(DDLP_NEON)
 extern const resample_passes passes_neon;
 #endif
@@ -30,6 +30,9 @@ extern const resample_passes passes_neon;
 static inline const resample_passes *passes_used(void) {
     switch (variant_used()) {
 #if defined(DDLP_X86)
+#if defined(DDLP_VNNI)
+    case VARIANT_VNNI: return &passes_vnni;
+#endif
     case VARIANT_AVX2: return &passes_avx2;
     case VARIANT_SSE2: return &passes_sse2;
 #elif defined(DDLP_NEON)
@@ -45,29 +48,15 @@ static inline uint8_t clip_sum(uint32_t sum) {
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* Bytes from..to of an output row, in C: what is left over where a row is narrower than a vector. */
-static inline void down_bytes(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t from, size_t to,
-                              const resample_axis *axis, int output) {
-    const int32_t *k = axis->plain + (size_t)output * 2 * (size_t)axis->pairs;
-    for (size_t x = from; x < to; x++) {
+/* An output row of the vertical pass that is narrower than a vector. */
+static inline void down_narrow(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t bytes, const resample_axis *axis,
+                               int output) {
+    const int32_t *k = axis->plain + (size_t)output * axis->room;
+    for (size_t x = 0; x < bytes; x++) {
         const uint8_t *p = first + x;
         uint32_t sum = 1u << (COEFFICIENT_BITS - 1);
         for (int tap = 0; tap < axis->taps[output]; tap++, p += stride) sum += (uint32_t)k[tap] * *p;
         out[x] = clip_sum(sum);
-    }
-}
-
-/* Outputs from..to of one row of pixels, in C. */
-static inline void across_pixels(uint8_t *out, const uint8_t *row, int from, int to, int channels,
-                                 const resample_axis *axis) {
-    const int32_t *k = axis->plain + (size_t)from * 2 * (size_t)axis->pairs;
-    for (int x = from; x < to; x++, k += 2 * axis->pairs) {
-        const uint8_t *p = row + (ptrdiff_t)axis->start[x] * channels;
-        for (int channel = 0; channel < channels; channel++) {
-            uint32_t sum = 1u << (COEFFICIENT_BITS - 1);
-            for (int tap = 0; tap < axis->taps[x]; tap++) sum += (uint32_t)k[tap] * p[tap * channels + channel];
-            out[(ptrdiff_t)x * channels + channel] = clip_sum(sum);
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 static inline __attribute__((always_inline)) void across_channels(uint8_t *restrict out, const uint8_t *restrict row,
                                                                   const int channels, const resample_axis *axis) {
     const int32_t *k = axis->plain;
-    for (int x = 0; x < axis->outputs; x++, k += 2 * axis->pairs, out += channels) {
+    for (int x = 0; x < axis->outputs; x++, k += axis->room, out += channels) {
         const uint8_t *p = row + (ptrdiff_t)axis->start[x] * channels;
         uint32_t sums[3];
         for (int channel = 0; channel < channels; channel++) sums[channel] = 1u << (COEFFICIENT_BITS - 1);
@@ -25,7 +25,7 @@ static void across(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrd
 static void down(uint8_t *restrict out, const uint8_t *restrict first, ptrdiff_t stride, size_t bytes,
                  const resample_axis *axis, int output) {
     enum { STRETCH = 256 }; /* values whose sums stay in the nearest cache */
-    const int32_t *k = axis->plain + (size_t)output * 2 * (size_t)axis->pairs;
+    const int32_t *k = axis->plain + (size_t)output * axis->room;
     for (size_t begin = 0; begin < bytes; begin += STRETCH) {
         uint32_t sums[STRETCH];
         size_t length = bytes - begin < STRETCH ? bytes - begin : STRETCH;

@@ -66,7 +66,7 @@ static void down(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t by
     const tap_pair *split = axis->split + (size_t)output * (size_t)axis->pairs;
     int taps = axis->taps[output];
     if (bytes < 16) {
-        down_bytes(out, first, stride, 0, bytes, axis, output);
+        down_narrow(out, first, stride, bytes, axis, output);
         return;
     }
     for (size_t x = 0; x < bytes; x += 16) {

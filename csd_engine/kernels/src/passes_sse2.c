@@ -53,10 +53,45 @@ static void across_rgb(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, 
     }
 }
 
+static inline int two_bytes(const uint8_t *p) {
+    uint16_t both;
+    memcpy(&both, p, 2);
+    return both;
+}
+
+/* Four rows together, one value of each a vector; a pair of taps is two bytes of each row. */
+static void across_grey(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count,
+                        const resample_axis *axis) {
+    const __m128i zero = _mm_setzero_si128(), half = _mm_set1_epi32(1 << (COEFFICIENT_BITS - 1));
+    for (int row = 0; row < count; row += 4, out += 4 * out_stride, rows += 4 * stride) {
+        /* where fewer than four rows are left, the last one stands in for the others */
+        ptrdiff_t n1 = count - row > 1 ? 1 : 0, n2 = count - row > 2 ? 2 : n1, n3 = count - row > 3 ? 3 : n2;
+        const tap_pair *k = axis->split;
+        for (int x = 0; x < axis->outputs; x++) {
+            const uint8_t *p = rows + axis->start[x];
+            __m128i low = half, high = zero;
+            for (int pair = 0; pair < axis->pairs; pair++, p += 2, k++) {
+                __m128i v = _mm_cvtsi32_si128(two_bytes(p));
+                v = _mm_insert_epi16(v, two_bytes(p + n1 * stride), 1);
+                v = _mm_insert_epi16(v, two_bytes(p + n2 * stride), 2);
+                v = _mm_insert_epi16(v, two_bytes(p + n3 * stride), 3);
+                v = _mm_unpacklo_epi8(v, zero);
+                low = _mm_add_epi32(low, _mm_madd_epi16(v, broadcast(k->low)));
+                high = _mm_add_epi32(high, _mm_madd_epi16(v, broadcast(k->high)));
+            }
+            uint32_t bytes = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(finish(low, high, low, high), zero));
+            out[x + n3 * out_stride] = (uint8_t)(bytes >> 24);
+            out[x + n2 * out_stride] = (uint8_t)(bytes >> 16);
+            out[x + n1 * out_stride] = (uint8_t)(bytes >> 8);
+            out[x] = (uint8_t)bytes;
+        }
+    }
+}
+
 static void across(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count, int channels,
                    const resample_axis *axis) {
     if (channels == 3) across_rgb(out, out_stride, rows, stride, count, axis);
-    else passes_c.across(out, out_stride, rows, stride, count, channels, axis);
+    else across_grey(out, out_stride, rows, stride, count, axis);
 }
 
 static void down(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t bytes, const resample_axis *axis,
@@ -65,7 +100,7 @@ static void down(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t by
     const tap_pair *split = axis->split + (size_t)output * (size_t)axis->pairs;
     int taps = axis->taps[output];
     if (bytes < 16) {
-        down_bytes(out, first, stride, 0, bytes, axis, output);
+        down_narrow(out, first, stride, bytes, axis, output);
         return;
     }
     for (size_t x = 0; x < bytes; x += 16) {

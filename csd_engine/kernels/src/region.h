@@ -135,14 +135,20 @@ static int decode_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
     return 1; /* damage is asked for afterwards: the rows are thrown away then */
 }
 
-/* Whether a function is one of libjpeg's own, as the fields of a structure that no header shows must be. */
-static int inside_libjpeg(void *function) {
+/* Whether a function is one of libjpeg's own, as the fields of a structure that no header shows must be. The answer yes is
+ * remembered in *checked. */
+static int inside_libjpeg(void *function, void **checked) {
     Dl_info theirs, known;
-    return dladdr(function, &theirs) && dladdr(*(void **)&jpeg.read_scanlines, &known) && theirs.dli_fbase == known.dli_fbase;
+    if (function == *checked) return 1;
+    if (!dladdr(function, &theirs) || !dladdr(*(void **)&jpeg.read_scanlines, &known) || theirs.dli_fbase != known.dli_fbase)
+        return 0;
+    *checked = function;
+    return 1;
 }
 
 /* Put our entropy decoder in place of libjpeg's, which has not begun. 0: it stays libjpeg's. */
-static int take_over(jpeg_decompress *decoder, entropy *ours, unsigned first, unsigned columns) {
+static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned first, unsigned columns) {
+    entropy *ours = memory->entropy;
     jpeg_entropy *theirs = decoder->entropy;
     const jpeg_source *source = decoder->src;
     /* An MCU of one component is a block, whatever its sampling factors. */
@@ -151,10 +157,13 @@ static int take_over(jpeg_decompress *decoder, entropy *ours, unsigned first, un
     entropy_scan scan;
     if (!ours || decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components || decoder->unread_marker) return 0;
     if (!mcu || decoder->blocks_in_MCU > ENTROPY_BLOCKS) return 0;
-    if (!inside_libjpeg(*(void **)&theirs->start_pass) || !inside_libjpeg(*(void **)&theirs->decode_mcu)) return 0;
+    if (!inside_libjpeg(*(void **)&theirs->start_pass, &memory->checked[0]) ||
+        !inside_libjpeg(*(void **)&theirs->decode_mcu, &memory->checked[1]))
+        return 0;
     memset(&scan, 0, sizeof scan);
     scan.data = source->next_input_byte;
     scan.end = scan.data + source->bytes_in_buffer;
+    scan.components = decoder->comps_in_scan;
     scan.blocks = decoder->blocks_in_MCU;
     for (int block = 0; block < scan.blocks; block++) scan.component[block] = decoder->MCU_membership[block];
     for (int c = 0; c < decoder->comps_in_scan; c++) {
@@ -186,7 +195,7 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
         return DDLP_JOB;
     if (!smooths(decoder)) {
         narrow(decoder, wanted, &first, &columns);
-        memory->own_entropy = d->own_entropy = take_over(decoder, memory->entropy, first, columns);
+        memory->own_entropy = d->own_entropy = take_over(decoder, memory, first, columns);
         if (top) row = jpeg.skip_scanlines(decoder, top);
     }
     stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;

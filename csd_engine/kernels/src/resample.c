@@ -10,17 +10,17 @@
 enum {
     WINDOW_BYTES = 1 << 18, /* rows between the passes stay in a core's second cache */
     BAND_ROWS = 8,          /* rows the horizontal pass takes together, or a multiple */
-    MOST_PIXELS_ACROSS = 1 << 24 /* Pillow reckons with sizes as floats, exact up to here */
+    MOST_PIXELS = 1 << 16,  /* of a side: no JPEG has more, and workspace grows with the change of size */
 };
 
 static int kept_within(int32_t first, int32_t kept, int32_t full) {
-    return first >= 0 && kept >= 1 && full >= 1 && full < MOST_PIXELS_ACROSS && first <= full - kept;
+    return first >= 0 && kept >= 1 && full >= 1 && full < MOST_PIXELS && first <= full - kept;
 }
 
 static int is_possible(const ddlp_job *job) {
     int same = job->full_width == job->width && job->full_height == job->height;
     return (job->channels == 1 || job->channels == 3) && job->left >= 0 && job->top >= 0 && job->width >= 1 &&
-           job->height >= 1 && job->width < MOST_PIXELS_ACROSS && job->height < MOST_PIXELS_ACROSS &&
+           job->height >= 1 && job->width < MOST_PIXELS && job->height < MOST_PIXELS &&
            kept_within(job->out_left, job->out_width, job->full_width) &&
            kept_within(job->out_top, job->out_height, job->full_height) && job->out != NULL &&
            (job->filter == DDLP_BILINEAR || job->filter == DDLP_BICUBIC || (job->filter == DDLP_NO_RESIZE && same));
@@ -35,15 +35,15 @@ static int prepare_axes(resample_state *s, const ddlp_job *job) {
     s->first_row = job->out_top;
     s->rows = job->out_height;
     if (s->across) {
-        if (axis_prepare(&s->x, job->width, job->full_width, job->out_left, job->out_width, job->filter,
-                         job->flip_horizontal, 1))
-            return -ENOMEM;
+        const axis_geometry g = {job->width, job->full_width, job->out_left, job->out_width, job->filter,
+                                 job->flip_horizontal != 0, 1};
+        if (axis_prepare(&s->x, &g)) return -ENOMEM;
         s->first_column = s->x.first;
         s->columns = s->x.inputs;
     }
     if (s->down) {
-        if (axis_prepare(&s->y, job->height, job->full_height, job->out_top, job->out_height, job->filter, 0, 0))
-            return -ENOMEM;
+        const axis_geometry g = {job->height, job->full_height, job->out_top, job->out_height, job->filter, 0, 0};
+        if (axis_prepare(&s->y, &g)) return -ENOMEM;
         s->first_row = s->y.first;
         s->rows = s->y.inputs;
     }

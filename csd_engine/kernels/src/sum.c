@@ -2,12 +2,15 @@
  *
  * Some blocks at a time go into a word while it is in a register, so that the data are all that is waited for. The compiler
  * makes vectors of the loop. */
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ddlp.h"
 #include "variant.h"
 
 enum { WORDS = 16384, TOGETHER = 4 }; /* words of a block of 64 KiB; blocks of one pass */
+enum { READ_BLOCKS = 4 };             /* added while they are still in the second-level cache */
 
 static const uint32_t MULTIPLIER = 0x9E3779BB;
 
@@ -37,19 +40,46 @@ static inline __attribute__((always_inline)) void add_all(uint32_t *acc, const u
 
 /* The same loop, compiled for an instruction set that is looked for at run time. */
 #if defined(DDLP_X86)
-enum { WIDE = VARIANT_AVX2 };
+enum { WIDE = VARIANT_AVX2, WIDER = VARIANT_VNNI };
 __attribute__((target("avx2")))
 #elif defined(DDLP_SWITCH_NEON_ON)
-enum { WIDE = VARIANT_NEON };
+enum { WIDE = VARIANT_NEON, WIDER = VARIANT_NEON };
 __attribute__((target("fpu=neon")))
 #else
-enum { WIDE = -1 };
+enum { WIDE = -1, WIDER = -1 };
 #endif
 static void add_all_wide(uint32_t *acc, const uint8_t *data, int64_t blocks) {
     add_all(acc, data, blocks);
 }
 
 void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks) {
-    if (variant_used() == WIDE) add_all_wide(acc, data, blocks);
+    int variant = variant_used();
+    if (variant == WIDE || variant == WIDER) add_all_wide(acc, data, blocks);
     else add_all(acc, data, blocks);
+}
+
+/* Fill `wanted` bytes; fewer at the file's end. -errno. */
+static int64_t fill(int fd, uint8_t *out, int64_t wanted) {
+    int64_t done = 0;
+    while (done < wanted) {
+        const ssize_t got = read(fd, out + done, (size_t)(wanted - done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -errno;
+        if (!got) break;
+        done += got;
+    }
+    return done;
+}
+
+int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc) {
+    int64_t done = 0;
+    while (blocks > 0) {
+        const int64_t step = blocks < READ_BLOCKS ? blocks : READ_BLOCKS, got = fill(fd, out + done, step * 4 * WORDS);
+        if (got < 0) return got;
+        ddlp_sum(acc, out + done, got / (4 * WORDS));
+        done += got;
+        if (got < step * 4 * WORDS) break;
+        blocks -= step;
+    }
+    return done;
 }

@@ -9,16 +9,17 @@
 #define HWCAP_NEON (1 << 12) /* <asm/hwcap.h> */
 #endif
 
-static const char *const names[] = {"c", "sse2", "avx2", "neon"};
+static const char *const names[] = {"c", "sse2", "avx2", "vnni", "neon"};
 
 static int chosen = -1; /* -1: not looked up yet */
 
 static int available(int variant) {
 #if defined(DDLP_X86)
-    if (variant == VARIANT_AVX2) {
-        __builtin_cpu_init();
-        return __builtin_cpu_supports("avx2") != 0;
-    }
+    __builtin_cpu_init();
+#if defined(DDLP_VNNI)
+    if (variant == VARIANT_VNNI) return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+#endif
+    if (variant == VARIANT_AVX2) return __builtin_cpu_supports("avx2") != 0;
     return variant == VARIANT_C || variant == VARIANT_SSE2;
 #elif defined(DDLP_NEON)
 #if defined(__arm__)

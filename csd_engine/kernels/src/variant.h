@@ -4,6 +4,9 @@
 
 #if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2__))
 #define DDLP_X86 1
+#if defined(__clang__) || __GNUC__ >= 8
+#define DDLP_VNNI 1
+#endif
 #endif
 /* NEON: always there on aarch64, looked for at run time on 32-bit ARM (some NAS processors of v7 lack it). Big-endian NEON
  * numbers its lanes the other way round: portable C does the work there, as on a compiler that can't switch NEON on. */
@@ -16,7 +19,8 @@
 #endif
 #endif
 
-enum { VARIANT_C, VARIANT_SSE2, VARIANT_AVX2, VARIANT_NEON };
+/* from the slowest to the fastest */
+enum { VARIANT_C, VARIANT_SSE2, VARIANT_AVX2, VARIANT_VNNI, VARIANT_NEON };
 
 /* Never fails. The first calls may come from several threads at once. */
 int variant_used(void);

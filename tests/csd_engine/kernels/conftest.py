@@ -18,7 +18,7 @@ def kernel(tmp_path_factory):
     return Kernel(path, _imaging.__file__)
 
 
-VARIANTS = ["c", "sse2", "avx2"] if platform.machine() in ("x86_64", "AMD64", "i686") else ["c", "neon"]
+VARIANTS = ["c", "sse2", "avx2", "vnni"] if platform.machine() in ("x86_64", "AMD64", "i686") else ["c", "neon"]
 
 
 @pytest.fixture(params=VARIANTS)

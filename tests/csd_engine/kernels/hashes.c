@@ -82,6 +82,22 @@ static void one_resample(resample_state *s) {
     free(pixels), free(whole), free(banded);
 }
 
+/* An image of 1200 x 1500 to 1000 x 50, the same band over and over: what is held of it must not grow with it. */
+static void large(resample_state *s, int vertical_first) {
+    enum { WIDTH = 1200, HEIGHT = 1500, BAND = 20, MOST_BYTES = 1 << 20 };
+    ddlp_job job;
+    memset(&job, 0, sizeof job);
+    job.width = WIDTH, job.height = HEIGHT, job.full_width = job.out_width = 1000, job.full_height = job.out_height = 50;
+    job.filter = 2, job.channels = 3, job.vertical_first = vertical_first, job.out_stride = 3000;
+    uint8_t *out = job.out = malloc(3000 * 50), *band = random_bytes(3 * WIDTH * BAND + RESAMPLE_SLACK);
+    check(resample_begin(s, &job) == 0, "begin");
+    for (int y = 0; y < HEIGHT; y += BAND) check(resample_rows(s, band, 3 * WIDTH, BAND) == 0, "rows");
+    check(resample_end(s) == 0, "end");
+    check(s->window_room + s->band_room < MOST_BYTES, "too much of a large image is held");
+    add(out, 3000 * 50);
+    free(out), free(band);
+}
+
 static void one_table(int element_bytes, int channels_last) {
     size_t images = 1 + below(2), count = 1 + below(40000), channels = 1 + below(4), values = images * count * channels;
     uint8_t *pixels = random_bytes(values), *table = random_bytes(256 * channels * element_bytes);
@@ -117,9 +133,9 @@ static void one_window(int mode) {
 }
 
 int main(int count, char **arguments) {
-    static const char *const variants[] = {"c", "sse2", "avx2", "neon"};
+    static const char *const variants[] = {"c", "sse2", "avx2", "vnni", "neon"};
     int rounds = count > 1 ? atoi(arguments[1]) : 100;
-    for (int variant = 0; variant < 4; variant++) {
+    for (int variant = 0; variant < 5; variant++) {
         if (ddlp_choose(variants[variant])) continue;
         resample_state s;
         memset(&s, 0, sizeof s);
@@ -127,6 +143,8 @@ int main(int count, char **arguments) {
         hash = 14695981039346656037u;
         printf("%s", variants[variant]);
         for (int i = 0; i < rounds; i++) one_resample(&s);
+        large(&s, 0);
+        large(&s, 1);
         resample_free(&s);
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 12; i++) one_table(1 << i % 3, i / 3 % 2);

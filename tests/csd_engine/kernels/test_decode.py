@@ -2,13 +2,15 @@
 
 import io
 import random
+import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.kernels.library import Context, Job
+from csd_engine.kernels.library import Context, Job, Kernel
 from scripts.check_kernel import KINDS, Tally, check, encoded, noise, random_size, sampled, segment, segments
 
 PLAIN, KIND, HEADER, DAMAGED, JOB = 0, 3, 2, 4, 5  # ddlp_refusal of src/ddlp.h
@@ -250,3 +252,37 @@ def test_all_scan_kinds_of_the_generator_are_what_they_say():
     jpeg = sampled(np.random.default_rng(1), 50, 40, ((4, 2), (1, 1), (1, 1)))
     image = Image.open(io.BytesIO(jpeg))
     assert [layer[1:3] for layer in image.layer] == [(4, 2), (1, 1), (1, 1)] and image.size == (50, 40)
+
+
+def test_progressive_files_with_scans_missing(context):
+    """libjpeg smooths over what has not come, looking at blocks around: then all is decoded, and the bits are the same."""
+    rng = np.random.default_rng(13)
+    jpeg = encoded(noise(rng, 150, 120), progressive=True, quality=40)
+    scans = [at for at in range(len(jpeg)) if jpeg[at : at + 2] == b"\xff\xda"]
+    assert len(scans) > 6
+    for end in scans[1:]:
+        part = jpeg[:end] + b"\xff\xd9"
+        pixels = by_pillow(part)
+        context.take(part)
+        for left, top, width, height in ((50, 33, 40, 40), (0, 100, 150, 20), (149, 0, 1, 1)):
+            out = np.empty((height, width, 3), dtype=np.uint8)
+            assert context.sample(region(left, top, width, height), out), context.why()
+            assert np.array_equal(out, pixels[top : top + height, left : left + width]), end
+
+
+def test_libjpeg_of_interface_8_and_the_systems_own(kernel, tmp_path):
+    """Ubuntu's Pillow has interface 8 of libjpeg, which torchvision's wheel brings along; Debian's an older 6.2."""
+    import torchvision
+
+    found = [*Path(torchvision.__file__).parents[1].glob("torchvision.libs/libjpeg*"), *Path("/usr/lib").glob("*/libjpeg.so.*")]
+    libraries = sorted({library.resolve() for library in found})
+    if not libraries:
+        pytest.skip("needs another libjpeg than Pillow's")
+    for number, library in enumerate(libraries):
+        path = tmp_path / f"{number}.so"
+        shutil.copy(kernel.path, path)  # a library of its own, which has not loaded a libjpeg yet
+        other = Kernel(str(path), str(library)).context()
+        rng, generator, tally = random.Random(number), np.random.default_rng(number), Tally()
+        for make in KINDS.values():
+            check(other, make(generator, *random_size(rng)), rng, 6, tally)
+        assert tally.samples > 60 and (tally.differ, tally.refused) == (0, 0), library

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from csd_engine.kernels import kernel, why_not
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import Pipeline, native_order
 from csd_engine.transforms.bulk import Bulk
@@ -15,6 +16,7 @@ CROP = {"op": "RandomCrop", "size": [32, 32], "padding": [4, 4, 4, 4], "pad_if_n
 FLIP, FLOP = {"op": "RandomHorizontalFlip", "p": 0.5}, {"op": "RandomVerticalFlip", "p": 0.4}
 CUTOUT = {"op": "Cutout", "holes": 2, "length": 11}
 ERASING = {"op": "RandomErasing", "p": 0.6, "scale": [0.02, 0.9], "ratio": [0.1, 9.0]}
+MODES = ["constant", "edge", "reflect", "symmetric"]
 CENTER = {"op": "CenterCrop", "size": [20, 45]}
 
 
@@ -29,6 +31,15 @@ def pipeline(*ops, mode="RGB"):
 def images(n=40, height=32, width=32, channels=3):
     shape = (n, height, width, channels) if channels > 1 else (n, height, width)
     return np.random.default_rng(height * width).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.fixture(params=["kernel", "numpy"], autouse=True)
+def way(request, monkeypatch):
+    """Each test with the compiled kernel and without."""
+    if request.param == "numpy":
+        monkeypatch.setattr("csd_engine.transforms.bulk.kernel", lambda: None)
+    elif kernel() is None:
+        pytest.skip(f"no kernel: {why_not()}")
 
 
 def assert_same(made, rows, n=70, seed=5, epoch=2):
@@ -60,6 +71,11 @@ def assert_same(made, rows, n=70, seed=5, epoch=2):
         [pad(-3, 0, -1, -2), FLIP],
         [FLIP, pad(5, 0, 2, 1, fill=(0,)), CENTER],
         [CROP | {"size": [60, 50], "pad_if_needed": True, "padding": None}],
+        [FLIP, CROP | {"padding_mode": "reflect"}, FLOP],
+        [FLOP, pad(9, 0, 40, 33, mode="symmetric"), FLIP, CENTER],
+        [pad(0, 70, 2, 2, mode="reflect"), FLIP],
+        [pad(-1, 0, 0, -3), pad(0, 0, 0, 0, mode="edge")],
+        [pad(1, 3, 2, 0, mode="edge"), CROP | {"padding": None}],
         [],
     ],
     ids=lambda ops: " ".join(op["op"] for op in ops),
@@ -77,12 +93,12 @@ def test_rows_that_are_not_contiguous():
     assert_same(pipeline(CROP, FLIP), planes.transpose(0, 2, 3, 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.tuples(st.integers(1, 12), st.integers(1, 12)),
     st.lists(
         st.one_of(
-            st.just(FLIP), st.just(FLOP), st.builds(pad, *[st.integers(-2, 5)] * 4),
+            st.just(FLIP), st.just(FLOP), st.builds(pad, *[st.integers(-2, 5)] * 4, mode=st.sampled_from(MODES)),
             st.builds(lambda h, w: {"op": "CenterCrop", "size": [h, w]}, st.integers(1, 14), st.integers(1, 14)),
             st.builds(lambda h, w, p: CROP | {"size": [h, w], "padding": [p] * 4, "fill": [7]},
                       st.integers(1, 14), st.integers(1, 14), st.integers(0, 4)),
@@ -100,14 +116,15 @@ def test_whatever_it_takes_it_makes_alike(size, moves, last):
 @pytest.mark.parametrize(
     "ops",
     [
-        [pad(2, 2, 2, 2, mode="reflect")],
+        [pad(2, 2, 2, 2, mode="reflect"), pad(2, 2, 2, 2, mode="reflect")],
+        [pad(2, 2, 2, 2), pad(2, 2, 2, 2, mode="edge")],
         [{"op": "CenterCrop", "size": [8, 8]}, pad(2, 2, 2, 2)],
         [pad(2, 2, 2, 2, fill=(1,)), pad(2, 2, 2, 2, fill=(2,))],
         [{"op": "Resize", "size": [8, 8], "max_size": None, "interpolation": "bilinear"}],
         [{"op": "RandomApply", "ops": [FLIP], "p": 0.5}],
         [CROP | {"size": [41, 41]}],  # larger than the padded image: its sample says so
     ],
-    ids=["reflect", "border after a crop", "two colours", "Resize", "container", "too large"],
+    ids=lambda ops: " ".join(op["op"] for op in ops),
 )
 def test_what_it_leaves_to_the_pipeline(ops):
     assert Bulk.of(pipeline(*ops), images()) is None

@@ -1,0 +1,150 @@
+"""`ddlp bench --all`: every benchmark, one after the other, each in a process of its own, into docs/benchmarks.md.
+
+A bench may say what is to be run of it: ``report_parts(quick) -> [(title, arguments)]``; else it runs without arguments. Each
+part's result is kept below the benchmarks' directory as soon as it is there: after a run that was broken off, ``--resume`` goes
+on with what is missing, and ``--only`` makes some benches again and leaves the others' figures as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlp.bench.common import child_environment, machine, machine_line, say
+
+PARTS = Path("data/bench/report")
+DOCUMENT = Path("docs/benchmarks.md")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section of the document. `text`: the bench's table, or why it failed."""
+
+    title: str
+    bench: str
+    arguments: list[str]
+    text: str
+    aims: list[str]
+    status: int
+    seconds: float
+    date: str
+
+    @property
+    def command(self) -> str:
+        """How to run it alone."""
+        return " ".join(["ddlp bench", self.bench, *self.arguments])
+
+
+def add_arguments(parser: argparse.ArgumentParser, benches: Mapping[str, tuple[str, str]]) -> None:
+    """The options of `ddlp bench` itself."""
+    parser.add_argument("--all", action="store_true", help=f"run all of them and write {DOCUMENT}")
+    parser.add_argument(
+        "--quick", action="store_true", help="with --all: a few rounds of few images, to see that everything runs"
+    )
+    parser.add_argument("--resume", action="store_true", help="with --all: keep what an earlier run has finished")
+    parser.add_argument("--only", nargs="+", choices=sorted(benches), metavar="B", help="with --all: make only these again")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="with --all: what to write (%(default)s)")
+    parser.add_argument("--parts", type=Path, default=PARTS, help="with --all: where each part's result is kept (%(default)s)")
+    parser.set_defaults(run=run, benches=benches)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run what is wanted, write the document; the exit status says whether a part failed."""
+    if not options.all:
+        print(f"ddlp bench: give --all or one of {', '.join(options.benches)}; -h tells what they measure", file=sys.stderr)
+        return 2
+    options.parts.mkdir(parents=True, exist_ok=True)
+    wanted = planned(options.benches, options.quick)
+    for number, (title, bench, arguments) in enumerate(wanted):
+        kept = _kept(options.parts, title)
+        skip = (
+            bench not in options.only if options.only else options.resume and kept is not None and kept.arguments == arguments
+        )
+        say(f"[{number + 1}/{len(wanted)}] {title}{': kept' if skip else ''}")
+        if not skip:
+            part = _run_part(title, bench, arguments, options.parts)
+            _path(options.parts, title).write_text(json.dumps(asdict(part), indent=1) + "\n")
+        parts = [found for title, _, _ in wanted if (found := _kept(options.parts, title)) is not None]
+        options.document.parent.mkdir(parents=True, exist_ok=True)
+        options.document.write_text(document(parts, options.quick))  # after each part: what is there is there
+    failed = [part.title for part in parts if part.status]
+    print(f"{options.document}: {len(parts)} parts{', failed: ' + '; '.join(failed) if failed else ''}")
+    return 1 if failed else 0
+
+
+def planned(benches: Mapping[str, tuple[str, str]], quick: bool) -> list[tuple[str, str, list[str]]]:
+    """(title, bench, arguments) of all parts."""
+    found = []
+    for bench, (module_name, text) in benches.items():
+        module: Any = importlib.import_module(module_name)
+        parts = module.report_parts(quick) if hasattr(module, "report_parts") else [(text[:1].upper() + text[1:], [])]
+        found += [(title, bench, list(arguments)) for title, arguments in parts]
+    return found
+
+
+def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> Part:
+    figures = _path(parts, title).with_suffix(".figures.json")
+    figures.unlink(missing_ok=True)
+    began = time.monotonic()
+    command = [sys.executable, "-m", "ddlp", "bench", bench, *arguments]
+    if _saves(bench):
+        command += ["--save", str(figures)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=None, text=True, env=child_environment())
+    text = done.stdout.rstrip()
+    if done.returncode and not text:
+        text = f"failed with status {done.returncode}; run the command to see why"
+    aims = [aim["text"] for aim in json.loads(figures.read_text())["aims"]] if figures.exists() else []
+    return Part(title, bench, list(arguments), text, aims, done.returncode, time.monotonic() - began, machine()["date"])
+
+
+def _saves(bench: str) -> bool:
+    """Whether the bench can write its figures to a file: those of `common.add_output` can."""
+    command = [sys.executable, "-m", "ddlp", "bench", bench, "-h"]
+    return "--save" in subprocess.run(command, capture_output=True, text=True, env=child_environment()).stdout
+
+
+def _path(parts: Path, title: str) -> Path:
+    return parts / (re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") + ".json")
+
+
+def _kept(parts: Path, title: str) -> Part | None:
+    path = _path(parts, title)
+    return Part(**json.loads(path.read_text())) if path.exists() else None
+
+
+def document(parts: Sequence[Part], quick: bool) -> str:
+    """The document's text."""
+    here = machine()
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `ddlp bench --all`: don't edit. Contenders take turns, round after round; figures are medians with least",
+        "and most in brackets. A bound is a bare loop without loader, ledger or socket, or a raw read. Close other programs",
+        "before you run it.",
+        "",
+        f"Machine: {machine_line(here)}; libjpeg-turbo {here['libjpeg']}.",
+        "",
+    ]
+    if quick:
+        lines += ["**A quick run: few images and rounds, to see that everything runs. Its figures say little.**", ""]
+    aims = [(part, aim) for part in parts for aim in part.aims]
+    if aims:
+        reached = sum(aim.endswith("reached") for _, aim in aims)
+        lines += [f"## Aims: {reached} of {len(aims)} reached", "", *(f"- {aim}" for _, aim in aims), ""]
+    for part in parts:
+        lines += [f"## {part.title}", "", f"`{part.command}`, {part.date}, {part.seconds / 60:.1f} minutes", ""]
+        # The machine stands above, and the aims too.
+        table = [line for line in part.text.splitlines() if line not in {f"- {aim}" for aim in part.aims}]
+        if table and table[0].startswith(here["processor"]):
+            del table[0]
+        lines += ["```", *table, "```", ""]
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""`ddlp bench paper`: the rows of the DDLP paper's Table VI in scaled time, through the real loader, ledger, engine and spool.
+
+Preparing a batch sleeps as long as the row says, on the host and on the engine (an operator file does that), and so does
+training on it; all else is what a training run goes through. The limit is T* = max(1 / (1/p_cpu + 1/p_csd), t_train). Beside
+it the paper's own WRR, printed and by its event rules, and a loader that prefetches without a CSD: max(p_cpu, t_train).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from torchvision import transforms
+
+from ddlp.bench.overlap import epoch
+from ddlp.bench.table6 import Cell, clean_cells
+from ddlp.datasets import ImageArrays
+from ddlp.loader import DDLPLoader
+from ddlp.operators import load_operators
+from ddlp.planning.simulate import paper_epoch
+
+_RULES_BATCHES = 5000  # of an epoch by the paper's rules, in simulated time
+
+
+@dataclass
+class Line:
+    """A cell of the table. Seconds a batch in the paper's time; ``of_limit`` is T* over what each round took."""
+
+    cell: str
+    processes: int
+    limit_s: float
+    printed_s: float  # the paper's WRR
+    rules_s: float  # the same by its event rules
+    prefetching_s: float
+    seconds: list[float] = field(default_factory=list)
+    of_limit: list[float] = field(default_factory=list)
+    csd_batches: list[int] = field(default_factory=list)
+
+    @property
+    def rules_error(self) -> float:
+        """How far the event rules are from the printed number."""
+        return self.rules_s / self.printed_s - 1
+
+    @property
+    def faster(self) -> float:
+        """How many times as fast as the paper's WRR by its rules."""
+        return self.rules_s / statistics.median(self.seconds)
+
+
+@dataclass
+class Result:
+    """What was measured; ``step_s`` is T* in real time."""
+
+    strategy: str
+    batches: int
+    step_s: float
+    lines: list[Line] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
+    parser.add_argument("--step", type=float, default=0.03, metavar="S", help="seconds that T* is scaled to (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="each row's turns (%(default)s)")
+    parser.add_argument("--rows", type=int, metavar="N", help="only the first N cells")
+    parser.add_argument("--strategy", default="wrr", choices=["wrr", "ordered", "mte"])
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    if options.batches < 10 or options.rounds < 1 or options.step <= 0:
+        print("ddlp bench paper: 10 batches, 1 round and a step above 0 at least", file=sys.stderr)
+        return 2
+    result = measure(options, lambda text: print(text, file=sys.stderr, flush=True))
+    print(json.dumps(asdict(result)) if options.json else table(result))
+    return 0
+
+
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
+    """All rows, turn by turn."""
+    cells = list(clean_cells())[: options.rows]
+    result = Result(options.strategy, options.batches, options.step)
+    for cell in cells:
+        rules_s = paper_epoch(_RULES_BATCHES, cell.cpu_s, cell.device_s, cell.read_and_train_s)[0] / _RULES_BATCHES
+        name = f"{cell.model} {cell.pipeline}"
+        result.lines.append(Line(name, cell.processes, cell.limit_s, cell.wrr_s, rules_s, cell.prefetching_s))
+    for k in range(options.rounds):
+        for cell, line in zip(cells, result.lines, strict=True):
+            scale = options.step / cell.limit_s
+            seconds, csd = replay(cell, scale, options.batches, options.strategy)
+            line.seconds.append(seconds / options.batches / scale)
+            line.of_limit.append(line.limit_s / line.seconds[-1])
+            line.csd_batches.append(csd)
+            say(f"round {k + 1}: {line.cell} {cell.processes:2}: {line.of_limit[-1]:.3f} of the limit, {csd} from the CSD")
+    return result
+
+
+def replay(cell: Cell, scale: float, batches: int, strategy: str) -> tuple[float, int]:
+    """Seconds of an epoch of a cell, all its times multiplied by ``scale``, and the batches that came from the engine."""
+    epoch(_loader(20, 0.05, 0.05, strategy), 0.0)  # the engine is up, as within a training
+    loader = _loader(batches, cell.host_s * scale, cell.device_s * scale, strategy)
+    seconds = epoch(loader, cell.train_s * scale)
+    return seconds, loader.report().batches_csd
+
+
+def _loader(batches: int, host_s: float, device_s: float, strategy: str) -> DDLPLoader:
+    """Batches of one pixel that take so long to prepare."""
+    operators = load_operators(Path(__file__).with_name("standin.py"))
+    prepare = operators.prepare(host=os.getpid(), host_s=host_s, device_s=device_s)
+    images = np.zeros((batches, 1, 1, 3), np.uint8)
+    dataset = ImageArrays(images, range(batches), transforms.Compose([prepare, transforms.ToTensor()]))
+    return DDLPLoader(dataset, 1, strategy=strategy, seed=0)
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    rows = [
+        "",
+        f"Table VI, seconds a batch; ours: {result.strategy}, {result.batches} batches, T* scaled to "
+        f"{1000 * result.step_s:.0f} ms; medians (least .. most)",
+        f"{'':20} {'extra':>5} {'T*':>7} {'prefetching':>11} {'paper':>7} {'rules':>7} {'error':>7} {'ours':>7} "
+        f"{'of T*':>22} {'faster':>7}",
+    ]
+    for line in result.lines:
+        of = line.of_limit
+        rows.append(
+            f"{line.cell:20} {line.processes:5} {line.limit_s:7.3f} {line.prefetching_s:11.3f} {line.printed_s:7.3f} "
+            f"{line.rules_s:7.3f} {100 * line.rules_error:+6.2f}% {statistics.median(line.seconds):7.3f} "
+            f"{statistics.median(of):8.3f} ({min(of):.3f} .. {max(of):.3f}) {line.faster:6.2f}x"
+        )
+    for processes in (0, 16):
+        lines = [line for line in result.lines if line.processes == processes]
+        if lines:
+            rows.append(
+                f"{processes:2} extra processes: {statistics.median(line.faster for line in lines):.2f} times as fast as the "
+                f"paper's WRR, {statistics.median(statistics.median(line.of_limit) for line in lines):.3f} of T* in the median"
+            )
+    rows.append(f"the paper's rules are within {100 * max(abs(line.rules_error) for line in result.lines):.2f} % of its WRR")
+    return "\n".join(rows)

@@ -1,0 +1,25 @@
+"""The whole kernel, decoding included, over damaged files under sanitizers; `python -m scripts.fuzz_kernel` runs for longer."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from scripts.fuzz_kernel import FLAGS, fuzz, pillows_libjpeg
+
+
+def test_damaged_files_make_no_byte_go_astray(tmp_path):
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler (cc)")
+    (tmp_path / "empty.c").write_text("int main(void) { return 0; }")
+    if subprocess.run(
+        ["cc", *FLAGS, "-o", str(tmp_path / "empty"), str(tmp_path / "empty.c")], stderr=subprocess.DEVNULL
+    ).returncode:
+        pytest.skip("the C compiler has no sanitizers (Debian, Ubuntu: apt install libasan8 libubsan1)")
+    if not pillows_libjpeg():
+        pytest.skip("this Pillow has its libjpeg inside itself")
+    done = fuzz(tmp_path, rounds=2500, seed=0)
+    assert done.returncode == 0, done.stdout[-6000:]
+    found = re.search(r"(\d+) made, (\d+) refused", done.stdout)
+    assert found and min(map(int, found.groups())) > 1000

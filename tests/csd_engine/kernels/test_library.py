@@ -1,0 +1,150 @@
+"""Finding, checking and switching off the kernel, each in a process of its own; building it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import _imaging
+
+from csd_engine.kernels.build import KernelError, build_kernel, main
+from csd_engine.kernels.library import Kernel
+from csd_engine.kernels.selfcheck import first_difference
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def ask(program: str, **environment: str) -> str:
+    """What a new process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd="/",  # the working directory comes before PYTHONPATH
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done
+    return done.stdout.strip()
+
+
+WHY = "from csd_engine.kernels import kernel, why_not; print(kernel() is None, why_not())"
+
+
+def test_a_built_kernel_is_used(kernel):
+    assert ask(WHY, DDLP_KERNEL=kernel.path) == "False"
+
+
+def test_it_can_be_switched_off(kernel):
+    assert ask(WHY, DDLP_KERNEL="off") == "True switched off by DDLP_KERNEL=off. Unset it to use the kernel"
+
+
+def test_a_missing_library_says_what_would_bring_it(tmp_path):
+    assert ask(WHY, DDLP_KERNEL=str(tmp_path / "none.so")) == f"True {tmp_path}/none.so is missing. Correct DDLP_KERNEL"
+    copy = tmp_path / "csd_engine"
+    shutil.copytree(ROOT / "csd_engine", copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    answer = ask(WHY, DDLP_KERNEL="", PYTHONPATH=str(tmp_path))
+    assert answer.startswith("True ") and answer.endswith("python -m csd_engine.kernels.build"), answer
+
+
+def test_something_else_is_not_loaded(tmp_path):
+    other = tmp_path / "other.so"
+    other.write_bytes(b"no library")
+    assert "cannot be loaded" in ask(WHY, DDLP_KERNEL=str(other))
+    assert "cannot be loaded" in ask(WHY, DDLP_KERNEL=_imaging.__file__)  # a library, but not ours
+
+
+def test_a_kernel_that_differs_from_pillow_is_not_used(kernel, tmp_path):
+    """One that rounds otherwise, as a wrong compiler flag would bring about."""
+    sources = tmp_path / "csd_engine"
+    shutil.copytree(ROOT / "csd_engine", sources, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    axis = sources / "kernels" / "src" / "axis.c"
+    text = axis.read_text()
+    assert "0.5" in text
+    axis.write_text(text.replace("0.5", "0.45"))
+    ask("from csd_engine.kernels.build import *; build_kernel(LIBRARY, 'cc', ['-O0'])", PYTHONPATH=str(tmp_path))
+    answer = ask(WHY, DDLP_KERNEL="", PYTHONPATH=str(tmp_path))
+    assert answer.startswith("True ") and "does not agree with Pillow: other pixels" in answer, answer
+
+
+def test_the_self_check_passes_with_every_variant(kernel, variant):
+    assert first_difference(kernel) == ""
+
+
+def test_without_libjpeg_there_is_no_kernel(kernel):
+    with pytest.raises(KernelError, match="is not libjpeg-turbo 1.5 or newer"):
+        Kernel(kernel.path, "/nonexistent.so")
+
+
+def test_a_forked_child_decodes_with_its_own_copies(kernel):
+    program = """
+import io, os
+import numpy as np
+from PIL import Image
+from csd_engine.kernels import kernel
+from csd_engine.kernels.selfcheck import first_difference
+found = kernel()
+for _ in range(3):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if kernel() is found and first_difference(found) == "" else 1)
+    assert first_difference(found) == ""
+    assert os.waitpid(pid, 0)[1] == 0
+print("both")
+"""
+    assert ask(program, DDLP_KERNEL=kernel.path) == "both"
+
+
+def test_importing_loads_nothing():
+    program = "import sys, csd_engine.kernels; print([m for m in ('numpy', 'PIL', 'ctypes', 'subprocess') if m in sys.modules])"
+    assert ask(program) == "[]"
+
+
+def test_no_compiler_is_told_in_one_line(tmp_path, capsys):
+    with pytest.raises(KernelError, match="there is no C compiler named 'nonesuch'. Install one"):
+        build_kernel(str(tmp_path / "k.so"), "nonesuch")
+    assert main(["--compiler", "nonesuch", "--output", str(tmp_path / "k.so")]) == 1
+    assert capsys.readouterr().err.startswith("no kernel: there is no C compiler named 'nonesuch'")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_compiler_says_is_quoted(tmp_path):
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler (cc)")
+    with pytest.raises(KernelError, match="(?s)cc failed .exit status.*no-such-flag"):
+        build_kernel(str(tmp_path / "k.so"), "cc", ["--no-such-flag"])
+    with pytest.raises(KernelError, match="can't write"):
+        build_kernel(str(tmp_path / "none" / "k.so"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("compiler", ["cc", "nonesuch"])
+def test_the_wheels_tag_says_whether_the_kernel_is_in_it(tmp_path, compiler):
+    pytest.importorskip("setuptools.command.bdist_wheel", reason="needs setuptools 70.1 or newer")
+    if compiler == "cc" and not shutil.which("cc"):
+        pytest.skip("needs a C compiler (cc)")
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "csd_engine", tmp_path / "csd_engine", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "csd_engine" / "kernels" / "_kernel.so").write_bytes(b"left behind by an editable install")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"],
+        cwd=tmp_path,
+        env={**os.environ, "CC": compiler},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    names = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], stdout=subprocess.PIPE, text=True).stdout
+    assert "csd_engine/kernels/src/ddlp.h" in names
+    if compiler == "cc":
+        assert "-py3-none-linux_" in wheel.name and "csd_engine/kernels/_kernel.so" in names
+        Kernel(str(next((tmp_path / "build").glob("lib*/csd_engine/kernels/_kernel.so"))), _imaging.__file__)
+    else:
+        assert wheel.name.endswith("-py3-none-any.whl") and "_kernel.so" not in names
+        assert "no kernel, Pillow will do the work: there is no C compiler named 'nonesuch'" in done.stdout

@@ -1,0 +1,70 @@
+"""Turns, processes and machine: what all benchmarks stand on."""
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddlp.bench.common import Aim, BenchFailed, alternate, child, cpu_s, family, machine, machine_line, ratios, spread
+from ddlp.bench.memory import held_bytes
+
+MEGABYTE = 1 << 20
+
+
+def test_each_round_begins_with_another_one():
+    order = []
+    turns = {name: lambda name=name: order.append(name) or float(len(order)) for name in "abc"}
+    figures = alternate(turns, 4, lambda text: None)
+    assert "".join(order) == "abc" "bca" "cab" "abc"
+    assert figures == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2, 3] and spread([3.0, 1.0, 2.0], ".1f") == "2.0 (1.0 .. 3.0)"
+
+
+def test_an_aim_says_whether_it_was_reached():
+    assert Aim("x", 3.0, 3.2).text.endswith("reached") and "MISSED" in Aim("x", 3.0, 2.99).text
+    assert "not measured" in Aim("x", 3.0, None).text
+
+
+def test_a_child_that_fails_says_why():
+    with pytest.raises(BenchFailed, match="items"):
+        child("csd_engine.bare", {"paths": []}, [min(os.sched_getaffinity(0))])
+
+
+def test_family_and_its_processor_time():
+    nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    burn = "import time\nwhile time.process_time() < .3: pass\nprint(1, flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", nested, burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        found = family(process.pid)
+        assert len(found) == 2 and found[0] == process.pid and os.getpid() not in found
+        assert cpu_s(found) >= 0.29 and cpu_s([1 << 30]) == 0
+    finally:
+        process.communicate(b"\n")
+
+
+def test_memory_that_nobody_has_mapped_is_counted_once():
+    before, unmapped = held_bytes([os.getpid()])
+    descriptor = os.memfd_create("ddlp-test")
+    try:
+        os.write(descriptor, bytes(256 * MEGABYTE))
+        other = os.dup(descriptor)
+        held, now_unmapped = held_bytes([os.getpid()])
+        assert now_unmapped - unmapped == 256 * MEGABYTE
+        assert 200 * MEGABYTE < held - before < 312 * MEGABYTE
+        with mmap.mmap(descriptor, 256 * MEGABYTE) as mapping:
+            sum(mapping[:: mmap.PAGESIZE])
+            held, now_unmapped = held_bytes([os.getpid()])
+            assert now_unmapped == unmapped and 200 * MEGABYTE < held - before < 312 * MEGABYTE
+        os.close(other)
+    finally:
+        os.close(descriptor)
+
+
+def test_the_machine_is_described():
+    found = machine()
+    assert found["cores"] == len(os.sched_getaffinity(0)) and found["versions"]["torch"]
+    assert found["date"].startswith(time.strftime("%Y")) and found["processor"] in machine_line(found)

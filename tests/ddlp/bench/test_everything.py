@@ -1,0 +1,45 @@
+"""`ddlp bench --all`: the parts that the benches ask for, one document, and what was finished is kept."""
+
+import json
+
+import pytest
+
+from ddlp.bench.everything import Part, _path, document, planned
+from ddlp.cli import _BENCHES, main
+
+
+def test_every_bench_has_parts_that_its_own_options_take():
+    for quick in (False, True):
+        found = planned(_BENCHES, quick)
+        assert {bench for _, bench, _ in found} == set(_BENCHES)
+        assert len({title for title, _, _ in found}) == len(found)
+        for _, bench, arguments in found:
+            with pytest.raises(SystemExit) as ended:
+                main(["bench", bench, *arguments, "-h"])
+            assert ended.value.code == 0, (bench, arguments)
+
+
+def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ddlp.cli._BENCHES", {"read": _BENCHES["read"]})
+    out = tmp_path / "docs" / "benchmarks.md"
+    arguments = ["bench", "--all", "--quick", "--document", str(out), "--parts", str(tmp_path / "parts")]
+    assert main(arguments) == 0
+    text = out.read_text()
+    assert "A quick run" in text and "## Aims:" in text and "raw read, fresh memory" in text and "Machine:" in text
+    [(title, _, given)] = planned({"read": _BENCHES["read"]}, True)
+    kept = json.loads(_path(tmp_path / "parts", title).read_text())
+    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 2
+    capsys.readouterr()
+    assert main([*arguments, "--resume"]) == 0
+    assert ": kept" in capsys.readouterr().err and out.read_text().count("\n") == text.count("\n")
+
+
+def test_a_part_that_failed_stands_in_the_document():
+    part = Part("A part", "host", ["--rounds", "1"], "failed with status 1", [], 1, 60.0, "today")
+    text = document([part], False)
+    assert "## A part" in text and "failed with status 1" in text and "`ddlp bench host --rounds 1`" in text
+
+
+def test_without_all_it_says_what_to_give(capsys):
+    assert main(["bench"]) == 2
+    assert "--all" in capsys.readouterr().err

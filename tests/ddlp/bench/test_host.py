@@ -1,0 +1,87 @@
+"""`ddlp bench host` and its contenders, run small: all prepare the same samples, and a pixel that differs is seen."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ddlp.bench import bits, contenders
+from ddlp.bench.contenders import BARE, BASELINES, CONTENDERS, DALI, FLOOR, OURS, OURS_FAST, OURS_UINT8, Work
+from ddlp.bench.data import cycle, stream
+from ddlp.bench.host import Result, Table, aims, table
+from ddlp.cli import main
+
+
+def test_the_middle_of_a_cycle_holds_each_image_once():
+    order = cycle(21, 4, 3)
+    middle = order[12:-12]
+    assert len(middle) == 20 and max(Counter(middle).values()) == 1
+    assert order[:12] == middle[-12:] and order[-12:] == middle[:12]
+    # whichever batches a contender was ahead by at both ends: each image once
+    assert all(Counter(order[a : a + 20]) == Counter(middle) for a in range(25))
+    assert len(cycle(3, 4, 2)) == 4 * 5
+
+
+@pytest.mark.parametrize("name", [OURS, OURS_UINT8, BASELINES[0], BARE, FLOOR, "torchvision.io + v2 on tensors"])
+def test_contender(small_sets, name):
+    for pipeline, directory in (("imagenet1", "110kb"), ("imagenet3", "110kb"), ("cifar10", "cifar10")):
+        if pipeline not in CONTENDERS[name].pipelines:
+            continue
+        work = Work(name, pipeline, str(small_sets / directory), 4, 8)
+        done = contenders.measure(work)
+        assert done["samples"] == 8 and done["seconds"] > 0
+        made = next(CONTENDERS[name].make(work))
+        images = made[0] if isinstance(made, (tuple, list)) else made
+        if name != FLOOR:
+            side = 32 if pipeline == "cifar10" else 224
+            assert tuple(images.shape) == (4, 3, side, side)
+            assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
+
+
+def test_ours_and_the_bare_loop_make_the_baselines_pixels(small_sets):
+    """No draws in imagenet2: the three must agree to the last bit, and so they prepare the same samples in the same order."""
+    work = [Work(name, "imagenet2", str(small_sets / "110kb"), 4, 8) for name in (OURS, BARE, BASELINES[0])]
+    ours, bare, baseline = (CONTENDERS[one.contender].make(one) for one in work)
+    for _ in range(3):
+        expected = next(baseline)[0]
+        assert np.array_equal(next(ours)[0], expected) and np.array_equal(next(bare), expected)
+    assert stream(small_sets / "110kb", "imagenet2", 8, 4, 8)[1] == 2
+
+
+def test_a_short_run(small_sets, capsys, tmp_path):
+    arguments = ["bench", "host", "--data", str(small_sets), "--pipelines", "imagenet1", "--mean-kb", "110", "--rounds", "1"]
+    arguments += ["--images", "8", "--batch", "4", "--contenders", OURS, BASELINES[0], "--save", str(tmp_path / "figures")]
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "figures").read_text())["tables"] == result["tables"]
+    [found] = result["tables"]
+    assert set(found["rates"]) == {OURS, BASELINES[0]} and all(rate > 0 for [rate] in found["rates"].values())
+    assert result["machine"]["processor"]
+
+
+def test_ratios_are_taken_round_by_round():
+    rates = {OURS: [30.0, 60.0], BASELINES[0]: [10.0, 10.0], BASELINES[1]: [5.0, 20.0], DALI: [15.0, 15.0], BARE: [40.0, 80.0]}
+    result = Result(2, "wall", {OURS_FAST: "why"}, [Table("imagenet1", 110.0, 64, 0, rates)])
+    text = table(result)
+    assert "3.00 (3.00 .. 3.00)" in text and "0.750" in text and f"without {OURS_FAST}: why" in text
+    found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
+    assert found[f"{OURS} / DataLoader's best"].measured == 3 and found[f"{OURS} / {DALI}"].measured == 3
+    assert found["two cores / one"].measured is None
+
+
+@pytest.mark.parametrize("kind", ["411", "grey progressive"])
+def test_pixels_are_torchvisions(kind, tmp_path, monkeypatch):
+    found = bits.compare_kind(kind, 24, tmp_path)
+    assert found["differing"] == 0 and found["examples"] == []
+
+    def one_off(*arguments):
+        prepare(*arguments)
+        arguments[-1][0, 0, 0] ^= 1
+
+    prepare = bits.prepare_sample
+    monkeypatch.setattr(bits, "prepare_sample", one_off)
+    found = bits.compare_kind(kind, 24, tmp_path)
+    assert found["differing"] == 24 and "up to 1" in found["examples"][0]
+    result = bits.Bits({kind: 24}, {kind: 0}, {kind: 24}, found["examples"])
+    assert result.differing == 24 and bits.aims(result)[0].text.endswith("MISSED") and kind in bits.table(result)

@@ -1,0 +1,58 @@
+"""The benchmark runs as a user would run it, and its rules deliver every batch."""
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from ddlp.bench.overhead import Line, Result, rules, run, table
+from ddlp.strategies import STRATEGIES
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_short_run():
+    command = [sys.executable, "-m", "ddlp", "bench", "overhead", "--batches", "60", "--rounds", "1", "--json"]
+    done = subprocess.run([*command, "--loaders", "cpu", "wrr"], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [(line["what"], line["strategy"]) for line in result["lines"]] == [
+        *(("rules", name) for name in STRATEGIES), ("loader", "cpu"), ("loader", "wrr"),
+    ]  # fmt: skip
+    assert all(len(line["us"]) == len(line["mib"]) == 1 for line in result["lines"])
+    assert result["plain_us"][0] > 0 and len(result["idle"]) == 1
+
+
+def test_the_work_for_a_batch_does_not_grow_with_the_epoch():
+    """Counted in calls, not in time."""
+    for name in STRATEGIES:
+        short, long = (_calls(name, n) for n in (1500, 6000))
+        assert long < 1.3 * short, name
+
+
+def _calls(name: str, n: int) -> float:
+    """Calls a batch, those of built-in functions included."""
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        rules(name, n)
+    finally:
+        sys.setprofile(before)
+    return count / n
+
+
+def test_an_unknown_strategy_is_said(capsys):
+    assert run(Namespace(strategies=["wrr"], loaders=["fastest"], batches=[1000], rounds=5)) == 2
+    assert "ordered" in capsys.readouterr().err
+
+
+def test_the_table_gives_median_and_spread():
+    text = table(Result(100.0, [80.0], [0.002], [Line("rules", "wrr", 1000, [2.0, 1.0, 4.0], [0.0, 0.5, 1.0])]))
+    assert "2.0 (1.0 .. 4.0)" in text and "0.20 (0.20 .. 0.20) % of a core" in text

@@ -1,0 +1,102 @@
+"""The host's batches: the same bits however they are finished, and nothing left behind when one is broken off."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as T
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from csd_engine import samples
+from csd_engine.kernels import kernel
+from ddlp import ImageArrays, ImageFiles
+from ddlp.plan import EpochPlan
+from ddlp.portable import portable
+from ddlp.sources.host import Recipe, Unwanted, prepare_batch
+from ddlp.transfer.pool import Pool
+from ddlp.transforms import Cutout
+
+COUNT, BATCH = 12, 4
+CROP = (T.RandomResizedCrop((32, 24)), T.RandomHorizontalFlip())
+VALUES = (T.ToTensor(), T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+OUTPUTS = list(itertools.product((torch.float32, torch.bfloat16, torch.uint8), (torch.contiguous_format, torch.channels_last)))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    home = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(4)
+    for k in range(COUNT):
+        small = random.integers(0, 256, (9, 11, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((70 + 9 * k, 60 + 5 * k), 2).save(home / f"{k}.jpg")
+    return [str(home / f"{k}.jpg") for k in range(COUNT)]
+
+
+@pytest.fixture(autouse=True, params=["kernel", "pillow"])
+def way(request, monkeypatch):
+    if request.param == "pillow":
+        monkeypatch.setattr(samples, "kernel", lambda: None)
+    elif kernel() is None:
+        pytest.skip("there is no kernel")
+
+
+def recipe(data, dtype=torch.float32, memory_format=torch.contiguous_format):
+    loader = DataLoader(data, BATCH)
+    found = portable(loader, dtype, memory_format)
+    plan = EpochPlan(loader.batch_sampler, found.dataset, whole=True, batched=True)
+    return Recipe(found.dataset.reader(), found.pipeline, found.epilogue, found.shape, 3, 1, plan, Pool(4))
+
+
+def files(paths, *masks):
+    return ImageFiles(paths, range(len(paths)), T.Compose([*CROP, *VALUES, *masks]))
+
+
+def arrays(*masks):
+    images = np.random.default_rng(1).integers(0, 256, (COUNT, 40, 36, 3), dtype=np.uint8)
+    return ImageArrays(images, range(COUNT), T.Compose([T.RandomCrop((32, 24), 4), *VALUES, *masks]))
+
+
+@pytest.mark.parametrize("dtype, memory_format", OUTPUTS)
+@pytest.mark.parametrize("masks", [(), (Cutout(2, 9),)])
+@pytest.mark.parametrize("kind", ["files", "arrays"])
+def test_sample_by_sample_is_the_batch_through_the_epilogue(paths, dtype, memory_format, masks, kind):
+    if dtype == torch.uint8 and masks:
+        pytest.skip("the mask's fill is no byte's value")
+    made = recipe(files(paths, *masks) if kind == "files" else arrays(*masks), dtype, memory_format)
+    for position in range(COUNT // BATCH):
+        raw = prepare_batch(made, position, lambda: True)
+        assert raw.images.dtype == torch.uint8 and (raw.boxes is not None) == bool(masks)
+        finished = prepare_batch(made, position, lambda: True, finished=True)
+        assert finished.boxes is None and finished.images.is_contiguous(memory_format=memory_format)
+        assert torch.equal(finished.images, made.epilogue(raw.images, raw.boxes))
+
+
+def test_memory_is_used_again_but_not_while_a_batch_is_held(paths):
+    made = recipe(files(paths))
+    first = prepare_batch(made, 0, lambda: True, finished=True).images
+    kept, place = first[1, 2], first.data_ptr()
+    before = kept.clone()
+    del first
+    others = [prepare_batch(made, 1, lambda: True, finished=True).images for _ in range(3)]
+    assert torch.equal(kept, before) and place not in [other.data_ptr() for other in others]
+    del kept
+    assert prepare_batch(made, 1, lambda: True, finished=True).images.data_ptr() == place
+    made.pool.close()
+    assert torch.equal(others[0], others[2])
+
+
+def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path):
+    made = recipe(files(paths))
+    prepare_batch(made, 0, lambda: True)
+    before = sorted(os.listdir("/proc/self/fd"))
+    answers = iter([True, True, False])
+    with pytest.raises(Unwanted):
+        prepare_batch(made, 0, lambda: next(answers), finished=True)
+    with pytest.raises(FileNotFoundError, match="gone"):
+        prepare_batch(recipe(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
+    assert sorted(os.listdir("/proc/self/fd")) == before
