@@ -89,7 +89,8 @@ def test_it_stays_small(board, csd, tmp_path):
         added = (peak.resident - bare[0], peak.private - bare[1])
         print(f"batches of {batches}, {files} files: added {added[0] / 1e6:.0f} MB resident, {added[1] / 1e6:.0f} MB private, "
               f"{peak.samples} samples; bare interpreters {bare[0] / 1e6:.0f} and {bare[1] / 1e6:.0f} MB")  # fmt: skip
-        assert peak.samples > 20 and added[0] > 49_000_000  # the largest image was seen in memory
+        # Pillow has the largest image in memory, the kernel a band of it.
+        assert peak.samples > 20 and (added[0] > 49_000_000) == csd.kernel.startswith("none")
         assert max(added) < LIMIT_BYTES
     link.close()
 
