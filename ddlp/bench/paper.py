@@ -66,7 +66,7 @@ class Result:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
-    parser.add_argument("--step", type=float, default=0.03, metavar="S", help="seconds that T* is scaled to (%(default)s)")
+    parser.add_argument("--step", type=float, default=0.05, metavar="S", help="seconds that T* is scaled to (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="each row's turns (%(default)s)")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N cells")
     parser.add_argument("--strategy", default="wrr", choices=["wrr", "ordered", "mte"])
