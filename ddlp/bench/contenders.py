@@ -240,7 +240,7 @@ _DALI = "nvidia.dali", "pip install nvidia-dali-cuda120 (runs without a GPU)"
 OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, decode='fast'"
 OURS_TWO, PEER_TWO = "DDLPLoader, 2 workers, 2 cores", "DataLoader, 2 workers, 2 cores"
 BASELINES = ("DataLoader, 0 workers", "DataLoader, 1 worker")
-BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "entropy decoding alone"
+BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "libjpeg's entropy decoding alone"
 DALI = "DALI, CPU, 1 thread"
 
 CONTENDERS: dict[str, Contender] = {

@@ -152,7 +152,9 @@ def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace) 
     cores = CONTENDERS[name].cores
     work = Work(name, here.pipeline, str(directory), here.batch, here.images, cores)
     done = child("ddlp.bench.contenders", asdict(work), [core] if cores == 1 else usable[-cores:])
-    return float(done["samples"] / done["seconds" if options.clock == "wall" else "cpu_seconds"])
+    # By processor time: as if all its cores were busy all the time, so two cores' waiting for each other does not show.
+    seconds = done["seconds"] if options.clock == "wall" else done["cpu_seconds"] / cores
+    return float(done["samples"] / seconds)
 
 
 def aims(result: Result) -> list[Aim]:
