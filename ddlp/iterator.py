@@ -31,7 +31,18 @@ from ddlp.usercode import keyed_globals
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
-SPARE_BLOCKS = 4  # of memory for batches: what the training drops a worker soon takes; devices' batches come as bytes first
+SPARE_BLOCKS = 2  # of memory for batches, of each size: what the training drops a worker soon takes
+FETCH_SLOTS = 3  # batches of devices in this process's memory
+
+
+def _host_slots(workers: int, prefetch_factor: int, devices: bool) -> int:
+    """Batches that the host may hold. As many as DataLoader's workers, and one in their hands; a device's come out of these.
+
+    But each worker has one in work, and one is ready, in any case.
+    """
+    slots = max(2, workers * prefetch_factor + 1)
+    return min(slots, max(workers + 2, slots - FETCH_SLOTS)) if devices else slots
+
 
 @dataclass(frozen=True)
 class EpochMemory:
@@ -119,8 +130,8 @@ class EpochIterator(_BaseDataLoaderIter):
         workers = max(1, loader.num_workers)
         ledger = Ledger(
             len(self._plan) if whole else None,
-            host_slots=max(2, workers * (loader.prefetch_factor or 2) + 1),
-            fetch_slots=3,
+            host_slots=_host_slots(workers, loader.prefetch_factor or 2, bool(devices)),
+            fetch_slots=FETCH_SLOTS,
             delivered=resume.delivered.ranges() if whole else (),
         )
         for device in devices:
