@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_engine.transforms.primitives import _border_indices
+from csd_engine.transforms.primitives import border_indices
 
 FAR = 40  # farther outside than any window drawn here
 
@@ -18,7 +18,7 @@ def by_numpy(rows, indices, tops, lefts, across, down, fill, shape, mode):
             padded[...] = fill
             padded[FAR : FAR + height, FAR : FAR + width] = rows[index]
         else:
-            padded = rows[index][_border_indices(height, FAR, FAR, mode)][:, _border_indices(width, FAR, FAR, mode)]
+            padded = rows[index][border_indices(height, FAR, FAR, mode)][:, border_indices(width, FAR, FAR, mode)]
         top, left = FAR + tops[i], FAR + lefts[i]
         window = padded[top : top + shape[0], left : left + shape[1]]
         out[i] = window[:: -1 if down[i] else 1, :: -1 if across[i] else 1]
