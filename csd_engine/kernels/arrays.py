@@ -60,6 +60,8 @@ class ArrayCalls:
         self._library.ddlp_windows.argtypes = [ctypes.POINTER(_WindowsJob)]
         self._library.ddlp_table.argtypes = [pointer, size, size, number, pointer, number, number, pointer]
         self._library.ddlp_table.restype = None
+        self._library.ddlp_planes.argtypes = [pointer, size, size, number, pointer]
+        self._library.ddlp_planes.restype = None
         self._library.ddlp_sum.argtypes = [pointer, pointer, size]
         self._library.ddlp_sum.restype = None
         self._library.ddlp_read_sum.argtypes = [ctypes.c_int, pointer, size, pointer]
@@ -124,7 +126,7 @@ class ArrayCalls:
 
         Args:
             pixels: C-contiguous uint8 (n, height, width, channels) or (height, width, channels).
-            table: C-contiguous (channels, 256), of elements of 1, 2 or 4 bytes.
+            table: C-contiguous (channels, 256), of elements of 2 or 4 bytes.
             out: C-contiguous, of the table's type: (n, channels, height, width) or (channels, height, width); with
                 channels_last in the order of `pixels`.
             channels_last: keep the channels of a pixel together.
@@ -138,7 +140,7 @@ class ArrayCalls:
         if (
             pixels.dtype != np.uint8
             or table.shape != (channels, 256)
-            or table.dtype.itemsize not in (1, 2, 4)
+            or table.dtype.itemsize not in (2, 4)
             or table.dtype != out.dtype
             or out.shape != shape[4 - pixels.ndim :]
             or not (pixels.flags.c_contiguous and table.flags.c_contiguous)
@@ -151,6 +153,24 @@ class ArrayCalls:
         self._library.ddlp_table(
             _address(pixels), n, height * width, channels, _address(table), table.dtype.itemsize, channels_last, _address(out)
         )
+
+    def planes(self, pixels: np.ndarray, out: np.ndarray) -> None:
+        """Bring each channel's bytes together: what ToTensor's change of order is without its change of type.
+
+        Args:
+            pixels: C-contiguous uint8 (n, height, width, channels).
+            out: C-contiguous uint8 (n, channels, height, width).
+
+        Raises:
+            ValueError: shapes or types do not fit.
+        """
+        n, height, width, channels = pixels.shape
+        if pixels.dtype != np.uint8 or out.dtype != np.uint8 or out.shape != (n, channels, height, width):
+            raise ValueError(f"{pixels.dtype} pixels of {pixels.shape} do not become planes of {out.dtype} {out.shape}")
+        if not pixels.flags.c_contiguous:
+            raise ValueError("the pixels have gaps")
+        _check_out(out)
+        self._library.ddlp_planes(_address(pixels), n, height * width, channels, _address(out))
 
     def add_blocks(self, acc: np.ndarray, data: Union[bytes, bytearray, memoryview, np.ndarray], blocks: int) -> None:
         """Add the first `blocks` blocks of 64 KiB of `data` to a checksum in the making (csd_engine.checksum).

@@ -124,9 +124,7 @@ class Epilogue:
 
     @functools.cached_property
     def _bits(self) -> np.ndarray:
-        """The table in the result's dtype, as integers: a look-up needs only bits. uint8 leaves the table out."""
-        if self.dtype == torch.uint8:
-            return np.tile(np.arange(256, dtype=np.uint8), (self.fills.shape[1], 1))
+        """The table in the result's dtype, as integers: a look-up needs only bits."""
         return self._values().to(self.dtype).view(_INTEGER[self.dtype]).numpy()
 
     def _values(self) -> Tensor:
@@ -173,11 +171,11 @@ class Epilogue:
         """Images, uint8 (samples, height, width, channels), into as many samples of what `empty` gave; any number of them."""
         last = self.memory_format == torch.channels_last
         fast = kernel()
-        if fast is not None:
-            fast.table(images, self._bits, bits, last)
-        elif self.dtype == torch.uint8:
+        if self.dtype == torch.uint8 and (last or fast is None):
             for part in _parts(len(images), math.prod(images.shape[1:])):
                 np.copyto(bits[part], images[part] if last else images[part].transpose(0, 3, 1, 2))
+        elif fast is not None:
+            fast.planes(images, bits) if self.dtype == torch.uint8 else fast.table(images, self._bits, bits, last)
         elif self._arithmetic is None or (self.dtype.itemsize == 2 and not last):
             # Two bytes straight from the table are faster than arithmetic and a conversion, except along whole rows.
             self._look_up(images, bits, last)

@@ -98,9 +98,12 @@ DDLP_API int ddlp_sample(ddlp_context *context, const ddlp_job *job);
 DDLP_API int ddlp_resample(ddlp_context *context, const uint8_t *pixels, int64_t stride, const ddlp_job *job);
 
 /* out = table[channel][pixel]: `images` images of `count` pixels of `channels` bytes each; table: channels x 256 elements of
- * element_bytes (1, 2 or 4); out: channels_last ? (images, count, channels) : (images, channels, count) elements. */
+ * element_bytes (2 or 4); out: channels_last ? (images, count, channels) : (images, channels, count) elements. */
 DDLP_API void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
                          int32_t element_bytes, int32_t channels_last, void *out);
+
+/* The bytes as they are, a channel's together: (images, count, channels) -> (images, channels, count). */
+DDLP_API void ddlp_planes(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, uint8_t *out);
 
 /* csd_engine/checksum.py's Horner step over `blocks` blocks of 64 KiB; acc: 16384 words. */
 DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);

@@ -56,7 +56,6 @@ VECTORS(2, uint16_t)
 #define vectors_4(out, p, step, count, table, tables, streamed) ((void)(streamed), (size_t)0)
 #define vectors_2(out, p, step, count, table, tables, streamed) ((void)(streamed), (size_t)0)
 #endif
-#define vectors_1(out, p, step, count, table, tables, streamed) ((void)(streamed), (size_t)0)
 
 /* One channel of some pixels, which comes to lie together. */
 #define CHANNEL(bytes, element)                                                                                            \
@@ -101,7 +100,6 @@ VECTORS(2, uint16_t)
     }
 
 #define ELEMENTS(bytes, element) CHANNEL(bytes, element) PIXELS(bytes, element) IMAGES(bytes, element)
-ELEMENTS(1, uint8_t)
 ELEMENTS(2, uint16_t)
 ELEMENTS(4, uint32_t)
 
@@ -111,7 +109,6 @@ void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t ch
     int64_t values = images * count * channels;
     job.streamed = values * element_bytes >= STREAMED_BYTES && variant_used() != VARIANT_C;
     switch (element_bytes) {
-    case 1: images_1(out, &job, table); break;
     case 2: images_2(out, &job, table); break;
     case 4: images_4(out, &job, table); break;
     }
