@@ -48,7 +48,10 @@ def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy)
     truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGKILL)}), 1)
     assert len(told) <= 1, list(told)  # none where it was idle at that moment
     assert all("worker process" in text for text in told), list(told)
-    truth.check(train(loader, 0.02), 2)
+    for epoch in range(2, 10):  # on a busy machine a new worker takes its time
+        truth.check(train(loader, 0.02), epoch)
+        if loader.report().batches_csd > 0:
+            break
     assert worker_pids() != [worker] and loader.report().batches_csd > 0
 
 
