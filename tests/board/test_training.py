@@ -139,4 +139,4 @@ def test_mte_over_two_boards(boards: dict[str, Board], images: Path) -> None:
     dataset = pictures(images)
     loader = make_loader(dataset, "mte", csd=["csd0", "csd1"], ratio=0.5)
     assert same(train(loader), train(make_loader(dataset, "cpu")))
-    assert loader.report().batches_csd >= IMAGES // BATCH // 4, "half of the epoch, but for what the host took back"
+    assert loader.report().batches_csd >= IMAGES // BATCH // 10  # of the second half, in which the host helps
