@@ -98,6 +98,14 @@ static void large(resample_state *s, int vertical_first) {
     free(out), free(band);
 }
 
+static void one_split(void) {
+    size_t images = 1 + below(2), count = 1 + below(40000), channels = 1 + below(4), values = images * count * channels;
+    uint8_t *pixels = random_bytes(values), *out = malloc(values);
+    ddlp_planes(pixels, images, count, channels, out);
+    add(out, values);
+    free(pixels), free(out);
+}
+
 static void one_table(int element_bytes, int channels_last) {
     size_t images = 1 + below(2), count = 1 + below(40000), channels = 1 + below(4), values = images * count * channels;
     uint8_t *pixels = random_bytes(values), *table = random_bytes(256 * channels * element_bytes);
@@ -147,7 +155,8 @@ int main(int count, char **arguments) {
         large(&s, 1);
         resample_free(&s);
         printf(" %016llx", (unsigned long long)hash);
-        for (int i = 0; i < 12; i++) one_table(1 << i % 3, i / 3 % 2);
+        for (int i = 0; i < 8; i++) one_table(2 << i % 2, i / 2 % 2);
+        for (int i = 0; i < 4; i++) one_split();
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 4; i++) one_sum();
         for (int i = 0; i < 4 * rounds; i++) one_window(i % 4);
