@@ -11,7 +11,7 @@ import csd_engine.kernels
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(csd_engine.kernels.__file__)), "src")
-PARTS = ["axis", "passes_*", "resample", "sum", "table", "variant", "windows"]  # those that know nothing of JPEG
+PARTS = ["axis", "passes_*", "resample", "sum", "table", "planes", "variant", "windows"]  # those that know nothing of JPEG
 ROUNDS = "120"
 
 
