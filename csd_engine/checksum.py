@@ -1,7 +1,7 @@
 """The batch file's checksum: block-wise Horner over 32-bit words, then a digest.
 
-The data are read as little-endian uint32 words in blocks of 64 KiB, the last one padded with zeros. Word by word,
-`acc = acc * M + block` (mod 2**32); the checksum is blake2b-128 of the final 64 KiB of `acc`. M is odd, so a changed
+The data are read as little-endian uint32 words in blocks of 16 KiB, the last one padded with zeros. Word by word,
+`acc = acc * M + block` (mod 2**32); the checksum is blake2b-128 of the final 16 KiB of `acc`. M is odd, so a changed
 bit stays changed whatever follows. numpy does it in place at cache speed on 32-bit ARM too, and a GPU with integer
 operations, one thread a word. Where there is a kernel it adds the blocks.
 """
@@ -18,8 +18,8 @@ from csd_engine.kernels import kernel
 
 __all__ = ["BLOCK_BYTES", "MULTIPLIER", "READ_BYTES", "Checksum"]
 
-BLOCK_BYTES = 1 << 16
-READ_BYTES = 4 * BLOCK_BYTES  # stays in a core's second-level cache
+BLOCK_BYTES = 1 << 14
+READ_BYTES = 16 * BLOCK_BYTES  # stays in a core's second-level cache
 MULTIPLIER = 0x9E3779BB  # 3 (mod 8): its powers minus one have few factors of two, so swapped blocks show as well
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["PADDING_MODES", "ArrayCalls"]
 
-BLOCK_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 14
 PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}  # src/windows.h
 
 
@@ -173,10 +173,10 @@ class ArrayCalls:
         self._library.ddlp_planes(_address(pixels), n, height * width, channels, _address(out))
 
     def add_blocks(self, acc: np.ndarray, data: Union[bytes, bytearray, memoryview, np.ndarray], blocks: int) -> None:
-        """Add the first `blocks` blocks of 64 KiB of `data` to a checksum in the making (csd_engine.checksum).
+        """Add the first `blocks` blocks of 16 KiB of `data` to a checksum in the making (csd_engine.checksum).
 
         Args:
-            acc: C-contiguous uint32 (16384,), changed in place.
+            acc: C-contiguous uint32 (4096,), changed in place.
             data: contiguous bytes, at any address.
             blocks: at least 0.
 
@@ -190,12 +190,12 @@ class ArrayCalls:
         self._library.ddlp_sum(_address(acc), _address(content), blocks)
 
     def read_blocks(self, descriptor: int, place: memoryview, acc: np.ndarray) -> int:
-        """Read whole blocks of 64 KiB from where a file stands, and add them to a checksum while they are in the cache.
+        """Read whole blocks of 16 KiB from where a file stands, and add them to a checksum while they are in the cache.
 
         Args:
             descriptor: of an open file.
             place: writable bytes, filled as far as whole blocks go.
-            acc: C-contiguous uint32 (16384,), changed in place.
+            acc: C-contiguous uint32 (4096,), changed in place.
 
         Returns:
             The bytes read: fewer than whole blocks where the file ends, the last of them then not added.

@@ -9,8 +9,8 @@
 #include "ddlp.h"
 #include "variant.h"
 
-enum { WORDS = 16384, TOGETHER = 4 }; /* words of a block of 64 KiB; blocks of one pass */
-enum { READ_BLOCKS = 4 };             /* added while they are still in the second-level cache */
+enum { WORDS = 4096, TOGETHER = 4 }; /* words of a block of 16 KiB: acc stays in the first-level cache; blocks of one pass */
+enum { READ_BLOCKS = 16 };           /* added while they are still in the second-level cache */
 
 static const uint32_t MULTIPLIER = 0x9E3779BB;
 

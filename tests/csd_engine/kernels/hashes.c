@@ -117,9 +117,9 @@ static void one_table(int element_bytes, int channels_last) {
 
 static void one_sum(void) {
     int64_t blocks = below(7);
-    uint8_t *acc = random_bytes(65536), *data = random_bytes(65536 * blocks + 1);
+    uint8_t *acc = random_bytes(16384), *data = random_bytes(16384 * blocks + 1);
     ddlp_sum((uint32_t *)acc, data + 1, blocks);
-    add(acc, 65536);
+    add(acc, 16384);
     free(acc), free(data);
 }
 

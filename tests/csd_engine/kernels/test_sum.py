@@ -35,9 +35,9 @@ def test_any_bytes_will_do(kernel):
 
 @pytest.mark.parametrize(
     "acc, size, blocks",
-    [(np.zeros(16384, np.uint32), 131071, 2), (np.zeros(16384, np.int64), 65536, 1), (np.zeros(9, np.uint32), 65536, 1),
-     (np.zeros(16384, np.uint32), 65536, -1)],
+    [(np.zeros(4096, np.uint32), 32767, 2), (np.zeros(4096, np.int64), 16384, 1), (np.zeros(9, np.uint32), 16384, 1),
+     (np.zeros(4096, np.uint32), 16384, -1)],
 )  # fmt: skip
 def test_what_does_not_fit_is_an_error(kernel, acc, size, blocks):
-    with pytest.raises(ValueError, match="blocks of 65536"):
+    with pytest.raises(ValueError, match="blocks of 16384"):
         kernel.add_blocks(acc, bytes(size), blocks)

@@ -53,6 +53,15 @@ def test_a_block_is_not_used_again_while_anything_sees_it(name):
     assert address(pool.empty(SHAPE, np.uint8)) == first
 
 
+@pytest.mark.parametrize("shape", [(1,), SHAPE, (64, 224, 224, 3)])
+def test_blocks_begin_with_a_page(shape):
+    pool = Pool(spare=2)
+    held = [pool.empty(shape, np.uint8) for _ in range(3)]
+    assert [address(array) % 4096 for array in held] == [0, 0, 0]
+    del held
+    assert address(pool.empty(shape, np.uint8)) % 4096 == 0
+
+
 def test_arrays_are_as_asked_for():
     pool = Pool(spare=2)
     for dtype in (np.uint8, np.int16, np.int32, np.float32):
