@@ -8,16 +8,18 @@ it the paper's own WRR, printed and by its event rules, and a loader that prefet
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from torchvision import transforms
 
-from ddlp.bench.common import Aim, add_output, emit, say
+from ddlp.bench.common import Aim, add_output, child, emit, say
 from ddlp.bench.overlap import epoch
 from ddlp.bench.table6 import Cell, clean_cells
 from ddlp.datasets import ImageArrays
@@ -66,8 +68,9 @@ class Result:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
-    parser.add_argument("--step", type=float, default=0.05, metavar="S", help="seconds that T* is scaled to (%(default)s)")
+    parser.add_argument("--step", type=float, default=0.1, metavar="S", help="seconds that T* is scaled to (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="each row's turns (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=4, help="rows at a time: they sleep nearly all the time (%(default)s)")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N cells")
     parser.add_argument("--strategy", default="wrr", choices=["wrr", "ordered", "mte"])
     add_output(parser)
@@ -80,8 +83,8 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    if options.batches < 10 or options.rounds < 1 or options.step <= 0:
-        print("ddlp bench paper: 10 batches, 1 round and a step above 0 at least", file=sys.stderr)
+    if options.batches < 10 or min(options.rounds, options.jobs) < 1 or options.step <= 0:
+        print("ddlp bench paper: 10 batches, 1 round, 1 job and a step above 0 at least", file=sys.stderr)
         return 2
     result = measure(options)
     emit(options, result, table(result), aims(result))
@@ -96,20 +99,32 @@ def measure(options: argparse.Namespace) -> Result:
         rules_s = paper_epoch(_RULES_BATCHES, cell.cpu_s, cell.device_s, cell.read_and_train_s)[0] / _RULES_BATCHES
         name = f"{cell.model} {cell.pipeline}"
         result.lines.append(Line(name, cell.processes, cell.limit_s, cell.wrr_s, rules_s, cell.prefetching_s))
-    for k in range(options.rounds):
-        for cell, line in zip(cells, result.lines, strict=True):
-            scale = options.step / cell.limit_s
-            seconds, csd = replay(cell, scale, options.batches, options.strategy)
-            line.seconds.append(seconds / options.batches / scale)
-            line.of_limit.append(line.limit_s / line.seconds[-1])
-            line.csd_batches.append(csd)
-            say(f"round {k + 1}: {line.cell} {cell.processes:2}: {line.of_limit[-1]:.3f} of the limit, {csd} from the CSD")
+    cpus = sorted(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for k in range(options.rounds):
+            work = [
+                {"cell": number, "scale": options.step / cell.limit_s, "batches": options.batches, "strategy": options.strategy}
+                for number, cell in enumerate(cells)
+            ]
+            replayed = pool.map(lambda one: child("ddlp.bench.paper", one, cpus), work)
+            for cell, line, found in zip(cells, result.lines, replayed, strict=True):
+                line.seconds.append(found["seconds"] / options.batches / (options.step / cell.limit_s))
+                line.of_limit.append(line.limit_s / line.seconds[-1])
+                line.csd_batches.append(found["csd"])
+                say(
+                    f"round {k + 1}: {line.cell} {cell.processes:2}: {line.of_limit[-1]:.3f} of the limit, "
+                    f"{found['csd']} from the CSD"
+                )
     return result
 
 
 def replay(cell: Cell, scale: float, batches: int, strategy: str) -> tuple[float, int]:
     """Seconds of an epoch of a cell, all its times multiplied by ``scale``, and the batches that came from the engine."""
-    epoch(_loader(20, 0.05, 0.05, strategy), 0.0)  # the engine is up, as within a training
+    while True:  # until the engine is up, as within a training
+        first = _loader(20, 0.05, 0.05, "wrr")
+        epoch(first, 0.0)
+        if first.report().batches_csd:
+            break
     loader = _loader(batches, cell.host_s * scale, cell.device_s * scale, strategy)
     seconds = epoch(loader, cell.train_s * scale)
     return seconds, loader.report().batches_csd
@@ -159,3 +174,9 @@ def table(result: Result) -> str:
             )
     rows.append(f"the paper's rules are within {100 * max(abs(line.rules_error) for line in result.lines):.2f} % of its WRR")
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.stdin.read())
+    took_s, from_csd = replay(list(clean_cells())[given["cell"]], given["scale"], given["batches"], given["strategy"])
+    print(json.dumps({"seconds": took_s, "csd": from_csd}))
