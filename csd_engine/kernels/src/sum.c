@@ -38,15 +38,22 @@ static inline __attribute__((always_inline)) void add_all(uint32_t *acc, const u
     for (; blocks > 0; blocks--, data += 4 * WORDS) add(acc, data, 1);
 }
 
-/* The same loop, compiled for an instruction set that is looked for at run time. */
+/* The same loop, compiled for instruction sets that are looked for at run time. */
+#if defined(DDLP_VNNI)
+__attribute__((target("avx512f,prefer-vector-width=512")))
+static void add_all_widest(uint32_t *acc, const uint8_t *data, int64_t blocks) {
+    add_all(acc, data, blocks);
+}
+#endif
+
 #if defined(DDLP_X86)
-enum { WIDE = VARIANT_AVX2, WIDER = VARIANT_VNNI };
+enum { WIDE = VARIANT_AVX2 };
 __attribute__((target("avx2")))
 #elif defined(DDLP_SWITCH_NEON_ON)
-enum { WIDE = VARIANT_NEON, WIDER = VARIANT_NEON };
+enum { WIDE = VARIANT_NEON };
 __attribute__((target("fpu=neon")))
 #else
-enum { WIDE = -1, WIDER = -1 };
+enum { WIDE = -1 };
 #endif
 static void add_all_wide(uint32_t *acc, const uint8_t *data, int64_t blocks) {
     add_all(acc, data, blocks);
@@ -54,7 +61,10 @@ static void add_all_wide(uint32_t *acc, const uint8_t *data, int64_t blocks) {
 
 void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks) {
     int variant = variant_used();
-    if (variant == WIDE || variant == WIDER) add_all_wide(acc, data, blocks);
+#if defined(DDLP_VNNI)
+    if (variant == VARIANT_VNNI) { add_all_widest(acc, data, blocks); return; } /* its processors all have it */
+#endif
+    if (variant == WIDE) add_all_wide(acc, data, blocks);
     else add_all(acc, data, blocks);
 }
 
