@@ -11,76 +11,14 @@ import json
 from dataclasses import fields
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
+from csd_engine import messages
 from csd_engine.errors import BadMessage
 from csd_engine.fields import MAX_TEXT, Check
-from csd_engine.messages import (
-    MAX_PART_BYTES,
-    MESSAGES,
-    AskStatus,
-    Cancel,
-    Cancelled,
-    CloseJob,
-    Failed,
-    Fetch,
-    FilePart,
-    Hello,
-    JobClosed,
-    JobOpen,
-    JobStatus,
-    Lease,
-    Look,
-    Message,
-    NeedFile,
-    NoPart,
-    OpenJob,
-    Part,
-    Ping,
-    Pong,
-    Probe,
-    ProbeDone,
-    Published,
-    Refused,
-    Release,
-    Seen,
-    Status,
-    Welcome,
-)
+from csd_engine.messages import *  # noqa: F403  (the one face of both)
+from csd_engine.messages import MESSAGES, FilePart, Message, Part
 
-__all__ = [
-    "MAX_FRAME_BYTES",
-    "MAX_PART_BYTES",
-    "PROTOCOL",
-    "AskStatus",
-    "Cancel",
-    "Cancelled",
-    "CloseJob",
-    "Failed",
-    "Fetch",
-    "FilePart",
-    "Hello",
-    "JobClosed",
-    "JobOpen",
-    "JobStatus",
-    "Lease",
-    "Look",
-    "Message",
-    "NeedFile",
-    "NoPart",
-    "OpenJob",
-    "Part",
-    "Ping",
-    "Pong",
-    "Probe",
-    "ProbeDone",
-    "Published",
-    "Refused",
-    "Release",
-    "Seen",
-    "Status",
-    "Welcome",
-    "decode",
-    "encode",
-]
+__all__ = ["MAX_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
+__all__ += messages.__all__
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 8 << 20
