@@ -15,6 +15,7 @@ from csd_engine.errors import EngineRefused, EngineUnreachable
 
 __all__ = ["ClientKeys", "Wire"]
 
+_IN = int(zmq.POLLIN)  # an enum's operators are Python
 _MONITORED = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -123,7 +124,7 @@ class Wire:
 
     def messages(self) -> Iterable[tuple[say.Message, say.Payload]]:
         """Return the messages that have come, their payloads where libzmq has put them; raises BadMessage."""
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while int(self._socket.getsockopt(zmq.EVENTS)) & _IN:
             yield say.decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
 
     def send(self, frames: list[say.Payload]) -> None:
