@@ -11,76 +11,14 @@ import json
 from dataclasses import fields
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
+from csd_engine import messages
 from csd_engine.errors import BadMessage
-from csd_engine.fields import MAX_TEXT
-from csd_engine.messages import (
-    MAX_PART_BYTES,
-    MESSAGES,
-    AskStatus,
-    Cancel,
-    Cancelled,
-    CloseJob,
-    Failed,
-    Fetch,
-    FilePart,
-    Hello,
-    JobClosed,
-    JobOpen,
-    JobStatus,
-    Lease,
-    Look,
-    Message,
-    NeedFile,
-    NoPart,
-    OpenJob,
-    Part,
-    Ping,
-    Pong,
-    Probe,
-    ProbeDone,
-    Published,
-    Refused,
-    Release,
-    Seen,
-    Status,
-    Welcome,
-)
+from csd_engine.fields import MAX_TEXT, Check
+from csd_engine.messages import *  # noqa: F403  (the one face of both)
+from csd_engine.messages import MESSAGES, FilePart, Message, Part
 
-__all__ = [
-    "MAX_FRAME_BYTES",
-    "MAX_PART_BYTES",
-    "PROTOCOL",
-    "AskStatus",
-    "Cancel",
-    "Cancelled",
-    "CloseJob",
-    "Failed",
-    "Fetch",
-    "FilePart",
-    "Hello",
-    "JobClosed",
-    "JobOpen",
-    "JobStatus",
-    "Lease",
-    "Look",
-    "Message",
-    "NeedFile",
-    "NoPart",
-    "OpenJob",
-    "Part",
-    "Ping",
-    "Pong",
-    "Probe",
-    "ProbeDone",
-    "Published",
-    "Refused",
-    "Release",
-    "Seen",
-    "Status",
-    "Welcome",
-    "decode",
-    "encode",
-]
+__all__ = ["MAX_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
+__all__ += messages.__all__
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 8 << 20
@@ -89,6 +27,16 @@ Payload = Union[bytes, memoryview]
 
 _WITH_PAYLOAD = (FilePart, Part)
 _BY_NAME = {message.__name__: message for message in MESSAGES}
+_CHECKS = {kind: {one.name: one.metadata["check"] for one in fields(kind)} for kind in MESSAGES}
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not allowed")
+
+
+# Made once: json's functions make one a call for anything but the defaults.
+_TO_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_FROM_JSON = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 def shorten(text: str) -> str:
@@ -102,22 +50,20 @@ def encode(message: Message, payload: Optional[Payload] = None) -> List[Payload]
     Raises:
         BadMessage: a field has a value that the other side would refuse.
     """
-    for one in fields(message):
-        _check(type(message).__name__, one, getattr(message, one.name))
-    data = {"say": type(message).__name__, **{one.name: getattr(message, one.name) for one in fields(message)}}
-    frame = json.dumps(data, separators=(",", ":"), allow_nan=False).encode("utf-8", "backslashreplace")
+    name = type(message).__name__
+    data = {"say": name}
+    for field, check in _CHECKS[type(message)].items():
+        data[field] = value = getattr(message, field)
+        _checked(name, field, check, value)
+    frame = _TO_JSON(data).encode("utf-8", "backslashreplace")
     return [frame] if payload is None else [frame, payload]
 
 
-def _check(name: str, one: Any, value: Any) -> Any:
+def _checked(name: str, field: str, check: Check, value: Any) -> Any:
     try:
-        return one.metadata["check"](value)
+        return check(value)
     except ValueError as error:
-        raise BadMessage(f"message {name}: {one.name} is {value!r:.100}; it must be {error}.") from None
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not allowed")
+        raise BadMessage(f"message {name}: {field} is {value!r:.100}; it must be {error}.") from None
 
 
 def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:
@@ -129,16 +75,16 @@ def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:
     if not 1 <= len(frames) <= 2 or any(len(frame) > MAX_FRAME_BYTES for frame in frames):
         raise BadMessage(f"{len(frames)} frames of {[len(frame) for frame in frames[:4]]} bytes are not a message.")
     try:
-        data = json.loads(bytes(frames[0]).decode("utf-8"), parse_constant=_no_constant)
+        data = _FROM_JSON(bytes(frames[0]).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"the first frame is not JSON ({error}): {bytes(frames[0][:80])!r}.") from None
     if not isinstance(data, dict) or not isinstance(data.get("say"), str) or data["say"] not in _BY_NAME:
         raise BadMessage(f"{data!r:.100} does not say which message it is. Do both sides run the same version?")
     kind = _BY_NAME[data.pop("say")]
-    names = {one.name for one in fields(kind)}
-    if set(data) != names:
-        raise BadMessage(f"message {kind.__name__} has fields {sorted(data)!r:.200}, expected were {sorted(names)}.")
+    checks = _CHECKS[kind]
+    if data.keys() != checks.keys():
+        raise BadMessage(f"message {kind.__name__} has fields {sorted(data)!r:.200}, expected were {sorted(checks)}.")
     if (len(frames) == 2) != (kind in _WITH_PAYLOAD):
         raise BadMessage(f"message {kind.__name__} came with {len(frames)} frames.")
-    checked = {one.name: _check(kind.__name__, one, data[one.name]) for one in fields(kind)}
+    checked = {field: _checked(kind.__name__, field, check, data[field]) for field, check in checks.items()}
     return kind(**checked), frames[1] if len(frames) == 2 else b""

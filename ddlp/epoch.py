@@ -54,7 +54,7 @@ class EpochRun:
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
         self._finish, self._on_cpu = finish, on_cpu
-        self._full_batch = full_batch
+        self._full_batch = max(1, full_batch)
         self._on_closed = on_closed
         self._waiting = Waiting(ledger, strategy)
         self._lock = self._waiting.lock
@@ -121,11 +121,9 @@ class EpochRun:
             made = self._ready.pop(position)
             if told:
                 self._tell_waiting(False)
-            counts, now = self._counts, time.monotonic()
-            self._left = now, self._part(position)
-            counts.waiting_s += now - began
-            counts.sides[side] += 1
-            counts.samples += self.recipe.plan.size(position)
+            now, samples = time.monotonic(), self.recipe.plan.size(position)
+            self._left = now, samples / self._full_batch
+            self._counts.delivered(side, samples, now - began)
             self._act()
         if isinstance(made, Failure):
             try:
@@ -145,6 +143,8 @@ class EpochRun:
 
     def take_warnings(self) -> list[str]:
         """What the training thread should tell the user, once."""
+        if not self._tidings:  # mostly: not worth the lock
+            return []
         with self._lock:
             return self._tidings.take(time.monotonic(), self.ledger.done)
 
@@ -185,9 +185,11 @@ class EpochRun:
     # -- the host's workers --------------------------------------------------------------------------------------
 
     def _host_worker(self) -> None:
-        while (claimed := self._next_claim()) is not None:
+        cpu = time.thread_time()
+        claimed: tuple[int, int] | None = None
+        while (claimed := claimed or self._next_claim()) is not None:
             position, claim = claimed
-            began, cpu = time.monotonic(), time.thread_time()
+            began = time.monotonic()
             made: Pixels | Failure | None
             try:
                 made = prepare_batch(self.recipe, position, partial(self._wanted, claim), finished=self._on_cpu)
@@ -198,22 +200,22 @@ class EpochRun:
                 made = Failure(error)
             busy_s = time.monotonic() - began
             with self._lock:
-                self._counts.host_cpu_s += time.thread_time() - cpu
+                cpu = self._count_cpu(cpu)
                 if isinstance(made, Pixels):
                     self.rates.host.add(busy_s, self._part(position))
                 if self.ledger.made(claim) and made is not None:
                     self._ready[position] = made
+                claimed = self._claim()  # while the lock is held anyway
                 self._act()
             made = None  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
     def _next_claim(self) -> tuple[int, int] | None:
+        """The next batch to make and the claim's number; None once the epoch is over."""
         with self._lock:
             while not self._closing:
-                position = self.strategy.next_claim(time.monotonic())
-                if position is not None:
-                    claim = self.ledger.claim(position)
+                if (claimed := self._claim()) is not None:
                     self._act()
-                    return position, claim
+                    return claimed
                 self._waiting.rest(self._waiting.workers, LOOK_UP_S)
         return None
 
@@ -222,14 +224,15 @@ class EpochRun:
         return not self._closing and self.ledger.wanted(claim)
 
     def _part(self, position: int) -> float:
-        return self.recipe.plan.size(position) / max(1, self._full_batch)
+        return self.recipe.plan.size(position) / self._full_batch
 
     # -- the devices' batches ------------------------------------------------------------------------------------
 
     def _fetcher(self) -> None:
-        while (fetch := self._next_fetch()) is not None:
+        cpu = time.thread_time()
+        fetch: tuple[int, str, int, tuple[DeviceJob, Path]] | None = None
+        while (fetch := fetch or self._next_fetch()) is not None:
             position, device, lease, (job, path) = fetch
-            cpu = time.thread_time()
             made: Pixels | None = None
             trouble, vanished = "", False
             try:
@@ -239,7 +242,7 @@ class EpochRun:
             except BaseException as error:
                 trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
             with self._lock:
-                self._counts.host_cpu_s += time.thread_time() - cpu
+                cpu = self._count_cpu(cpu)
                 if made is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
@@ -250,6 +253,7 @@ class EpochRun:
                             self._tidings.warn(text)
                 elif self.ledger.verified(lease):
                     self._ready[position] = made
+                fetch = self._fetch()  # while the lock is held anyway
                 self._act()
 
     def _distrust(self, device: str, reason: str) -> None:
@@ -263,13 +267,12 @@ class EpochRun:
                 self._act()
 
     def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
+        """The next batch to bring in, its device, lease and file; None once the epoch is over."""
         with self._lock:
             while not self._closing:
-                position = self.strategy.next_fetch()
-                if position is not None:
-                    device, lease = self.ledger.fetch(position)
+                if (fetch := self._fetch()) is not None:
                     self._waiting.wake(False)
-                    return position, device, lease, self._files.pop(lease)
+                    return fetch
                 self._waiting.rest(self._waiting.fetchers, None)
         return None
 
@@ -363,6 +366,25 @@ class EpochRun:
             self._act()
 
     # -- under the lock ------------------------------------------------------------------------------------------
+
+    def _claim(self) -> tuple[int, int] | None:
+        """Claim what a worker of the host should make now, if anything."""
+        position = None if self._closing else self.strategy.next_claim(time.monotonic())
+        return None if position is None else (position, self.ledger.claim(position))
+
+    def _fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
+        """Take the published batch that should be brought in now, if any."""
+        position = None if self._closing else self.strategy.next_fetch()
+        if position is None:
+            return None
+        device, lease = self.ledger.fetch(position)
+        return position, device, lease, self._files.pop(lease)
+
+    def _count_cpu(self, before: float) -> float:
+        """Count this thread's processor seconds since ``before``; returns those until now."""
+        now = time.thread_time()
+        self._counts.host_cpu_s += now - before
+        return now
 
     def _act(self) -> None:
         """After every event: give leases, pass on what the ledger has dropped, wake who can go on."""

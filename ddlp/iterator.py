@@ -109,6 +109,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self._base_seed = kept_seed
         self._workers: list[Any] = []
         self._portable = portable
+        self._transforms_targets = portable.dataset.has_target_transform
         self._device = None if loader.device is None else torch.device(loader.device)
         self._batch_transform = loader.batch_transform
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
@@ -175,11 +176,20 @@ class EpochIterator(_BaseDataLoaderIter):
             more = self._plan.read()
             self.run.extend(int(more), not more)
 
+    def __next__(self) -> Any:
+        # DataLoader's opens a scope for torch's profiler around each batch, a tenth of what a small one costs in all.
+        if torch.autograd._profiler_enabled():
+            return super().__next__()
+        batch = self._next_data()
+        self._num_yielded += 1
+        return batch
+
     def _next_data(self) -> Any:
-        self._read_ahead(max(1, self._ahead))
         self._asked += 1
         if self._whole:
             self._plan.read_as_far_as(self._asked)
+        else:
+            self._read_ahead(max(1, self._ahead))
         try:
             delivered = self.run.next_batch(self._timeout)
         finally:
@@ -188,14 +198,14 @@ class EpochIterator(_BaseDataLoaderIter):
         if delivered is None:
             self._shutdown_workers()
             raise StopIteration
-        if self._ahead:
+        if self._ahead and not self._whole:
             self._read_ahead(self._ahead)
         return self._finish(delivered)
 
     def _finish(self, delivered: Delivered) -> Any:
         """Targets joined, moved to the device, the user's batch_transform run: in the training thread."""
         images, dataset = delivered.images, self._portable.dataset
-        if dataset.has_target_transform:
+        if self._transforms_targets:
             targets = [self._transformed_target(item) for item in self._plan.items(delivered.position)]
         else:
             targets = dataset.targets(self._plan.sources(delivered.position))

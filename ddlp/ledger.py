@@ -23,6 +23,8 @@ __all__ = ["Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
 class Side(Enum):
     """Who prepared a delivered batch."""
 
+    __hash__ = object.__hash__  # Enum's own is in Python, and each delivery is counted by its side
+
     HOST = "cpu"
     CSD = "csd"
 
@@ -74,6 +76,7 @@ class Ledger:
         self._claims: dict[int, int] = {}  # claims a worker is still busy with, dropped ones included
         self._leases: dict[int, int] = {}  # leases whose copy is wanted, until delivery
         self._in_memory_csd = 0
+        self._in_memory_host = 0  # claims, dropped ones included, and ready batches
         self._numbers = 0
         position = 0
         for start, stop in [*self.delivered.ranges(), (self.length, self.length)]:
@@ -92,7 +95,7 @@ class Ledger:
     @property
     def free_host_slots(self) -> int:
         """Batches that the host may take up now. A dropped claim keeps its slot until its worker lets go."""
-        return self.host_slots - len(self._claims) - len(self.ready_host)
+        return self.host_slots - self._in_memory_host
 
     @property
     def free_fetch_slots(self) -> int:
@@ -119,7 +122,8 @@ class Ledger:
 
     def is_ready(self, position: int) -> bool:
         """True where a verified copy waits in memory."""
-        return position in self.ready_host or position in self.ready_csd
+        entry = self._open.get(position)
+        return entry is not None and (entry.host is HostCopy.READY or entry.csd is CsdCopy.READY)
 
     def wanted(self, claim: int) -> bool:
         """False once a claim was dropped: its worker may stop early."""
@@ -154,6 +158,7 @@ class Ledger:
         self._numbers += 1
         entry.claim = self._numbers
         self._claims[self._numbers] = position
+        self._in_memory_host += 1
         return self._numbers
 
     def made(self, claim: int) -> bool:
@@ -161,6 +166,7 @@ class Ledger:
         position = self._claims.pop(claim)
         entry = self._open.get(position)
         if entry is None or entry.claim != claim:
+            self._in_memory_host -= 1
             return False
         entry.step_host(Event.MADE)
         self.ready_host.add(position)
@@ -170,6 +176,7 @@ class Ledger:
     def lost(self, claim: int) -> None:
         """The worker has died or given up: the batch is there to be claimed again."""
         position = self._claims.pop(claim)
+        self._in_memory_host -= 1
         entry = self._open.get(position)
         if entry is not None and entry.claim == claim:
             entry.step_host(Event.LOSE)
@@ -310,11 +317,12 @@ class Ledger:
     def deliver(self, position: int) -> Side:
         """The training loop takes a READY batch. This alone is final."""
         entry = self._open.get(position)
-        if entry is None or position in self.delivered:
+        if entry is None:
             raise LedgerError(f"batch {position} is not there to be delivered")
         if entry.host is HostCopy.READY:
             entry.step_host(Event.DELIVER)
             self.ready_host.remove(position)
+            self._in_memory_host -= 1
             side = Side.HOST
         else:
             entry.step_csd(Event.DELIVER)
@@ -329,16 +337,12 @@ class Ledger:
     # -- the rules behind ----------------------------------------------------------------------------------------
 
     def _take(self, position: int) -> Entry:
-        if position in self.free:
-            self.free.remove(position)
-        elif position in self.returned:
-            self.returned.remove(position)
-        elif position in self._open:
-            return self._open[position]
-        else:
+        if self.free.discard(position) or self.returned.discard(position):
+            entry = self._open[position] = Entry(position)
+            return entry
+        if position not in self._open:
             raise LedgerError(f"batch {position} was delivered or is not in the epoch")
-        entry = self._open[position] = Entry(position)
-        return entry
+        return self._open[position]
 
     def _leased(self, device: str, lease: int) -> Entry | None:
         account = self.devices.get(device)

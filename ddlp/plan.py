@@ -23,7 +23,6 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from csd_engine import batchfile
 from ddlp import order
 from ddlp.translate.datasets import PortableSet
 
@@ -73,6 +72,7 @@ class EpochPlan:
         self._seen: Counter[int] = Counter()
         self._whole = np.zeros(0, dtype=np.int64)  # the data set's own indices, where the whole epoch was drawn
         self._size = 1  # samples of a batch of these
+        self._are_sources = False  # and these indices are the source indices
         self._batches: list[np.ndarray] = []  # batches drawn one by one
         self._occurrences: dict[int, np.ndarray] = {}  # batches in which an index came again
         self.ended = False
@@ -149,6 +149,7 @@ class EpochPlan:
         self.drawn = len(self)
         self.ended = True
         sources = self._portable.source(flat)  # also sees that there is no index that the data set has not
+        self._are_sources = sources is flat
         if not (order.gives_each_once(sampler) and self._portable.each_once):
             self._count_all(sources)
 
@@ -178,7 +179,8 @@ class EpochPlan:
 
     def size(self, position: int) -> int:
         """Samples in a batch."""
-        return len(self._batch(position))
+        left = len(self._whole) - position * self._size
+        return min(self._size, left) if left > 0 else len(self._batch(position))
 
     @property
     def largest(self) -> int:
@@ -191,12 +193,10 @@ class EpochPlan:
 
     def sources(self, position: int) -> np.ndarray:
         """The source indices of a batch, int64."""
-        return self._portable.source(self._batch(position))
+        batch = self._batch(position)
+        known = self._are_sources and position * self._size < len(self._whole)
+        return batch if known else self._portable.source(batch)
 
     def items(self, position: int) -> list[Item]:
         """The items of a batch, in order."""
         return list(zip(self.sources(position).tolist(), self.occurrences(position).tolist(), strict=True))
-
-    def identity(self, position: int, pipeline: str, dataset: str, seed: int, epoch: int) -> str:
-        """The batch's identity, 32 hex digits: what the file of a device must carry to be taken for it."""
-        return batchfile.identity(pipeline, dataset, seed, epoch, self.items(position))

@@ -85,7 +85,16 @@ class RangeSet:
 
     def add(self, item: int) -> None:
         """Add one member; nothing happens where it is one already."""
-        if item not in self:
+        starts, stops = self._starts, self._stops
+        k = bisect_right(starts, item) - 1
+        if k >= 0 and item <= stops[k]:
+            if item == stops[k]:
+                stops[k] += 1
+                self._len += 1
+                if k + 1 < len(starts) and starts[k + 1] == item + 1:  # it was the gap between two
+                    stops[k] = stops.pop(k + 1)
+                    del starts[k + 1]
+        else:
             self.add_range(item, item + 1)
 
     def add_range(self, start: int, stop: int) -> None:
@@ -98,7 +107,7 @@ class RangeSet:
         if lo and self._stops[lo - 1] >= start:
             lo -= 1
         hi = bisect_right(self._starts, stop)
-        absorbed = sum(self._stops[k] - self._starts[k] for k in range(lo, hi))
+        absorbed = sum(self._stops[lo:hi]) - sum(self._starts[lo:hi])
         if lo < hi:
             start = min(start, self._starts[lo])
             stop = max(stop, self._stops[hi - 1])
@@ -108,13 +117,25 @@ class RangeSet:
 
     def remove(self, item: int) -> None:
         """Remove one member. Raises KeyError where it is none."""
-        k = bisect_right(self._starts, item) - 1
-        if k < 0 or item >= self._stops[k]:
+        if not self.discard(item):
             raise KeyError(item)
-        start, stop = self._starts[k], self._stops[k]
-        left = [(start, item)] if start < item else []
-        right = [(item + 1, stop)] if item + 1 < stop else []
-        kept = left + right
-        self._starts[k : k + 1] = [s for s, _ in kept]
-        self._stops[k : k + 1] = [s for _, s in kept]
+
+    def discard(self, item: int) -> bool:
+        """Remove one member; False where it is none."""
+        starts, stops = self._starts, self._stops
+        k = bisect_right(starts, item) - 1
+        if k < 0 or item >= stops[k]:
+            return False
+        after = item + 1
+        if item > starts[k]:
+            if after < stops[k]:
+                starts.insert(k + 1, after)
+                stops.insert(k, item)
+            else:
+                stops[k] = item
+        elif after < stops[k]:
+            starts[k] = after
+        else:
+            del starts[k], stops[k]
         self._len -= 1
+        return True

@@ -43,6 +43,12 @@ class Counts:
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
 
+    def delivered(self, side: Side, samples: int, waiting_s: float) -> None:
+        """A batch of so many samples, for which training has waited so long."""
+        self.sides[side] += 1
+        self.samples += samples
+        self.waiting_s += waiting_s
+
     def report(self, strategy: str, epoch: int, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
         """As a report; ``full_batch`` turns batches a second into samples."""
         r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()

@@ -21,6 +21,10 @@ class Tidings:
     notes: dict[str, str] = field(default_factory=dict)  # what a device says of itself now
     remarks: dict[str, str] = field(default_factory=dict)  # what there is to say about a device
 
+    def __bool__(self) -> bool:
+        """Whether there is a warning, due or not yet."""
+        return bool(self._warnings or self._vanished)
+
     def warn(self, text: str) -> None:
         """Tell this."""
         self._warnings.append(text)
@@ -35,8 +39,6 @@ class Tidings:
 
     def take(self, now: float, over: bool) -> list[str]:
         """The warnings that are due, once; all of them where the epoch is over."""
-        if not self._warnings and not self._vanished:
-            return []
         due = [one for one in self._vanished if over or now - one[0] > VANISHED_S]
         self._vanished = [one for one in self._vanished if one not in due]
         warnings, self._warnings = self._warnings, []

@@ -67,10 +67,7 @@ class _Canvas:
 
     def pad(self, left: int, top: int, right: int, bottom: int, fill: Tuple[int, ...], padding_mode: str) -> None:
         """Add borders; negative ones crop first."""
-        if min(left, top, right, bottom) < 0:
-            cut = [max(-border, 0) for border in (left, top, right, bottom)]
-            self.crop(cut[1], cut[0], self.height - cut[1] - cut[3], self.width - cut[0] - cut[2])
-            left, top, right, bottom = (max(border, 0) for border in (left, top, right, bottom))
+        left, top, right, bottom = operators.cut_negative(self, left, top, right, bottom)
         if max(left, top, right, bottom) > 0:
             colour = fill if len(fill) == self.channels else fill * self.channels
             if self.cropped or self.padding_mode != "constant" or (self.fill is not None and padding_mode != "constant"):

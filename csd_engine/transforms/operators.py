@@ -15,7 +15,7 @@ from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import primitives as steps
 
-__all__ = ["Canvas", "Operator", "Shape"]
+__all__ = ["Canvas", "Operator", "Shape", "cut_negative"]
 
 Box = Tuple[int, int, int, int]
 _WIDEST = 1e6  # bound on scales and aspect ratios: nothing sensible is beyond, and squares stay finite
@@ -27,6 +27,14 @@ class Shape:
 
     size: Optional[Tuple[int, int]]  # (height, width)
     channels: Optional[int]
+
+
+def cut_negative(canvas: Any, left: int, top: int, right: int, bottom: int) -> Tuple[int, int, int, int]:
+    """Crop a canvas by those of these borders that are negative; return the borders, 0 for those."""
+    if min(left, top, right, bottom) < 0:
+        x, y, right_of, below = (max(-border, 0) for border in (left, top, right, bottom))
+        canvas.crop(y, x, canvas.height - y - below, canvas.width - x - right_of)
+    return max(left, 0), max(top, 0), max(right, 0), max(bottom, 0)
 
 
 class Canvas:
@@ -57,10 +65,7 @@ class Canvas:
 
     def pad(self, left: int, top: int, right: int, bottom: int, fill: Tuple[int, ...], padding_mode: str) -> None:
         """Add borders; negative ones crop first, as in torchvision."""
-        if min(left, top, right, bottom) < 0:
-            cut = [max(-border, 0) for border in (left, top, right, bottom)]
-            self.crop(cut[1], cut[0], self.height - cut[1] - cut[3], self.width - cut[0] - cut[2])
-            left, top, right, bottom = (max(border, 0) for border in (left, top, right, bottom))
+        left, top, right, bottom = cut_negative(self, left, top, right, bottom)
         if max(left, top, right, bottom) > 0:
             if len(fill) not in (1, self.channels):
                 raise PipelineError(f"Pad: fill={list(fill)!r} doesn't fit an image of {self.channels} channel(s); "

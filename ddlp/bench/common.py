@@ -18,16 +18,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ddlp.errors import DDLPError
 
 __all__ = [
     "Aim", "BenchFailed", "Say", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit", "family", "machine",
-    "machine_line", "pinned", "ratios", "say", "spread", "two_cpus",
+    "machine_line", "pinned", "ratios", "rotated", "say", "spread", "two_cpus",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
+_T = TypeVar("_T")
 _HOME = Path(__file__).resolve().parents[2]  # where this very ddlp lies
 _PACKAGES = ("torch", "torchvision", "numpy", "Pillow", "pyzmq", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "spdl")
 
@@ -68,6 +69,12 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
+def rotated(items: Sequence[_T], number: int) -> list[_T]:
+    """All of them, but a round later the next one comes first."""
+    first = number % len(items)
+    return [*items[first:], *items[:first]]
+
+
 def alternate(
     turns: Mapping[str, Callable[[], float]], rounds: int, tell: Say = say, unit: str = "images/s"
 ) -> dict[str, list[float]]:
@@ -78,8 +85,7 @@ def alternate(
     names = list(turns)
     figures: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in rotated(names, number):
             figures[name].append(turns[name]())
             tell(f"  round {number + 1}/{rounds}  {name:42} {figures[name][-1]:10.1f} {unit}")
     return figures

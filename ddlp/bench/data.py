@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,11 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PIPELINES = ("imagenet1", "imagenet2", "imagenet3", "cifar10")
 RESIZE = {"imagenet2": 256, "imagenet3": 232}
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """--data."""
+    parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
 
 
 def transform(pipeline: str) -> T.Compose:

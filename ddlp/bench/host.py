@@ -30,7 +30,7 @@ from ddlp.bench.contenders import (
     OURS_UINT8,
     Work,
 )  # fmt: skip
-from ddlp.bench.data import MEANS_KB, PIPELINES, ROOT, ensure_data
+from ddlp.bench.data import MEANS_KB, PIPELINES, add_data, ensure_data
 
 _BATCH = {"cifar10": 256}
 # (pipeline, mean file in kB) -> contender -> how many times DataLoader's best, and DALI's.
@@ -83,7 +83,7 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
+    add_data(parser)
     parser.add_argument(
         "--pipelines", nargs="+", default=list(PIPELINES), choices=PIPELINES, metavar="P", help="of %(choices)s"
     )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, child_environment, emit, family, say, spread
-from ddlp.bench.data import MEANS_KB, ROOT, ensure_data
+from ddlp.bench.data import MEANS_KB, add_data, ensure_data
 
 PEER = "DataLoader"
 STRATEGIES = {"DDLPLoader, cpu": "cpu", "DDLPLoader, wrr with its engine": "wrr"}
@@ -56,7 +56,7 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
+    add_data(parser)
     parser.add_argument("--batch", type=int, default=256, help="batch size (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="num_workers of each (%(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="batches taken (%(default)s)")

@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader, Subset
 
 from ddlp.bench import data
 from ddlp.bench.bare import Bare, both_at_once
-from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, say, spread, two_cpus
+from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, rotated, say, spread, two_cpus
 from ddlp.loader import DDLPLoader
 
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
@@ -59,9 +58,7 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "--data", type=Path, default=data.ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)"
-    )
+    data.add_data(parser)
     parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
     parser.add_argument("--batches", type=int, default=400, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="batch size (%(default)s)")
@@ -138,7 +135,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
         result.bound_s.append(bound)
         rates = f"r_cpu {r_cpu:.1f}, r_csd {r_csd:.1f} samples/s, h {h_s * 1e6:.0f} us"
         say(f"round {k + 1}/{options.rounds}: {rates}, bound {bound:.2f} s")
-        for line in result.lines[k % len(result.lines) :] + result.lines[: k % len(result.lines)]:
+        for line in rotated(result.lines, k):
             seconds, csd = contender(line.name, options, slowdown, result.accelerator_s)
             line.seconds.append(seconds)
             line.of_bound.append(bound / seconds)

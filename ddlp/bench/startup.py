@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlp.bench.common import Aim, add_output, alternate, child, emit, ratios, say, spread, two_cpus
-from ddlp.bench.data import MEANS_KB, ROOT, ensure_data
+from ddlp.bench.data import MEANS_KB, add_data, ensure_data
 
 PEER = "DataLoader"
 STRATEGIES = {"DDLPLoader, cpu": "cpu", "DDLPLoader, wrr": "wrr"}
@@ -57,7 +57,7 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
+    add_data(parser)
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="num_workers (0 1 2)")
     parser.add_argument("--sizes", choices=list(SIZES), nargs="+", default=list(SIZES), help="data sets (both)")

@@ -29,6 +29,7 @@ from ddlp.deploy.census import CensusResult, take_census
 from ddlp.deploy.command import reserve_bytes
 from ddlp.deploy.findings import Finding, Level, bad, ok, warn
 from ddlp.deploy.kernel import look
+from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
@@ -339,9 +340,9 @@ def _left_out(root: str, *directories: str | None) -> set[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the device, as it was deployed; default: this host alone")
+    add_device(parser, without="this host alone")
     parser.add_argument("--verify", action="store_true", help="compare the contents of all files, not of a sample")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser, "the findings")
 
 
 def run(options: argparse.Namespace) -> int:

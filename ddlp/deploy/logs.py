@@ -6,12 +6,13 @@ import argparse
 import shlex
 
 from ddlp.deploy import book
+from ddlp.deploy.options import add_device
 from ddlp.deploy.shell import Shell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", metavar="NAME", help="the device, as it was deployed")
+    add_device(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on printing until Ctrl-C")
     parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="so many of the last lines; default 100")
 

@@ -23,6 +23,7 @@ from csd_engine.transforms import native_order
 from csd_engine.transforms.resample import FILTERS
 from ddlp.deploy import book
 from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell
 from ddlp.errors import DDLPError
@@ -291,9 +292,9 @@ def table(parity: Parity) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", metavar="NAME", help="the device, as ddlp deploy named it")
+    add_device(parser)
     parser.add_argument("--table", action="store_true", help="print all operators as a table in Markdown")
-    parser.add_argument("--json", action="store_true", help="print all operators as JSON")
+    add_json(parser, "all operators")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 
 from ddlp.deploy import book
+from ddlp.deploy.options import add_device
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import Shell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", metavar="NAME", help="the device, as it was deployed")
+    add_device(parser)
 
 
 def run(options: argparse.Namespace) -> int:

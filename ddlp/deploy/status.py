@@ -15,6 +15,7 @@ from csd_engine import protocol as say
 from csd_engine.build import build
 from csd_engine.errors import EngineError
 from ddlp.deploy import book
+from ddlp.deploy.options import add_json
 from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
 
@@ -148,7 +149,7 @@ def table(answers: Sequence[Answer]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="devices, or engines' addresses; default: all devices known")
-    parser.add_argument("--json", action="store_true", help="print the answers as JSON, one line each time")
+    add_json(parser, "the answers, one line each time,")
     parser.add_argument("--watch", action="store_true", help=f"ask again every {_WATCH_S:g} s until Ctrl-C")
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT_S, metavar="S", help="how long each device may take (%(default)s)"

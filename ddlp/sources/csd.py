@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from csd_engine import batchfile
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset, fingerprint
 from csd_engine.errors import EngineError, EngineRefused, WrongPixels
@@ -79,7 +80,7 @@ class CsdJob:
         """Ask for a batch."""
         recipe = self._recipe
         items = recipe.plan.items(position)
-        identity = recipe.plan.identity(position, recipe.pipeline.digest, self._dataset, recipe.seed, recipe.epoch)
+        identity = batchfile.identity(recipe.pipeline.digest, self._dataset, recipe.seed, recipe.epoch, items)
         self._identities[lease] = identity
         self._open.lease(lease, identity, recipe.seed, recipe.epoch, items)
 
@@ -106,7 +107,7 @@ class CsdJob:
         assert self.fetching is not None
         size = self._recipe.plan.size(position)
         images, _ = fresh_rows(self._recipe, size)
-        layout = dataclasses.replace(self._layout, batch=size)
+        layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         batch = self.fetching.read(path, self._identities[lease], lease, layout, images)
         if self._audit is not None and next(self._read) % self._audit == 0:
             self._check_one(position, images, batch.boxes)

@@ -60,51 +60,50 @@ class Unwanted(Exception):
 def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], finished: bool = False) -> Pixels:
     """Make the batch at this position, into memory of the pool.
 
-    ``finished``: as the epilogue delivers it on the CPU. Each sample goes through the epilogue while it is in the cache; no
+    ``finished``: as the epilogue delivers it on the CPU. Each part goes through the epilogue while it is in the cache; no
     batch of bytes is ever in memory.
 
-    ``wanted`` is asked between samples. Raises `Unwanted` once it says no, and the sample's own kind of error (OSError,
-    ...) with its file's name where a sample can't be prepared.
+    ``wanted`` is asked between samples, or small parts of an array's. Raises `Unwanted` once it says no, and the sample's own
+    kind of error (OSError, ...) with its file's name where a sample can't be prepared.
     """
-    if recipe.bulk is not None:
-        return _prepare_rows(recipe, recipe.bulk, position, wanted, finished)
+    seed, epoch = recipe.seed, recipe.epoch
+    bulk = recipe.bulk
+    if bulk is not None:  # an array's rows, which always can be read
+        sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
+
+        def fill_rows(part: slice, images: np.ndarray, boxes: np.ndarray | None) -> None:
+            bulk.fill(sources[part], occurrences[part], seed, epoch, images, boxes)
+
+        return _in_parts(recipe, list(bulk.slices(len(sources))), fill_rows, wanted, finished)
     items = recipe.plan.items(position)
+    with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
+
+        def fill_one(part: slice, images: np.ndarray, boxes: np.ndarray | None) -> None:
+            _prepare(reader, recipe, items[part.start], images[0], None if boxes is None else boxes[0])
+
+        return _in_parts(recipe, [slice(k, k + 1) for k in range(len(items))], fill_one, wanted, finished)
+
+
+def _in_parts(
+    recipe: Recipe,
+    parts: list[slice],
+    fill: Callable[[slice, np.ndarray, np.ndarray | None], None],
+    wanted: Callable[[], bool],
+    finished: bool,
+) -> Pixels:
+    """`prepare_batch`: ``fill`` makes one part after the other, in its place or, for the epilogue, in the same one."""
+    samples, most = (parts[-1].stop, parts[0].stop) if parts else (0, 0)  # no part is larger than the first
     epilogue = recipe.epilogue
     convert = finished and not epilogue.keeps_bytes
     height, width, _ = recipe.shape
-    bits = epilogue.empty(len(items), height, width, recipe.pool) if convert else None
-    images = recipe.pool.empty((1 if convert else len(items), *recipe.shape), np.uint8)
-    boxes = _no_boxes(recipe, len(items))
-    with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
-        for k, item in enumerate(items):
-            if not wanted():
-                raise Unwanted
-            image = images[0 if convert else k]
-            _prepare(reader, recipe, item, image, None if boxes is None else boxes[k])
-            if bits is not None:
-                epilogue.convert(image[None], bits[k : k + 1])
-    return _finished(recipe, images, bits, boxes) if finished else _raw(images, boxes)
-
-
-def _prepare_rows(
-    recipe: Recipe, bulk: Bulk, position: int, wanted: Callable[[], bool], finished: bool
-) -> Pixels:
-    """`prepare_batch` of an array's rows, which always can be read."""
-    sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
-    epilogue, samples = recipe.epilogue, len(sources)
-    convert = finished and not epilogue.keeps_bytes
-    height, width, _ = recipe.shape
-    slices = list(bulk.slices(samples))
     bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
-    most = max((part.stop - part.start for part in slices), default=0)
     images = recipe.pool.empty((most if convert else samples, *recipe.shape), np.uint8)
     boxes = _no_boxes(recipe, samples)
-    for part in slices:
+    for part in parts:
         if not wanted():
             raise Unwanted
         made = images[: part.stop - part.start] if convert else images[part]
-        into = None if boxes is None else boxes[part]
-        bulk.fill(sources[part], occurrences[part], recipe.seed, recipe.epoch, made, into)
+        fill(part, made, None if boxes is None else boxes[part])
         if bits is not None:
             epilogue.convert(made, bits[part])
     return _finished(recipe, images, bits, boxes) if finished else _raw(images, boxes)

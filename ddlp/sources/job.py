@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from csd_engine import protocol as say
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.received import ARRAY, read_part
-from ddlp.sources.events import EngineEvent, EngineLost
+from ddlp.sources.events import EngineEvent, EngineLost, LeaseCancelled, LeaseFailed, LeasePublished
 
 if TYPE_CHECKING:
     from ddlp.sources.link import EngineLink
@@ -45,9 +45,9 @@ class JobHandle:
         if self._closed:
             raise EngineGone(f"job {self.name} at {self._link.address} is over. Open another one.")
 
-    def _send(self, message: say.Message) -> None:
+    def _send(self, message: say.Message, soon: bool = True) -> None:
         if not self._closed:
-            self._link._submit(say.encode(message))
+            self._link._submit(say.encode(message), soon)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -73,8 +73,11 @@ class JobHandle:
         return not self._closed
 
     def release(self, lease: int) -> None:
-        """Say that the batch was delivered or dropped: the engine removes its file."""
-        self._send(say.Release(self.name, lease))
+        """Say that the batch was delivered or dropped: the engine removes its file.
+
+        Sent with what is sent next: a lease that needs its space, mostly, and comes behind it.
+        """
+        self._send(say.Release(self.name, lease), soon=False)
 
     def set_waiting(self, waiting: bool) -> None:
         """Say whether a training step waits for this job now: the engine serves it first."""
@@ -130,6 +133,22 @@ class JobHandle:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def _heard(self, message: say.Message) -> bool:
+        """Act on what the engine says of this job. True where the job is over with it. On the link's thread."""
+        if isinstance(message, say.Published):
+            path = self.directory / message.file.rpartition("/")[2]
+            self._event(LeasePublished(message.lease, path, message.busy_s))
+        elif isinstance(message, say.Failed):
+            self._event(LeaseFailed(message.lease, message.reason, message.fatal))
+        elif isinstance(message, say.Cancelled):
+            self._event(LeaseCancelled(message.lease))
+        elif isinstance(message, say.Refused) and self.directory != Path():
+            self._event(EngineLost(f"the engine at {self._link.address} dropped the job: {message.reason}"))
+            return True
+        else:
+            self._answers.put(message)
+        return isinstance(message, say.JobClosed)
 
     def _event(self, event: EngineEvent) -> None:
         if self._closed:

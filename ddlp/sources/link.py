@@ -23,6 +23,7 @@ from csd_engine.datasets import Dataset
 from csd_engine.errors import EngineError, EngineGone, EngineRefused
 from csd_engine.received import pack
 from csd_engine.transforms import Pipeline
+from ddlp.sources.bell import Bell
 from ddlp.sources.events import (
     EngineEvent,
     EngineLost,
@@ -104,8 +105,7 @@ class EngineLink:
         self._asking: deque[queue.SimpleQueue[say.Status | None]] = deque()  # who waits for a status
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
-        self._wake_lock = threading.Lock()
-        self._woken, self._wake = -1, -1
+        self._bell: Bell | None = None  # wakes the thread
 
     @property
     def lost(self) -> str | None:
@@ -129,10 +129,8 @@ class EngineLink:
             self._check()
             if self.welcome is not None:
                 return self.welcome
-            self._woken, self._wake = os.pipe()
-            os.set_blocking(self._wake, False)
-            os.set_blocking(self._woken, False)
-            self._thread = threading.Thread(target=self._run, name="ddlp-engine-link", daemon=True)
+            self._bell = Bell()
+            self._thread = threading.Thread(target=self._run, args=(self._bell,), name="ddlp-engine-link", daemon=True)
             self._thread.start()
             greeting = self._greeting.get()
             if isinstance(greeting, Exception):
@@ -248,11 +246,13 @@ class EngineLink:
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
-    def _submit(self, frames: list[say.Payload]) -> None:
+    def _submit(self, frames: list[say.Payload], soon: bool = True) -> None:
+        """Send a message; not ``soon``: with the next one, after a heartbeat at the latest."""
         if os.getpid() != self._pid:
             self._check()
         self._outbox.append(frames)
-        self._awake()
+        if soon:
+            self._awake()
 
     def _ping_now(self) -> None:
         if os.getpid() == self._pid:
@@ -260,22 +260,18 @@ class EngineLink:
             self._awake()
 
     def _awake(self) -> None:
-        with self._wake_lock:  # the descriptor's number may be another file's once it is closed
-            if self._wake >= 0:
-                try:
-                    os.write(self._wake, b"\0")
-                except BlockingIOError:  # full: it is awake already
-                    pass
+        if self._bell is not None:
+            self._bell.ring()
 
     # -- the link's thread
 
-    def _run(self) -> None:
+    def _run(self, bell: Bell) -> None:
         wire: Wire | None = None
         reason = "the link was closed"
         try:
-            wire = Wire(self.address, self._keys, self._woken)
+            wire = Wire(self.address, self._keys, bell.descriptor)
             self._greeting.put(wire.greet(self._connect_timeout_s, lambda: self._stop))
-            reason = self._serve(wire)
+            reason = self._serve(wire, bell)
         except EngineError as error:
             reason = str(error)
             self._greeting.put(error)
@@ -297,34 +293,30 @@ class EngineLink:
                 job._answers.put(EngineGone(reason))
             if wire is not None:
                 wire.close()
-            with self._wake_lock:
-                os.close(self._woken)
-                os.close(self._wake)
-                self._woken = self._wake = -1
+            bell.close()
 
-    def _serve(self, wire: Wire) -> str:
+    def _serve(self, wire: Wire, bell: Bell) -> str:
         """Carry messages until the end; return the reason of it."""
         heard = pinged = last_round = time.monotonic()
         while True:
-            wire.wait(self._heartbeat_s)
+            bell.rest()
+            due = self._outbox or self._ping_due or self._stop
+            bell.awake(wire.wait(0.0 if due else self._heartbeat_s))
             now = time.monotonic()
             if now - last_round > self._heartbeat_s + _PAUSE_S:
                 heard += now - last_round
             last_round = now
-            try:
-                while os.read(self._woken, 4096):
-                    pass
-            except BlockingIOError:
-                pass
             broken = wire.broken()
+            alive = False
             for message, payload in wire.messages():
                 heard = self._heard = now
+                alive = True
                 gone = self._take(wire, message, payload)
                 if gone:
                     return gone
             while self._outbox:
                 wire.send(self._outbox.popleft())
-            ended = self._ended() if self._ended is not None else None
+            ended = self._ended() if self._ended is not None and not alive else None
             if ended is not None or broken:
                 return ended or f"the connection to the engine at {self.address} was broken off"
             if now - heard > self._heartbeat_timeout_s:
@@ -354,25 +346,9 @@ class EngineLink:
         else:
             name = getattr(message, "job", None)
             job = self._jobs.get(name) if name else None
-            if job is not None:
-                self._job_message(job, message)
-        return None
-
-    def _job_message(self, job: JobHandle, message: say.Message) -> None:
-        if isinstance(message, say.Published):
-            path = job.directory / message.file.rpartition("/")[2]
-            job._event(LeasePublished(message.lease, path, message.busy_s))
-        elif isinstance(message, say.Failed):
-            job._event(LeaseFailed(message.lease, message.reason, message.fatal))
-        elif isinstance(message, say.Cancelled):
-            job._event(LeaseCancelled(message.lease))
-        elif isinstance(message, say.Refused) and job.directory != Path():
-            job._event(EngineLost(f"the engine at {self.address} dropped the job: {message.reason}"))
-            self._jobs.pop(job.name, None)
-        else:
-            if isinstance(message, say.JobClosed):
+            if job is not None and job._heard(message):
                 self._jobs.pop(job.name, None)
-            job._answers.put(message)
+        return None
 
     def _pong(self, message: say.Pong) -> None:
         progress: dict[str, dict[int, int]] = {}

@@ -15,6 +15,7 @@ from csd_engine.errors import EngineRefused, EngineUnreachable
 
 __all__ = ["ClientKeys", "Wire"]
 
+_IN = int(zmq.POLLIN)  # an enum's operators are Python
 _MONITORED = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -54,10 +55,11 @@ class Wire:
             self._socket.ipv6 = True
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
         self._monitor.linger = 0
+        self._wake = wake
         self._poller = zmq.Poller()
         for one in (self._socket, self._monitor, wake):
             self._poller.register(one, zmq.POLLIN)
-        self._connected = False
+        self._connected = self._told = False
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -66,12 +68,15 @@ class Wire:
                 f"{address!r} is not an engine's address: {error}. Write tcp://HOST:PORT or ipc:///path/to/socket."
             ) from None
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when something has come, `wake` is readable, or the time is over."""
-        self._poller.poll(max(0, int(timeout_s * 1000)))
+    def wait(self, timeout_s: float) -> bool:
+        """Return when something has come, `wake` is readable, or the time is over. True where `wake` is readable."""
+        ready = [one for one, _ in self._poller.poll(max(0, int(timeout_s * 1000)))]
+        self._told = self._monitor in ready
+        return self._wake in ready
 
     def _events(self) -> Iterable[int]:
-        while self._monitor.poll(0):
+        """What the monitor told of the connection when it was last waited for."""
+        while self._told and self._monitor.poll(0):
             yield parse_monitor_message(self._monitor.recv_multipart())["event"]
 
     def greet(self, timeout_s: float, stopped: Callable[[], bool]) -> say.Welcome:
@@ -119,7 +124,7 @@ class Wire:
 
     def messages(self) -> Iterable[tuple[say.Message, say.Payload]]:
         """Return the messages that have come, their payloads where libzmq has put them; raises BadMessage."""
-        while self._socket.poll(0):
+        while int(self._socket.getsockopt(zmq.EVENTS)) & _IN:
             yield say.decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
 
     def send(self, frames: list[say.Payload]) -> None:
