@@ -32,9 +32,10 @@ class Scan:
 def random_scans(rng: np.random.Generator, components: int) -> list[Scan]:
     """Return scans that bring all coefficients, in a random order and division that is allowed."""
     low = int(rng.integers(0, 4))
-    parts = [tuple(range(components))]
+    parts: list[tuple[int, ...]] = [tuple(range(components))]
     if components > 1 and rng.random() < 0.5:
-        parts = [[(0,), (1, 2)], [(0, 1), (2,)], [(0,), (1,), (2,)]][int(rng.integers(3))]
+        divisions: list[list[tuple[int, ...]]] = [[(0,), (1, 2)], [(0, 1), (2,)], [(0,), (1,), (2,)]]
+        parts = divisions[int(rng.integers(3))]
     scans = [Scan(part, 0, 0, 0, low) for part in parts]
     waiting = [[Scan(part, 0, 0, bits, bits - 1) for bits in range(low, 0, -1)] for part in parts]
     for component in range(components):
@@ -108,7 +109,8 @@ class _Writer:
         self.end(run > 0, [])
 
     def refine_ac(self, values: list[int]) -> None:
-        run, bits = 0, []
+        run = 0
+        bits: list[int] = []
         last = max((k for k, value in enumerate(values) if abs(value) == 1), default=-1)
         for k, value in enumerate(values):
             if not value:
@@ -155,7 +157,8 @@ def _codes(rng: np.random.Generator, symbols: list[int]) -> tuple[bytes, dict[in
 
 
 def _entropy_coded(writer: _Writer, table: dict[int, tuple[int, int]]) -> bytes:
-    out, pending, restarts = bytearray(), [], 0
+    out, restarts = bytearray(), 0
+    pending: list[str] = []
 
     def whole() -> None:
         text = "".join(pending)
