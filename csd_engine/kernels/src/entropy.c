@@ -1,6 +1,6 @@
 /* Huffman decoding of baseline files as ITU T.81 Annex F describes it. What makes it fast, beside what huffman.h says:
  * - An entry of the table holds two coefficients and the block's end at most.
- * - One refill, to 56 bits or more, serves two entries, 26 bits each at most.
+ * - One refill, to 56 bits or more, serves five entries that the table tells whole.
  * - Blocks outside the wanted region are read without being stored.
  */
 #include "entropy.h"
@@ -107,47 +107,51 @@ static ALWAYS_INLINE int decode_block(bit_reader *io, const codes *dc, const coe
     if (UNLIKELY(take_dc(&r, dc, last_dc))) return 1;
     if (block) block[0] = (int16_t)*last_dc;
 
-    /* One entry, of 26 bits at most; the loop below refills before every other one. */
-#define COEFFICIENTS                                                                            \
-    entry = ac->look[PEEK(r, LOOK)];                                                            \
-    if (LIKELY((entry & 0xC0) == VALUE << 6 && k + (entry >> 25 & 127) <= 64)) {                \
-        TAKE(r, entry & 63);                                                                    \
-        if (block) {                                                                            \
-            const unsigned place = k + (unsigned)(entry >> 8 & 15);                             \
-            block[huffman_natural[place]] = (int16_t)(entry >> 32);                             \
-            block[huffman_natural[place + (entry >> 12 & 31)]] = (int16_t)(entry >> 48);        \
-        }                                                                                       \
-        k += entry >> 17 & 127;                                                                 \
-        if (entry & ENDS) break;                                                                \
-    } else if ((entry & 0xC0) == END << 6) {                                                    \
-        TAKE(r, entry & 63);                                                                    \
-        break;                                                                                  \
-    } else {                                                                                    \
-        if ((entry & 0xC0) == MORE << 6) {                                                      \
-            TAKE(r, entry & 63);                                                                \
-            run = entry >> 8 & 15, size = entry >> 16 & 15;                                     \
-        } else { /* a long code, or more codes than the block takes */                          \
-            found = huffman_symbol(r.window, &ac->single, (entry & 0xC0) == VALUE << 6 ? 1 : LOOK + 1); \
-            if (UNLIKELY(!found)) return 1;                                                     \
-            TAKE(r, found >> 8);                                                                \
-            run = found >> 4 & 15, size = found & 15;                                           \
-            if (size == 0 && run != 15) break;                                                  \
-        }                                                                                       \
-        k += (unsigned)run;                                                                     \
-        if (UNLIKELY(k > 63)) {                                                                 \
-            if (size || k > 63 + 15) return 1;                                                  \
-        } else if (size) {                                                                      \
-            if (block) block[huffman_natural[k]] = (int16_t)extend(PEEK(r, size), size);        \
-            TAKE(r, size);                                                                      \
-        }                                                                                       \
-        k++;                                                                                    \
-    }                                                                                           \
-    if (k > 63) break;
+    /* One entry. Those of LOOK bits at most need no other look at how many bits there are. */
+#define COEFFICIENTS                                                                 \
+    entry = ac->look[PEEK(r, LOOK)];                                                 \
+    if (UNLIKELY((entry & 0xC0) != VALUE << 6 || k + (entry >> 25 & 127) > 64)) goto other; \
+    TAKE(r, entry & 63);                                                             \
+    if (block) {                                                                     \
+        const unsigned place = k + (unsigned)(entry >> 8 & 15);                      \
+        block[huffman_natural[place]] = (int16_t)(entry >> 32);                      \
+        block[huffman_natural[place + (entry >> 12 & 31)]] = (int16_t)(entry >> 48); \
+    }                                                                                \
+    k += entry >> 17 & 127;                                                          \
+    if (entry & ENDS || k > 63) break;
 
     for (;;) {
         REFILL(r);
         COEFFICIENTS
         COEFFICIENTS
+        COEFFICIENTS
+        COEFFICIENTS
+        COEFFICIENTS
+        continue;
+    other:
+        if ((entry & 0xC0) == END << 6) {
+            TAKE(r, entry & 63);
+            break;
+        }
+        REFILL(r);
+        if ((entry & 0xC0) == MORE << 6) {
+            TAKE(r, entry & 63);
+            run = entry >> 8 & 15, size = entry >> 16 & 15;
+        } else { /* a long code, or more codes than the block takes */
+            found = huffman_symbol(r.window, &ac->single, (entry & 0xC0) == VALUE << 6 ? 1 : LOOK + 1);
+            if (UNLIKELY(!found)) return 1;
+            TAKE(r, found >> 8);
+            run = found >> 4 & 15, size = found & 15;
+            if (size == 0 && run != 15) break;
+        }
+        k += (unsigned)run;
+        if (UNLIKELY(k > 63)) {
+            if (size || k > 63 + 15) return 1;
+        } else if (size) {
+            if (block) block[huffman_natural[k]] = (int16_t)extend(PEEK(r, size), size);
+            TAKE(r, size);
+        }
+        if (++k > 63) break;
     }
 #undef COEFFICIENTS
     *io = r;
