@@ -1,7 +1,7 @@
 """Compare the kernel with torchvision on Pillow, value by value, over every kind of JPEG.
 
-    python scripts/check_kernel.py                      # 20,000 samples, some minutes
-    python scripts/check_kernel.py --samples 200000 --seed 7 --variant sse2
+    python -m scripts.check_kernel                      # 20,000 samples, some minutes
+    python -m scripts.check_kernel --samples 200000 --seed 7 --variant sse2
 
 Prints a line for each kind and ends with status 1 if a single value differs, or if a kind that the kernel is meant for was
 left to Pillow.
@@ -27,6 +27,7 @@ from torchvision.transforms import functional as F
 from csd_engine.kernels import kernel, why_not
 from csd_engine.kernels.library import Context, Job
 from csd_engine.transforms.resample import native_order, vertical_first
+from scripts.progressive_jpeg import progressive_jpeg, segment
 
 FILTERS = {2: InterpolationMode.BILINEAR, 3: InterpolationMode.BICUBIC}
 
@@ -40,11 +41,6 @@ def segments(jpeg: bytes) -> Iterator[tuple[int, int, int]]:
         if marker == 0xDA:
             return
         at = end
-
-
-def segment(marker: int, content: bytes) -> bytes:
-    """Return a JPEG segment's bytes."""
-    return bytes([0xFF, marker]) + (len(content) + 2).to_bytes(2, "big") + content
 
 
 def noise(rng: np.random.Generator, width: int, height: int) -> Image.Image:
@@ -121,6 +117,14 @@ def _odd(*factors: tuple[int, int], **options: Any) -> Callable[[np.random.Gener
     return lambda rng, width, height: sampled(rng, width, height, factors, **options)
 
 
+def _scans(*factors: tuple[int, int], restarts: bool = False) -> Callable[[np.random.Generator, int, int], bytes]:
+    def make(rng: np.random.Generator, width: int, height: int) -> bytes:
+        interval = int(rng.integers(1, 9)) if restarts else 0
+        return progressive_jpeg(rng, min(width, 150), min(height, 150), factors, interval=interval)  # slow: made in Python
+
+    return make
+
+
 def _exif(rng: np.random.Generator, width: int, height: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112], exif[0x011A] = 6, 300.0  # turned by 90 degrees, which decoding leaves alone; dots per inch
@@ -143,6 +147,10 @@ KINDS: dict[str, Callable[[np.random.Generator, int, int], bytes]] = {
     "RGB 2x2": _odd((2, 2), (1, 1), (1, 1), rgb=True),
     "progressive": _plain(progressive=True),
     "progressive 4:4:4": _plain(progressive=True, subsampling=0),
+    "any scans 4:2:0": _scans((2, 2), (1, 1), (1, 1)),
+    "any scans 4:2:2, restarts": _scans((2, 1), (1, 1), (1, 1), restarts=True),
+    "any scans 2x2 2x1 1x2": _scans((2, 2), (2, 1), (1, 2)),
+    "any scans, grey": _scans((2, 2)),
     "three scans": _odd((2, 2), (1, 1), (1, 1), scans=True),
     "optimised": _plain(optimize=True),
     "restart blocks": _plain(restart_marker_blocks=3),

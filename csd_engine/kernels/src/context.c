@@ -50,6 +50,7 @@ void ddlp_free(ddlp_context *context) {
     resample_free(&context->resample);
     free(context->memory.bytes);
     entropy_free(context->memory.entropy);
+    progressive_free(context->memory.progressive);
     free(context->content);
     free(context);
 }
@@ -121,6 +122,7 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     wanted.height = context->resample.rows;
     wanted.reduce = reduce;
     wanted.channels = job->channels;
+    wanted.several_scans = info[3];
     result = jpeg->decode(context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
     return result ? result : resample_end(&context->resample);
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "entropy.h"
+#include "progressive.h"
 
 /* Bytes that may be read (not used) behind the last row of a band: vector loads run over. */
 #define DDLP_SLACK 64
@@ -14,6 +15,7 @@
 typedef struct {
     int left, top, width, height;
     int reduce, channels;
+    int several_scans; /* as ddlp_read says */
 } region;
 
 /* Takes the region's rows, in order, `count` at a time, `stride` bytes from one to the next, followed by DDLP_SLACK bytes.
@@ -25,8 +27,10 @@ typedef struct {
     uint8_t *bytes;
     size_t room;
     entropy *entropy;  /* NULL: libjpeg's is used */
+    progressive *progressive; /* made for the first progressive file */
     int own_entropy;   /* whether the last image was read by ours */
-    void *checked[2]; /* libjpeg's entropy decoder, last seen to be libjpeg's */
+    int given;         /* whether rows of it have been handed on */
+    void *checked[2];  /* libjpeg's entropy decoder, last seen to be libjpeg's */
 } decoder_memory;
 
 /* One build of region.h. */

@@ -6,20 +6,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ENTROPY_BLOCKS = 10 }; /* of one MCU at most */
-
-/* A Huffman table as a DHT marker gives it: lengths[k] codes of k bits (1 to 16), their symbols in order. */
-typedef struct {
-    const uint8_t *lengths, *symbols; /* 17 and 256 of them */
-} entropy_codes;
+#include "huffman.h"
 
 /* One scan that holds all components. */
 typedef struct {
     const uint8_t *data, *end;                 /* the file's bytes behind the SOS marker */
     int components;                            /* 1 to 4 */
     int blocks;                                /* in one MCU */
-    int component[ENTROPY_BLOCKS];             /* 0 to 3, of each of them */
-    entropy_codes dc[4], ac[4];                /* of each component */
+    int component[MCU_BLOCKS];             /* 0 to 3, of each of them */
+    huffman_source dc[4], ac[4];                /* of each component */
     unsigned restart_interval, mcus_per_row;   /* restart_interval 0: none */
     unsigned first_column, last_column;        /* MCU columns whose coefficients are wanted, both included */
 } entropy_scan;

@@ -8,6 +8,9 @@
  *
  * - The entropy decoder inside libjpeg is replaced by ours (entropy.c) where a file is baseline with one scan. The rest of
  *   libjpeg (dequantisation, inverse DCT, upsampling, colours) sees the same coefficients and does what it always does.
+ * - A progressive file's scans are read by ours (progressive.c), and libjpeg is given a baseline file's header and, MCU by
+ *   MCU, these coefficients: so it keeps none itself, and works on the region alone. Where ours finds anything unusual, the
+ *   file as it is goes to libjpeg.
  *
  * An image of which libjpeg has anything to say, if only a warning, is refused at once.
  */
@@ -49,6 +52,7 @@ typedef struct {
     jpeg_source source;
     jmp_buf give_up;
     int own_entropy; /* client_data has taken the place of libjpeg's entropy decoder */
+    int own_scans;   /* it is `progressive`, and the source is no more than a header */
 } decoding;
 
 static void give_up(jpeg_decompress *decoder) { longjmp(((decoding *)decoder)->give_up, 1); }
@@ -135,6 +139,11 @@ static int decode_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
     return 1; /* damage is asked for afterwards: the rows are thrown away then */
 }
 
+static int give_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
+    progressive_mcu(decoder->client_data, blocks);
+    return 1;
+}
+
 /* Whether a function is one of libjpeg's own, as the fields of a structure that no header shows must be. The answer yes is
  * remembered in *checked. */
 static int inside_libjpeg(void *function, void **checked) {
@@ -146,20 +155,26 @@ static int inside_libjpeg(void *function, void **checked) {
     return 1;
 }
 
-/* Put our entropy decoder in place of libjpeg's, which has not begun. 0: it stays libjpeg's. */
+/* Whether libjpeg's entropy decoder, which has not begun, can be replaced. *mcu: columns of an MCU in the scaled image. */
+static int replaceable(const jpeg_decompress *decoder, decoder_memory *memory, unsigned *mcu) {
+    const jpeg_entropy *theirs = decoder->entropy;
+    /* An MCU of one component is a block, whatever its sampling factors. */
+    const int samples = decoder->comps_in_scan == 1 ? 1 : decoder->max_h_samp_factor;
+    *mcu = 8u * (unsigned)samples / decoder->scale_denom;
+    if (decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components || decoder->unread_marker) return 0;
+    return *mcu && decoder->blocks_in_MCU <= MCU_BLOCKS &&
+           inside_libjpeg(*(void *const *)&theirs->start_pass, &memory->checked[0]) &&
+           inside_libjpeg(*(void *const *)&theirs->decode_mcu, &memory->checked[1]);
+}
+
+/* Put our entropy decoder in place of libjpeg's. 0: it stays libjpeg's. */
 static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned first, unsigned columns) {
     entropy *ours = memory->entropy;
     jpeg_entropy *theirs = decoder->entropy;
     const jpeg_source *source = decoder->src;
-    /* An MCU of one component is a block, whatever its sampling factors. */
-    const int samples = decoder->comps_in_scan == 1 ? 1 : decoder->max_h_samp_factor;
-    const unsigned mcu = 8u * (unsigned)samples / decoder->scale_denom;
+    unsigned mcu;
     entropy_scan scan;
-    if (!ours || decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components || decoder->unread_marker) return 0;
-    if (!mcu || decoder->blocks_in_MCU > ENTROPY_BLOCKS) return 0;
-    if (!inside_libjpeg(*(void **)&theirs->start_pass, &memory->checked[0]) ||
-        !inside_libjpeg(*(void **)&theirs->decode_mcu, &memory->checked[1]))
-        return 0;
+    if (!ours || !replaceable(decoder, memory, &mcu)) return 0;
     memset(&scan, 0, sizeof scan);
     scan.data = source->next_input_byte;
     scan.end = scan.data + source->bytes_in_buffer;
@@ -183,6 +198,28 @@ static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned 
     return 1;
 }
 
+/* Read all scans, and put their coefficients in place of libjpeg's entropy decoder. 0: not possible. */
+static int take_scans(jpeg_decompress *decoder, decoder_memory *memory, const region *wanted, unsigned first, unsigned columns) {
+    progressive *ours = memory->progressive;
+    jpeg_entropy *theirs = decoder->entropy;
+    /* libjpeg skips whole rows of its interleaved MCUs, and reads one row of them more on either side. */
+    const unsigned lines = 8u * (unsigned)decoder->max_v_samp_factor / decoder->scale_denom;
+    const unsigned each = decoder->comps_in_scan == 1 ? (unsigned)decoder->max_v_samp_factor : 1;
+    const unsigned top = (unsigned)wanted->top / (lines ? lines : 1), last = decoder->MCU_rows_in_scan - 1;
+    progressive_part part;
+    unsigned mcu;
+    if (!lines || !replaceable(decoder, memory, &mcu)) return 0;
+    part.first_row = (top ? top - 1 : 0) * each;
+    part.last_row = ((unsigned)(wanted->top + wanted->height - 1) / lines + 2) * each - 1;
+    if (part.last_row > last) part.last_row = last;
+    part.first_column = first / mcu;
+    part.last_column = (first + columns - 1) / mcu;
+    if (progressive_read(ours, &part)) return 0;
+    decoder->client_data = ours;
+    theirs->decode_mcu = give_mcu;
+    return 1;
+}
+
 static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
     jpeg_decompress *decoder = &d->decoder;
     unsigned first = 0, columns = decoder->output_width, row = 0;
@@ -195,7 +232,12 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
         return DDLP_JOB;
     if (!smooths(decoder)) {
         narrow(decoder, wanted, &first, &columns);
-        memory->own_entropy = d->own_entropy = take_over(decoder, memory, first, columns);
+        if (d->own_scans) {
+            if (!take_scans(decoder, memory, wanted, first, columns)) return DDLP_DAMAGED;
+            memory->own_entropy = 1;
+        } else {
+            memory->own_entropy = d->own_entropy = take_over(decoder, memory, first, columns);
+        }
         if (top) row = jpeg.skip_scanlines(decoder, top);
     }
     stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;
@@ -206,11 +248,13 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
         const unsigned room = limit - row < (unsigned)(BAND_ROWS - filled) ? limit - row : (unsigned)(BAND_ROWS - filled);
         const unsigned got = jpeg.read_scanlines(decoder, rows + filled, room);
         if (!got || (d->own_entropy && entropy_damaged(memory->entropy))) return DDLP_DAMAGED;
+        if (d->own_scans && progressive_strayed(memory->progressive)) return DDLP_DAMAGED;
         row += got;
         if (row <= top) continue;
         filled += (int)got;
         if (filled == BAND_ROWS || row == end) {
             const uint8_t *from = rows[0] + ((size_t)wanted->left - first) * (size_t)wanted->channels;
+            memory->given = 1;
             const int result = take(taker, from, (int64_t)stride, filled);
             if (result) return result;
             filled = 0;
@@ -224,19 +268,22 @@ static int ended_well(const decoding *d) {
     const jpeg_decompress *decoder = &d->decoder;
     const jpeg_source *source = &d->source;
     /* Several scans were read to the end of the image before the first row. */
-    if (decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components) return 1;
+    if (d->own_scans || decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components) return 1;
     if (d->own_entropy) return jpeg_ends_well(entropy_rest(decoder->client_data), source->next_input_byte + source->bytes_in_buffer);
     /* The marker that the entropy decoder has just come upon is no longer in the source. */
     if (decoder->unread_marker && (decoder->unread_marker & 0xF8) != 0xD0) return decoder->unread_marker == 0xD9;
     return jpeg_ends_well(source->next_input_byte, source->next_input_byte + source->bytes_in_buffer);
 }
 
-static int decode(const uint8_t *content, size_t size, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
+/* Decode a file, or one of which only this header is read and all else has come from our decoder (own_scans). */
+static int decode_with(const uint8_t *content, size_t size, int own_scans, const region *wanted, decoder_memory *memory,
+                       rows_taker take, void *taker) {
     decoding d;
     jpeg_decompress *decoder = &d.decoder;
     int result;
     memset(decoder, 0, sizeof *decoder);
     memory->own_entropy = d.own_entropy = 0;
+    d.own_scans = own_scans;
     decoder->err = jpeg.std_error(&d.errors);
     d.errors.error_exit = give_up;
     d.errors.emit_message = on_message;
@@ -263,6 +310,20 @@ static int decode(const uint8_t *content, size_t size, const region *wanted, dec
     if (!result && !ended_well(&d)) result = DDLP_DAMAGED;
     jpeg.destroy_decompress(decoder);
     return result;
+}
+
+static int decode(const uint8_t *content, size_t size, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
+    const uint8_t *header;
+    size_t length = 0;
+    if (wanted->several_scans && !memory->progressive) memory->progressive = progressive_new();
+    if (wanted->several_scans && memory->progressive) length = progressive_header(memory->progressive, content, size, &header);
+    if (length) {
+        memory->given = 0;
+        const int result = decode_with(header, length, 1, wanted, memory, take, taker);
+        progressive_done(memory->progressive);
+        if (result != DDLP_DAMAGED || memory->given) return result;
+    }
+    return decode_with(content, size, 0, wanted, memory, take, taker);
 }
 
 const decoder_kind DECODER_KIND = {load, decode};

@@ -41,6 +41,14 @@ int variant_used(void) {
     return variant;
 }
 
+int variant_bmi2(void) {
+#if defined(DDLP_X86)
+    return variant_used() >= VARIANT_AVX2 && __builtin_cpu_supports("bmi2");
+#else
+    return 0;
+#endif
+}
+
 const char *ddlp_variant(void) { return names[variant_used()]; }
 
 int ddlp_choose(const char *name) {

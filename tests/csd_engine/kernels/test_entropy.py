@@ -69,11 +69,6 @@ def test_the_same_pixels(kind):
         assert (ours == theirs).all()
 
 
-def test_progressive_files_are_read_by_libjpeg():
-    ours, theirs = region(encode(progressive=True), BOXES[3])
-    assert (ours == theirs).all() and not kernel().context().own_entropy
-
-
 @pytest.mark.parametrize("kind", ["4:2:0", "restarts", "its own tables", "grey"])
 def test_damage_is_noticed_or_does_not_matter(kind):
     data = encode(**KINDS[kind])

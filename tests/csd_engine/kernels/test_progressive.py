@@ -1,0 +1,203 @@
+"""Our decoder of progressive files: the same pixels as Pillow's for all scans there can be; what is unusual is libjpeg's."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csd_engine.kernels.library import Job
+from scripts.check_kernel import encoded, noise
+from scripts.progressive_jpeg import Scan, progressive_jpeg, segment
+
+FACTORS = {
+    "4:2:0": ((2, 2), (1, 1), (1, 1)),
+    "4:2:2": ((2, 1), (1, 1), (1, 1)),
+    "4:4:4": ((1, 1), (1, 1), (1, 1)),
+    "4:4:0": ((1, 2), (1, 1), (1, 1)),
+    "4:1:1": ((4, 1), (1, 1), (1, 1)),
+    "2x2 2x1 1x2": ((2, 2), (2, 1), (1, 2)),
+    "chroma finer": ((1, 1), (2, 2), (1, 1)),
+    "grey": ((1, 1),),
+    "grey 2x2": ((2, 2),),
+}
+ALL = (0, 1, 2)
+
+
+@pytest.fixture
+def decode(kernel):
+    """decode(data, box, reduce) -> (the kernel's pixels, None where it leaves the file to Pillow; whether ours read it)."""
+
+    def decode(data, box, reduce=1):
+        context = kernel.context()
+        left, top, right, bottom = box
+        out = np.zeros((bottom - top, right - left, 3), np.uint8)
+        height, width = out.shape[:2]
+        job = Job(left=left, top=top, width=width, height=height, full_width=width, full_height=height, out_width=width,
+                  out_height=height, reduce=reduce, channels=3)  # fmt: skip
+        done = context.take(data) is not None and context.sample(job, out)
+        return (out if done else None), context.own_entropy
+
+    return decode
+
+
+def by_pillow(data, box=None, reduce=1):
+    image = Image.open(io.BytesIO(data))
+    if reduce > 1:
+        image.draft(None, (max(image.width // reduce, 1), max(image.height // reduce, 1)))
+    return np.asarray(image.convert("RGB").crop(box) if box else image.convert("RGB"))
+
+
+def random_box(rng, width, height):
+    left, top = int(rng.integers(width)), int(rng.integers(height))
+    return left, top, int(rng.integers(left, width)) + 1, int(rng.integers(top, height)) + 1
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+def test_any_scans(decode, kind):
+    rng = np.random.default_rng(len(kind))
+    for number in range(24):
+        width, height = (int(side) for side in rng.integers(1, (33, 121)[number % 2], 2))
+        data = progressive_jpeg(rng, width, height, FACTORS[kind], interval=int(rng.integers(0, 6)) * (number % 3 == 0))
+        for box in ((0, 0, width, height), *(random_box(rng, width, height) for _ in range(3))):
+            ours, own = decode(data, box)
+            assert own and np.array_equal(ours, by_pillow(data, box)), (number, box)
+
+
+@pytest.mark.parametrize("reduce", [2, 4, 8])
+def test_scaled(decode, reduce):
+    rng = np.random.default_rng(reduce)
+    for kind in ("4:2:0", "4:2:2", "4:4:4", "grey"):
+        data = progressive_jpeg(rng, 128, 96, FACTORS[kind])
+        for _ in range(6):
+            box = random_box(rng, 128 // reduce, 96 // reduce)
+            ours, own = decode(data, box, reduce)
+            assert own and np.array_equal(ours, by_pillow(data, box, reduce))
+
+
+def test_every_variant_reads_the_same(decode, variant):
+    rng = np.random.default_rng(3)
+    for number in range(12):
+        data = progressive_jpeg(rng, 90, 70, FACTORS["4:2:0"], interval=number % 4)
+        ours, own = decode(data, (20, 13, 90, 65))
+        assert own and np.array_equal(ours, by_pillow(data, (20, 13, 90, 65)))
+
+
+def test_pillows_own_files_and_runs_of_thousands_of_empty_blocks(decode):
+    rng = np.random.default_rng(4)
+    pictures = {
+        "noise": noise(rng, 203, 171),
+        "flat": Image.new("RGB", (2100, 1300), (9, 99, 200)),
+        "all coefficients": Image.fromarray(rng.integers(0, 256, (90, 120, 3)).astype(np.uint8)),
+    }
+    for name, picture in pictures.items():
+        for options in ({}, {"subsampling": 0, "quality": 100}, {"quality": 3}, {"restart_marker_rows": 1}):
+            data = encoded(picture, progressive=True, **options)
+            box = random_box(rng, *picture.size)
+            ours, own = decode(data, box)
+            assert own and np.array_equal(ours, by_pillow(data, box)), (name, options)
+
+
+def test_several_images_and_jobs_one_after_the_other(decode):
+    """Nothing of a large one, or of the tables of one, serves the next."""
+    rng = np.random.default_rng(5)
+    files = [progressive_jpeg(rng, *size, FACTORS["4:2:0"]) for size in ((120, 100), (9, 9), (60, 200))]
+    files.append(encoded(noise(rng, 60, 50)))  # a baseline file
+    for number in (0, 1, 3, 2, 2, 0, 3, 1):
+        pixels = by_pillow(files[number])
+        ours, own = decode(files[number], (0, 0, pixels.shape[1], pixels.shape[0]))
+        assert own and np.array_equal(ours, pixels)
+
+
+def markers(data):
+    """(marker, position) of each segment, those between scans as well."""
+    at, found = 2, []
+    while at < len(data) - 1:
+        if data[at] == 0xFF and data[at + 1] not in (0, 0xFF) and not 0xD0 <= data[at + 1] <= 0xD7:
+            found.append((data[at + 1], at))
+            at += 2 if data[at + 1] == 0xD9 else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        else:
+            at += 1
+    return found
+
+
+def complete(low=1):
+    """Scans that bring everything."""
+    first = [Scan(ALL, 0, 0, 0, low), *(Scan((c,), 1, 63, 0, low) for c in ALL)]
+    return first + [Scan(ALL, 0, 0, 1, 0), *(Scan((c,), 1, 63, 1, 0) for c in ALL)] * low
+
+
+UNUSUAL = {
+    "a bit of the DC is missing": [s for s in complete() if not (s.high and not s.last)],
+    "low frequencies are missing": [s for s in complete() if s.components != (1,)],
+    "a bit of one component is missing": complete()[:-1],
+    "sent twice": [*complete(0), Scan((0,), 1, 63, 0, 0)],
+    "many bits missing at first": [Scan(ALL, 0, 0, 0, 0)] + [
+        Scan((c,), 1, 63, high, low) for c in ALL for high, low in ((0, 6), *((k, k - 1) for k in range(6, 0, -1)))
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_is_unusual_is_libjpegs(decode, name):
+    rng = np.random.default_rng(6)
+    data = progressive_jpeg(rng, 90, 80, FACTORS["4:2:0"], scans=UNUSUAL[name])
+    for box in ((0, 0, 90, 80), (31, 40, 60, 71)):
+        ours, own = decode(data, box)
+        assert not own and np.array_equal(ours, by_pillow(data, box))
+
+
+def test_high_frequencies_may_be_missing(decode):
+    scans = [Scan(ALL, 0, 0, 0, 0), *(Scan((c,), 1, 9, 0, 0) for c in ALL), Scan((0,), 10, 40, 0, 2)]
+    data = progressive_jpeg(np.random.default_rng(7), 90, 80, FACTORS["4:2:0"], scans=scans)
+    ours, own = decode(data, (0, 0, 90, 80))
+    assert own and np.array_equal(ours, by_pillow(data))
+
+
+def test_segments_between_scans(decode):
+    data = progressive_jpeg(np.random.default_rng(8), 60, 50, FACTORS["4:2:0"], scans=complete())
+    at = [at for marker, at in markers(data) if marker == 0xC4][3]
+    filled = data[:at] + b"\xff\xff" + data[at:]
+    interval = data[:at] + segment(0xDD, b"\0\0") + data[at:]
+    for changed in (filled, interval):
+        ours, own = decode(changed, (0, 0, 60, 50))
+        assert own and np.array_equal(ours, by_pillow(data))
+    others = segment(0xDB, b"\0" + bytes([7] * 64)), segment(0xFE, b"a comment"), segment(0xE1, b"Exif\0\0")
+    for other in others:
+        changed = data[:at] + other + data[at:]
+        ours, own = decode(changed, (0, 0, 60, 50))
+        assert not own and np.array_equal(ours, by_pillow(changed))
+
+
+@pytest.mark.parametrize("interval", [0, 3])
+def test_what_is_cut_off_is_left_to_pillow(decode, interval):
+    data = progressive_jpeg(np.random.default_rng(9), 40, 40, FACTORS["4:2:0"], scans=complete(), interval=interval)
+    places = {*range(20, len(data), 29), *(at + more for _, at in markers(data) for more in range(6)), len(data) - 1}
+    for end in sorted(place for place in places if place < len(data)):
+        assert decode(data[:end], (0, 0, 40, 40))[0] is None, end
+        assert decode(data[:end], (3, 0, 9, 2))[0] is None, end
+
+
+def test_a_restart_marker_out_of_turn(decode):
+    data = progressive_jpeg(np.random.default_rng(10), 40, 40, FACTORS["4:2:0"], interval=2)
+    assert decode(data, (0, 0, 40, 40))[1]
+    assert decode(data.replace(b"\xff\xd1", b"\xff\xd2", 1), (0, 0, 40, 40))[0] is None
+
+
+def test_damage_is_noticed_or_does_not_matter(decode):
+    rng = np.random.default_rng(11)
+    files = [progressive_jpeg(rng, 61, 43, FACTORS[kind], interval=interval) for kind in FACTORS for interval in (0, 4)]
+    taken = left = 0
+    for number in range(1500):
+        data = bytearray(files[number % len(files)])
+        start = markers(data)[2][1]
+        for _ in range(int(rng.integers(1, 3))):
+            data[int(rng.integers(start, len(data) - 2))] = rng.choice([0, 255, 0xDA, 0xC4, int(rng.integers(256))])
+        box = random_box(rng, 61, 43)
+        ours, own = decode(bytes(data), box)
+        if ours is None:
+            left += 1
+            continue
+        taken += own
+        assert np.array_equal(ours, by_pillow(bytes(data), box)), number  # Pillow must not raise either
+    assert taken > 100 and left > 100
