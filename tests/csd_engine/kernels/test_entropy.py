@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.kernels import kernel, why_not
+from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Job
 
-if kernel() is None:
-    pytest.skip(why_not(), allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("need_kernel")
 
 SIZE = (203, 171)
 
