@@ -7,6 +7,8 @@ what needed a second try is printed as RERUN.
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import signal
 
 import pytest
@@ -20,6 +22,23 @@ REAL_PROCESSES = (
     "csd_engine/test_engine", "csd_engine/test_status", "csd_engine/test_parcels", "csd_engine/test_memory",
     "csd_engine/test_supervisor",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def need_kernel() -> None:
+    """Skip without a kernel; one that was built and can't be loaded, or makes other pixels than Pillow, is a failure.
+
+    Without a C compiler it is skipped all the same: the kernel came from elsewhere, and nobody here could mend it.
+    """
+    from csd_engine.kernels import kernel, why_not
+    from csd_engine.kernels.build import LIBRARY
+
+    if kernel() is not None:
+        return
+    setting = os.environ.get("DDLP_KERNEL", "")
+    if setting != "off" and os.path.exists(setting or LIBRARY) and shutil.which("cc"):
+        pytest.fail(f"a kernel was built and is not used: {why_not()}", pytrace=False)
+    pytest.skip(why_not())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,6 @@ from engine_process import until
 
 from csd_engine.computer import process_memory
 from csd_engine.crew import child_environment
-from csd_engine.kernels import kernel
 from ddlp.sampledata import make_imagefolder
 
 WORKERS = 2
@@ -46,11 +45,11 @@ def bare():
 @pytest.mark.parametrize(
     "batch, leases, files", [(256, 4, 1000), pytest.param(4096, 2, IMAGENET_FILES, marks=pytest.mark.slow)]
 )
-def test_it_stays_small(start, root, bare, tmp_path, monkeypatch, batch, leases, files, way):
+def test_it_stays_small(start, root, bare, tmp_path, monkeypatch, batch, leases, files, way, request):
     if way == "pillow":
         monkeypatch.setenv("DDLP_KERNEL", "off")
-    elif kernel() is None:
-        pytest.skip("there is no kernel")
+    else:
+        request.getfixturevalue("need_kernel")
     images = Images(root, tmp_path / "manifest", files, 1 << 20 if batch < 1000 else 100_000)
     assert images.pixels(images.largest) > 12_000_000
     engine = start("--root", str(root), "--memory", "512M", workers=WORKERS)

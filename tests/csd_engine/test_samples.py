@@ -109,11 +109,8 @@ def sample(reader, pipe, index, occurrence=0):
 
 
 @pytest.fixture
-def both(monkeypatch):
+def both(monkeypatch, need_kernel):
     """Give a function's result with the kernel, and without."""
-    if kernel() is None:
-        pytest.skip("there is no kernel")
-
     def run(function):
         with_kernel = function()
         with monkeypatch.context() as without:

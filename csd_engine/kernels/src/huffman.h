@@ -29,6 +29,7 @@
 
 enum {
     LOOK = 10,             /* bits that index a table */
+    STEP_LOOK = 12,        /* bits that index the table for stepping over */
     MCU_BYTES = 2600,      /* more than an MCU can take: 10 blocks of 64 coefficients of 26 bits, and one refill */
     PIECE_BYTES = 1 << 15, /* of the file freed of stuffing at once: stays in the first-level cache with the tables */
     MCU_BLOCKS = 10        /* of one MCU at most */

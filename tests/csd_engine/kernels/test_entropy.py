@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.kernels import kernel, why_not
+from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Job
 
-if kernel() is None:
-    pytest.skip(why_not(), allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("need_kernel")
 
 SIZE = (203, 171)
 
@@ -108,3 +107,15 @@ def test_a_symbol_that_baseline_does_not_have():
     ours, theirs = region(bytes(data), BOXES[0])
     assert not kernel().context().own_entropy
     assert ours is None or (ours == theirs).all()
+
+
+def test_tables_that_come_again_are_stepped_over_otherwise():
+    """The second file with the same tables, and those after it, step over unwanted blocks with another table."""
+    rng = np.random.default_rng(5)
+    for kind in ("4:2:0", "every coefficient", "next to nothing", "restarts", "its own tables"):
+        files = [encode(**{**KINDS[kind], "noise": noise}) for noise in (1.0, 12.0, 60.0, 100.0)]
+        for data in [data for data in files for _ in range(4)]:
+            left, top = int(rng.integers(SIZE[0] - 1)), int(rng.integers(SIZE[1] - 1))
+            box = (left, top, int(rng.integers(left + 1, SIZE[0])), int(rng.integers(top + 1, SIZE[1])))
+            ours, theirs = region(data, box)
+            assert kernel().context().own_entropy and (ours == theirs).all()

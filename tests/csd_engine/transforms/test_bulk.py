@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from csd_engine.kernels import kernel, why_not
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import Pipeline, native_order
 from csd_engine.transforms.bulk import Bulk
@@ -38,8 +37,8 @@ def way(request, monkeypatch):
     """Each test with the compiled kernel and without."""
     if request.param == "numpy":
         monkeypatch.setattr("csd_engine.transforms.bulk.kernel", lambda: None)
-    elif kernel() is None:
-        pytest.skip(f"no kernel: {why_not()}")
+    else:
+        request.getfixturevalue("need_kernel")
 
 
 def assert_same(made, rows, n=70, seed=5, epoch=2):

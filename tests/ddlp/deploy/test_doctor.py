@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from test_deploy import Device, base, ddlp, device, make_device  # noqa: F401
 
-from csd_engine.kernels import kernel, why_not
 from csd_engine.keys import make_pair
 from ddlp.deploy import book, doctor, prove
 from ddlp.deploy.findings import bad, ok, warn
@@ -79,9 +78,9 @@ def test_a_healthy_device(deployed: Device, patient: Patient, capsys) -> None:
 
 
 @pytest.mark.parametrize("setting", ("off", ""))
-def test_this_host_alone(setting: str) -> None:
-    if not setting and kernel() is None:
-        pytest.skip(why_not())
+def test_this_host_alone(setting: str, request: pytest.FixtureRequest) -> None:
+    if not setting:
+        request.getfixturevalue("need_kernel")
     variables = {**os.environ, "DDLP_KERNEL": setting}
     done = subprocess.run([sys.executable, "-m", "ddlp", "doctor", "--json"], env=variables, stdout=subprocess.PIPE)
     answer = json.loads(done.stdout)

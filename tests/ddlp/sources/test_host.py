@@ -13,7 +13,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from csd_engine import samples
-from csd_engine.kernels import kernel
 from ddlp import ImageArrays, ImageFiles
 from ddlp.plan import EpochPlan
 from ddlp.portable import portable
@@ -41,8 +40,8 @@ def paths(tmp_path_factory):
 def way(request, monkeypatch):
     if request.param == "pillow":
         monkeypatch.setattr(samples, "kernel", lambda: None)
-    elif kernel() is None:
-        pytest.skip("there is no kernel")
+    else:
+        request.getfixturevalue("need_kernel")
 
 
 def recipe(data, dtype=torch.float32, memory_format=torch.contiguous_format):
