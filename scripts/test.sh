@@ -9,7 +9,37 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1:-} in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 source scripts/setup_venv.sh
+
+systems="" boards="" output=""
+end() { # what runs in the background; boards and half-made systems are taken down by whoever made them
+  trap '' INT TERM
+  [ -z "$boards" ] || { kill -INT "$boards" && wait "$boards"; } 2>/dev/null || true
+  [ -z "$systems" ] || { kill -TERM -- "-$systems" && wait "$systems"; } 2>/dev/null || true
+  [ -z "$output" ] || rm -f "$output"
+}
+
+beside="" # tests/board: emulated boards, which only root can make, wait for SSH half of the time, so they run beside the others
+if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
+  beside=yes
+  trap end EXIT
+  trap 'exit 130' INT TERM
+  # Their Debian systems, where they are not cached, take a minute or two each: meanwhile the environment is installed. What
+  # goes wrong here is told by the first of their tests.
+  # shellcheck disable=SC2016 # for that bash to expand
+  setsid bash -c 'for arch in armhf arm64; do
+      ./scripts/csd_emulator.sh up --bare --arch $arch --name "w$$" && ./scripts/csd_emulator.sh down --name "w$$"
+    done' >/dev/null 2>&1 &
+  systems=$!
+fi
 setup_venv test dev
+if [ -n "$beside" ]; then
+  wait "$systems" || true
+  systems=""
+  output=$(mktemp)
+  # A shell has what it starts in the background ignore Ctrl-C; these are to take their boards down then.
+  env --default-signal=INT "$PY" -m pytest --durations=10 tests/board >"$output" 2>&1 &
+  boards=$!
+fi
 if [ $# -eq 0 ]; then
   echo "test: ruff"
   "$PY" -m ruff check .
@@ -18,21 +48,13 @@ if [ $# -eq 0 ]; then
   echo "test: vermin (csd_engine runs on Python 3.8; ruff knows its syntax, vermin its library)"
   "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
 fi
-if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
-  # The emulated boards' tests wait for SSH most of the time, so they run beside the others.
-  boards=$(mktemp)
-  pid=
-  trap '[ -z "$pid" ] || { kill -INT "$pid" && wait "$pid"; } 2>/dev/null; rm -f "$boards"' EXIT
-  trap 'exit 130' INT TERM
+if [ -n "$beside" ]; then
   echo "test: pytest; tests/board at the same time, its output follows"
-  # A shell has what it starts in the background ignore Ctrl-C; these are to take their boards down then.
-  env --default-signal=INT "$PY" -m pytest --durations=10 tests/board >"$boards" 2>&1 &
-  pid=$!
   status=0
   "$PY" -m pytest --ignore=tests/board || status=$?
-  wait $pid || status=$?
-  pid=
-  cat "$boards"
+  wait "$boards" || status=$?
+  boards=""
+  cat "$output"
   exit $status
 fi
 echo "test: pytest"

@@ -29,6 +29,7 @@ __all__ = ["RESERVE_BYTES", "Wanted", "deploy"]
 
 RESERVE_BYTES = 1 << 30  # the engine's own default of --reserve-bytes
 _GREET_TIMEOUT_S = 20.0
+_RATE_S = 4.0  # for which a device's images/s are measured
 
 
 @dataclass(frozen=True)
@@ -385,7 +386,7 @@ class _Deployment:
                 )
             text = f"data {host}: {found.compared} images give the same bits there"
             if self._record.images_per_s is None or self._wanted.measure:
-                rate = trial.images_per_s(lambda seconds, made: setattr(step, "doing", f"{made} images"))
+                rate = trial.images_per_s(lambda seconds, made: setattr(step, "doing", f"{made} images"), _RATE_S)
                 self._record = dataclasses.replace(self._record, images_per_s=None if rate is None else round(rate, 1))
             if self._record.images_per_s is not None:
                 text += f"; {self._record.images_per_s:g} images/s through RandomResizedCrop(224)"

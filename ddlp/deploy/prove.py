@@ -31,7 +31,6 @@ __all__ = ["Parity", "Trial", "check_port", "seen_by_both", "some_images"]
 PROBES = 6
 _IMAGES = 256
 _BATCH = 8
-_RATE_S = 4.0
 _RATE_TIMEOUT_S = 120.0  # a slow device may take this long for its first batches
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _LOOK_AT = 20_000  # directory entries: a root may hold millions
@@ -191,7 +190,7 @@ class Trial:
                 different.append(self._reader.where(item[0]))
         return Parity(compared, tuple(different), tuple(unreadable))
 
-    def images_per_s(self, waiting: Callable[[float, int], None], seconds: float = _RATE_S) -> float | None:
+    def images_per_s(self, waiting: Callable[[float, int], None], seconds: float) -> float | None:
         """Images a second of all workers together, from files that were just read; None: it failed, or was too slow to tell.
 
         Args:

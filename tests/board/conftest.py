@@ -16,6 +16,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from boards import Board, emulator, raise_board, state, why_not  # noqa: E402
 
+from ddlp.deploy import deployment  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_rate() -> Iterator[None]:
+    """A device's images/s are measured, but not for seconds; deploys in processes of their own take the full time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deployment, "_RATE_S", 0.1)
+        yield
+
 
 @pytest.fixture(scope="session")
 def needs_boards() -> None:

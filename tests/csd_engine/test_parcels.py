@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
+from at_once import at_once
 from engine_process import Recipe, until, wait_for
 
 from csd_engine import protocol as say
@@ -144,13 +145,8 @@ def test_a_slow_reader_costs_neither_side_memory(large_published, large, monkeyp
 
 def test_two_batches_at_once(large_published, large):
     _, _, job, number, items = large_published
-    found, threads = [], []
-    for _ in range(2):
-        threads.append(threading.Thread(target=lambda: found.append(receive(large, job, number, items))))
-        threads[-1].start()
-    for thread in threads:
-        thread.join(30)
-    assert len(found) == 2 and np.array_equal(found[0].images, found[1].images)
+    found = at_once(lambda _: receive(large, job, number, items), 2)
+    assert np.array_equal(found[0].images, found[1].images)
 
 
 def break_off(parts, kind, match, within_s):

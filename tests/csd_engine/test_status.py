@@ -9,6 +9,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
+from at_once import at_once
 from engine_process import until, wait_for
 
 from csd_engine.computer import process_memory
@@ -79,13 +80,8 @@ def test_one_that_is_not_told_is_an_error(start, recipe):
 def test_many_threads_ask_at_once(start, recipe):
     engine = start("--root", str(recipe.root))
     link = engine.link()
-    answers = []
-    threads = [threading.Thread(target=lambda: answers.append(link.status())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(answers) == 8 and not link._asking
+    answers = at_once(lambda _: link.status(), 8)
+    assert all(answers) and not link._asking
     link.close()
 
 

@@ -3,11 +3,11 @@
 import io
 import random
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from at_once import at_once
 from PIL import Image
 
 from csd_engine.kernels.library import Context, Job, Kernel
@@ -230,21 +230,14 @@ def test_a_context_for_each_thread(kernel):
     rng = np.random.default_rng(12)
     files = [KINDS[kind](rng, 200, 150) for kind in ("4:2:0", "progressive", "grey", "optimised")]
     pixels = [by_pillow(jpeg) for jpeg in files]
-    contexts, wrong = [], []
 
     def work(turn):
-        contexts.append(kernel.context())
-        for count in range(40):
-            number = (turn + count) % len(files)
-            if not np.array_equal(whole(kernel.context(), files[number]), pixels[number]):
-                wrong.append(number)
+        order = [(turn + count) % len(files) for count in range(40)]
+        wrong = [k for k in order if not np.array_equal(whole(kernel.context(), files[k]), pixels[k])]
+        return kernel.context(), wrong
 
-    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({id(context) for context in contexts}) == 4 and not wrong
+    contexts, wrong = zip(*at_once(work, 4))
+    assert len({id(context) for context in contexts}) == 4 and not any(wrong)
 
 
 def test_all_scan_kinds_of_the_generator_are_what_they_say():

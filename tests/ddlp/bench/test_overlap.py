@@ -1,33 +1,28 @@
-"""The benchmark measures what it says: run small, as a user would, its figures held against each other."""
+"""The benchmark measures what it says: run small, its figures held against each other."""
 
 import dataclasses
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from ddlp.bench.overlap import PEERS, Line, Result, aims, table
-
-ROOT = Path(__file__).parents[3]
-
-
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ddlp", "bench", "overlap", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+from ddlp.cli import main
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
-def test_a_short_run(small_sets):
+def test_a_short_run(small_sets, capsys, monkeypatch):
+    for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_SLOWDOWN"):  # the bench sets them; this has them as before afterwards
+        monkeypatch.setenv(name, "")
     cpus = sorted(os.sched_getaffinity(0))
-    done = bench(
-        *("--data", str(small_sets), "--batches", "24", "--batch", "4", "--rounds", "1", "--seconds", "1"),
-        *("--strategies", "csd", "wrr", "--slowdown", "3", "--host-cpu", str(cpus[0]), "--csd-cpu", str(cpus[1]), "--json"),
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    status = main([
+        *("bench", "overlap", "--data", str(small_sets), "--batches", "24", "--batch", "4", "--rounds", "1"),
+        *("--seconds", "0.5", "--strategies", "csd", "wrr", "--slowdown", "3", "--host-cpu", str(cpus[0])),
+        *("--csd-cpu", str(cpus[1]), "--json"),
+    ])  # fmt: skip
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    result = json.loads(out)
     lines = {line["name"]: line for line in result["lines"]}
     assert set(lines) == {"DataLoader, 0 workers", "DataLoader, 1 worker", "csd", "wrr"}
     assert result["slowdown"] == 3 and result["r_cpu"][0] > result["r_csd"][0] > 0
@@ -38,9 +33,9 @@ def test_a_short_run(small_sets):
     assert all(line["seconds"][0] >= 24 * result["accelerator_s"] for line in lines.values())
 
 
-def test_too_few_batches_is_said():
-    done = bench("--batches", "3")
-    assert done.returncode == 1 and "take 200 or more" in done.stderr and "Traceback" not in done.stderr
+def test_too_few_batches_is_said(capsys):
+    assert main(["bench", "overlap", "--batches", "3"]) == 1
+    assert "take 200 or more" in capsys.readouterr().err
 
 
 def test_the_table_gives_median_and_spread():

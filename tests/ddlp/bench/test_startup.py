@@ -1,32 +1,26 @@
-"""The benchmark measures what it says: run small, as a user would."""
+"""The benchmark measures what it says: run small."""
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from ddlp.bench.data import MEANS_KB, set_directory
 from ddlp.bench.startup import Line, Result, _around, table
-
-ROOT = Path(__file__).parents[3]
+from ddlp.cli import main
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
-def test_a_short_run(tmp_path):
+def test_a_short_run(tmp_path, capsys):
     directory = set_directory(tmp_path, "imagenet1", MEANS_KB[0])
     (directory / "train" / "class").mkdir(parents=True)
     for k in range(5):
         Image.effect_noise((60 + k, 50), 40).save(directory / "train" / "class" / f"{k}.jpg")
     (directory / "dataset.json").write_text("{}")  # the set is complete
-    command = [sys.executable, "-m", "ddlp", "bench", "startup", "--data", str(tmp_path), "--rounds", "1"]
-    command += ["--workers", "1", "--sizes", "small", "--batch", "4", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    arguments = ["--data", str(tmp_path), "--rounds", "1", "--workers", "1", "--sizes", "small", "--batch", "4", "--json"]
+    assert main(["bench", "startup", *arguments]) == 0
+    result = json.loads(capsys.readouterr().out)
     assert [line["name"] for line in result["lines"]] == ["DataLoader", "DDLPLoader, cpu", "DDLPLoader, wrr"]
     assert all(len(line["seconds"]) == 1 and 0 < line["seconds"][0] < 60 for line in result["lines"])
     peer, *ours = result["lines"]

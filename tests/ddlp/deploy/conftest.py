@@ -14,6 +14,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sshd import SSHD, Sshd  # noqa: E402
 
+from ddlp.deploy import deployment  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def quick_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's images/s are measured, but not for seconds; deploys in processes of their own take the full time."""
+    monkeypatch.setattr(deployment, "_RATE_S", 0.1)
+
 
 @pytest.fixture
 def make_sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:

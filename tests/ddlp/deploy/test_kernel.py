@@ -16,15 +16,14 @@ import torch
 from test_deploy import Device, _tree, base, ddlp, epoch, make_device  # noqa: F401
 
 from csd_engine.build import build
-from ddlp.deploy import book, prove
+from ddlp.deploy import book
 from ddlp.deploy.kernel import NotMade, cross_compile
 
 COMPILERS = ("cc", "gcc", "clang", "c89", "c99", "tcc")
 
 
 @pytest.fixture(autouse=True)
-def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove.Trial, "images_per_s", lambda *_: 100.0)
+def needs_a_compiler() -> None:
     if shutil.which("cc") is None:
         assert "CI" not in os.environ, "there is no C compiler: apt install gcc libc6-dev"
         pytest.skip("no C compiler on this machine: apt install gcc libc6-dev")

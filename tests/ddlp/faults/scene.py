@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from engine_process import alive, until
 from PIL import Image
 from torchvision import transforms as T
 
@@ -147,20 +148,6 @@ def engine_pid(below: int | None = None) -> int:
 def worker_pids(below: int | None = None) -> list[int]:
     """The worker processes of the engines below."""
     return [p.pid for p in descendants(below) if WORKER in p.command]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    return any(p.pid == pid for p in processes())
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
-    """The condition's first true value."""
-    end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what} did not come true within {timeout_s} s"
-        time.sleep(0.02)
-    return value
 
 
 def listing() -> dict[str, Any]:

@@ -21,7 +21,7 @@ SCRIPT = """
         data = ImageFolder(sys.argv[1], T.Compose([T.RandomResizedCrop(32), T.ToTensor()]))
         model = torch.nn.Linear(3 * 32 * 32, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for strategy in ("cpu", "wrr", "csd", "mte", "ordered"):
+        for strategy in ("ordered",) if len(sys.argv) > 2 else ("cpu", "wrr", "csd", "mte", "ordered"):
             loader = DDLPLoader(data, batch_size=8, shuffle=True, num_workers=2, strategy=strategy)
             for epoch in range(1):
                 for images, labels in loader:

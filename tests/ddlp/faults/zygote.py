@@ -10,7 +10,7 @@ import select
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import scene  # noqa: E402, F401
 

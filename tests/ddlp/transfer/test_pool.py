@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
+import sys
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ddlp.transfer.pool import Pool
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from at_once import at_once  # noqa: E402
+
+from ddlp.transfer.pool import Pool  # noqa: E402
 
 SHAPE = (4, 37, 53, 3)
 
@@ -120,11 +125,7 @@ def test_threads_share_a_pool():
                 if not (seen == expected).all():
                     wrong.append(expected)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, 4)
     assert not wrong
     inbox.clear()
     assert len(pool._blocks) <= 4
