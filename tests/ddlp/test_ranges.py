@@ -20,6 +20,8 @@ def test_it_is_a_set_of_ints(operations):
         elif item in model:
             ranges.remove(item)
             model.remove(item)
+        else:
+            assert not ranges.discard(item)
         members = sorted(model)
         assert list(ranges) == members and len(ranges) == len(members)
         assert [ranges.nth(k) for k in range(len(members))] == members
