@@ -200,7 +200,7 @@ class EpochRun:
                 made = Failure(error)
             busy_s = time.monotonic() - began
             with self._lock:
-                cpu = self._count_cpu(cpu)
+                cpu = self._counts.cpu(cpu)
                 if isinstance(made, Pixels):
                     self.rates.host.add(busy_s, self._part(position))
                 if self.ledger.made(claim) and made is not None:
@@ -210,7 +210,6 @@ class EpochRun:
             made = None  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
     def _next_claim(self) -> tuple[int, int] | None:
-        """The next batch to make and the claim's number; None once the epoch is over."""
         with self._lock:
             while not self._closing:
                 if (claimed := self._claim()) is not None:
@@ -242,7 +241,7 @@ class EpochRun:
             except BaseException as error:
                 trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
             with self._lock:
-                cpu = self._count_cpu(cpu)
+                cpu = self._counts.cpu(cpu)
                 if made is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
@@ -267,7 +266,6 @@ class EpochRun:
                 self._act()
 
     def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
-        """The next batch to bring in, its device, lease and file; None once the epoch is over."""
         with self._lock:
             while not self._closing:
                 if (fetch := self._fetch()) is not None:
@@ -342,12 +340,11 @@ class EpochRun:
 
     def progressed(self, device: str, done: dict[int, int]) -> None:
         """Samples that a device has made of its leases."""
-        now = time.monotonic()
         with self._lock:
             for lease, samples in done.items():
                 position = self.ledger.devices[device].outstanding.get(lease)
                 if position is not None:
-                    self.ledger.progressed(device, lease, samples / max(1, self.recipe.plan.size(position)), now)
+                    self.ledger.progressed(device, lease, samples / max(1, self.recipe.plan.size(position)), time.monotonic())
 
     def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
         """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once."""
@@ -379,12 +376,6 @@ class EpochRun:
             return None
         device, lease = self.ledger.fetch(position)
         return position, device, lease, self._files.pop(lease)
-
-    def _count_cpu(self, before: float) -> float:
-        """Count this thread's processor seconds since ``before``; returns those until now."""
-        now = time.thread_time()
-        self._counts.host_cpu_s += now - before
-        return now
 
     def _act(self) -> None:
         """After every event: give leases, pass on what the ledger has dropped, wake who can go on."""

@@ -49,6 +49,12 @@ class Counts:
         self.samples += samples
         self.waiting_s += waiting_s
 
+    def cpu(self, before: float) -> float:
+        """Count this thread's processor seconds since ``before``; returns those until now."""
+        now = time.thread_time()
+        self.host_cpu_s += now - before
+        return now
+
     def report(self, strategy: str, epoch: int, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
         """As a report; ``full_batch`` turns batches a second into samples."""
         r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()

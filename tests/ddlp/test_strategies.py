@@ -22,6 +22,7 @@ class Watched(Simulation):
         super()._pump()
         ledger, name = self.ledger, self.strategy.name
         assert ledger.free_host_slots >= 0 and ledger.free_fetch_slots >= 0
+        assert ledger.free_host_slots == ledger.host_slots - ledger.host_in_work - len(ledger.ready_host)
         for account in ledger.devices.values():
             assert 0 <= account.held <= account.quota and len(account.outstanding) <= account.window
         if self._over():
