@@ -110,7 +110,7 @@ class Context:
 
     @property
     def own_entropy(self) -> bool:
-        """Whether our entropy decoder has read the last sample; else it was libjpeg's."""
+        """Whether one of our entropy decoders has read the last sample; else it was libjpeg's."""
         return bool(self._library.ddlp_own_entropy(self._pointer))
 
     def content(self) -> bytes:

@@ -87,7 +87,8 @@ DDLP_API int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size,
 /* The bytes last read or taken; valid until the next ddlp_read, ddlp_take or ddlp_free. */
 DDLP_API const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size);
 
-/* 1 if our entropy decoder has read the last sample, 0 if it was libjpeg's (progressive, several scans). For tests. */
+/* 1 if one of our entropy decoders has read the last sample, 0 if it was libjpeg's (baseline in several scans, a
+ * progressive file that is unusual or whose low frequencies are not all there). For tests. */
 DDLP_API int ddlp_own_entropy(const ddlp_context *context);
 
 /* Decode what the job needs of the file last read or taken, resample, flip, write job->out. May be called again. */

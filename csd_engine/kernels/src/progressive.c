@@ -13,7 +13,7 @@ enum {
 };
 
 enum {
-    KEPT_BYTES = 8 << 20, /* memory that is kept from image to image */
+    KEPT_BYTES = 2 << 20, /* memory that is kept from image to image */
     MOST_LOW = 5          /* with more missing bits a coefficient of 10 could grow beyond 16 */
 };
 

@@ -25,7 +25,7 @@ enum { VARIANT_C, VARIANT_SSE2, VARIANT_AVX2, VARIANT_VNNI, VARIANT_NEON };
 /* Never fails. The first calls may come from several threads at once. */
 int variant_used(void);
 
-/* Whether BMI2's shifts may be used: where the processor has them, and nothing older than AVX2 is forced. */
+/* Whether to use BMI2: where the processor has it, and fast, and nothing older than AVX2 is forced. */
 int variant_bmi2(void);
 
 #endif
