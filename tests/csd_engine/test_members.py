@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,8 @@ def test_who_comes_in_while_it_is_removed_gets_a_new_one(tmp_path: Path) -> None
 def test_of_two_that_leave_one_is_the_last(tmp_path: Path) -> None:
     for _ in range(50):
         members = [Members.join(tmp_path / "d") for _ in range(4)]
-        removed: list[bool] = []
-        threads = [threading.Thread(target=lambda one=one: removed.append(one.remove())) for one in members]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            removed = list(threads.map(Members.remove, members))
         assert removed.count(True) == 1 and os.listdir(tmp_path) == []
 
 
