@@ -378,12 +378,12 @@ class EpochRun:
         return position, device, lease, self._files.pop(lease)
 
     def _act(self) -> None:
-        """After every event: give leases, pass on what the ledger has dropped, wake who can go on."""
+        """After every event: pass on what the ledger has dropped, give leases, wake who can go on."""
+        self._drain()  # first: the space that a lease needs is given back before it
         if not self._closing:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published
                 while (position := self.strategy.next_lease(device, time.monotonic())) is not None:
                     job.lease(self.ledger.lease(device, position, time.monotonic()), position)
-        self._drain()
         self._waiting.wake(self._error is not None)
 
     def _drain(self) -> None:
