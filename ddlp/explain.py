@@ -45,7 +45,7 @@ def explain(loader: DDLPLoader) -> str:
     if found.pipeline.decode == "fast":
         lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
     if loader.backend == "dali":
-        lines.append(f"backend    dali prepares the host's batches: {stages(found).distance}")
+        lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance}")
     for file in operator_files(found.pipeline):
         functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
         lines.append(
