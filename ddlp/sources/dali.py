@@ -65,7 +65,8 @@ class _Sample:
 class Graph:
     """A DALI pipeline for up to `SAMPLES` samples, without a GPU. For one thread at a time.
 
-    Decoding on a GPU would be the same graph with the decoder's ``device="mixed"`` and a ``device_id``.
+    Decoding on a GPU would be the same graph with a ``device_id`` and the decoder's ``device="mixed"`` (which upsamples colours
+    as the CPU's only with ``jpeg_fancy_upsampling=True``).
     """
 
     def __init__(self, stages: Stages, threads: int = 1) -> None:
@@ -85,7 +86,6 @@ class Graph:
             images = fn.decoders.image_slice(
                 fn.external_source(name="encoded", dtype=types.UINT8, ndim=1),
                 start=numbers("start"), shape=numbers("shape"), axis_names="HW", output_type=types.RGB,
-                jpeg_fancy_upsampling=True,  # as Pillow
                 adjust_orientation=False,  # as Pillow
             )  # fmt: skip
             if stages.resample is not None:
@@ -222,7 +222,7 @@ class DaliHost:
             self._by_dali += by_dali
             self._by_us += by_us
             ours, all_of_them = self._by_us, self._by_dali + self._by_us
-        if by_us:
+        if ours:
             text = f"{self._stages.distance}; {ours} of the host's {all_of_them} samples by ddlp's own code"
             self._remark("dali", text)
 

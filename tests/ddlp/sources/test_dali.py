@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 import warnings
 from pathlib import Path
@@ -129,12 +130,13 @@ def test_masks_and_values_are_the_epilogues(paths):
         assert torch.equal(ours, theirs)
 
 
-def test_where_an_image_has_to_be_padded_our_own_code_makes_it(paths):
-    steps = [T.CenterCrop(60)]  # half of the pictures are smaller
+@pytest.mark.parametrize("steps", [[T.CenterCrop(60)], [T.Resize(55), T.CenterCrop((50, 60))]])
+def test_where_an_image_has_to_be_padded_our_own_code_makes_it(paths, steps):
     theirs = loader(paths, steps, backend="dali")
     ours, found = samples(loader(paths, steps)), samples(theirs)
-    assert all(torch.equal(found[k], ours[k]) for k in ours)
-    assert "samples by ddlp's own code" in theirs.report().notes[0]
+    assert max(int((found[k] - ours[k]).abs().max()) for k in ours) <= DISTANCES["bilinear"].most
+    by_us = int(re.search(r"; (\d+) of the host's 61 samples by ddlp's own code", theirs.report().notes[0]).group(1))
+    assert 0 < by_us < 61
 
 
 # -- as any other host prong ------------------------------------------------------------------------------------------
@@ -162,16 +164,17 @@ def test_with_a_device_each_sample_comes_once_and_augmented_alike(paths, strateg
     finally:
         held.release()
     assert report.batches_cpu and report.batches_csd and report.batches_cpu + report.batches_csd == len(batches) == 16
-    exact = [k for k in truth if torch.equal(found[k], truth[k])]
-    assert len(exact) == sum(len(targets) for (_, targets) in batches if set(targets.tolist()) <= set(exact))
-    assert 0 < len(exact) < len(truth), "a device's batches are torchvision's bits, the host's are not"
+    exact = {k for k in truth if torch.equal(found[k], truth[k])}
+    whole = sum(exact.issuperset(targets.tolist()) for _, targets in batches)
+    assert report.batches_csd <= whole < len(batches), "a device's batches are torchvision's bits, the host's are not"
 
 
 @pytest.mark.parametrize("options", [dict(batch=50, num_workers=2), dict(batch=7, drop_last=True), dict(batch=None)])
 def test_batches_of_all_sizes(paths, options, monkeypatch):
     monkeypatch.setattr(dali, "SAMPLES", 6)
-    found, truth = (list(loader(paths, CROP, **options, **b)) for b in (dict(backend="dali"), {}))
-    assert len(found) == len(truth)
+    theirs = loader(paths, CROP, **options, backend="dali")
+    found, truth = list(theirs), list(loader(paths, CROP, **options))
+    assert len(found) == len(truth) and "ddlp's own" not in theirs.report().notes[0]
     for (theirs, labels), (ours, expected) in zip(found, truth):
         assert torch.equal(theirs, ours) and torch.equal(torch.as_tensor(labels), torch.as_tensor(expected))
 
