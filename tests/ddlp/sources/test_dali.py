@@ -181,6 +181,8 @@ def test_batches_of_all_sizes(paths, options, monkeypatch):
 
 def test_a_sampler_of_ones_own_and_large_pictures(paths, monkeypatch):
     monkeypatch.setattr(dali, "PIXELS", 9000)  # two or three of these pictures
+    runs, run = [], dali.Graph.run
+    monkeypatch.setattr(dali.Graph, "run", lambda graph, given, put: (runs.append(len(given)), run(graph, given, put)))
 
     class Growing(BatchSampler):
         def __iter__(self):
@@ -195,6 +197,7 @@ def test_a_sampler_of_ones_own_and_large_pictures(paths, monkeypatch):
     both = [DDLPLoader(data, batch_sampler=sampler, seed=SEED, backend=b) for b in ("native", "dali")]
     for (ours, _), (theirs, labels) in zip(*both, strict=True):
         assert torch.equal(ours, theirs) and len(labels) == len(theirs)
+    assert sum(runs) == len(paths) and max(runs) == 3
 
 
 def test_an_epoch_goes_on_under_the_other_backend(paths):
