@@ -20,6 +20,7 @@ from ddlp.delivered import Delivered, Failure
 from ddlp.ledger import Cancel, Ledger
 from ddlp.rates import Rates
 from ddlp.report import Counts, EpochReport
+from ddlp.sources.dali import DaliHost
 from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
 from ddlp.strategies import Strategy
@@ -36,7 +37,8 @@ class EpochRun:
 
     ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
     ``on_cpu`` that is the epilogue on the CPU, which the host's own batches go through sample by sample.
-    ``full_batch`` is the number of samples of a full batch, ``on_closed`` is called when the run has ended.
+    ``full_batch`` is the number of samples of a full batch, ``on_closed`` is called when the run has ended. ``dali`` prepares
+    the host's batches in the place of ddlp's own code.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class EpochRun:
         on_cpu: bool,
         full_batch: int,
         on_closed: Callable[[], None],
+        dali: DaliHost | None = None,
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
         self._finish, self._on_cpu = finish, on_cpu
@@ -70,6 +73,10 @@ class EpochRun:
         self._error: BaseException | None = None
         self._tidings = Tidings()
         self._pid = os.getpid()
+        self._dali = dali
+        self._prepare = partial(prepare_batch, recipe) if dali is None else dali.prepare
+        if dali is not None:
+            dali.begin(self.warn, self.remark)
         rates.host.parallel = workers
         loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
         self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
@@ -178,6 +185,8 @@ class EpochRun:
             if thread is not threading.current_thread():
                 thread.join()
         self._ready.clear()
+        if self._dali is not None:
+            self._dali.close()
         self.recipe.reader.close()
         self.recipe.pool.close()
         self._on_closed()
@@ -192,7 +201,7 @@ class EpochRun:
             began = time.monotonic()
             made: Pixels | Failure | None
             try:
-                made = prepare_batch(self.recipe, position, partial(self._wanted, claim), finished=self._on_cpu)
+                made = self._prepare(position, partial(self._wanted, claim), finished=self._on_cpu)
                 made = made if self._on_cpu else self._finish(made)
             except Unwanted:
                 made = None

@@ -23,9 +23,11 @@ from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.resume import Resume, SamplerStart, save
+from ddlp.sources.dali import DaliHost
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
 from ddlp.transfer.pool import Pool
+from ddlp.translate.dali import stages
 from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
@@ -154,6 +156,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_cpu=on_host,
             full_batch=loader.batch_size or self._plan.largest,
             on_closed=on_closed,
+            dali=DaliHost(self.recipe, stages(portable)) if loader.backend == "dali" else None,
         )
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = when_dropped(self, self.run.close)
