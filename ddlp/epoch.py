@@ -37,8 +37,7 @@ class EpochRun:
 
     ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
     ``on_cpu`` that is the epilogue on the CPU, which the host's own batches go through sample by sample.
-    ``full_batch`` is the number of samples of a full batch, ``on_closed`` is called when the run has ended. ``dali`` prepares
-    the host's batches in the place of ddlp's own code.
+    ``full_batch``: samples of a full batch; ``on_closed`` is called when the run has ended; ``dali`` may make host batches.
     """
 
     def __init__(
@@ -56,9 +55,8 @@ class EpochRun:
         dali: DaliHost | None = None,
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
-        self._finish, self._on_cpu = finish, on_cpu
+        self._finish, self._on_cpu, self._on_closed = finish, on_cpu, on_closed
         self._full_batch = max(1, full_batch)
-        self._on_closed = on_closed
         self._waiting = Waiting(ledger, strategy)
         self._lock = self._waiting.lock
         self._ready: dict[int, Pixels | Failure] = {}
@@ -73,10 +71,7 @@ class EpochRun:
         self._error: BaseException | None = None
         self._tidings = Tidings()
         self._pid = os.getpid()
-        self._dali = dali
-        self._prepare = partial(prepare_batch, recipe) if dali is None else dali.prepare
-        if dali is not None:
-            dali.begin(self.warn, self.remark)
+        self._prepare = partial(prepare_batch, recipe) if dali is None else dali.begin(self.warn, self.remark)
         rates.host.parallel = workers
         loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
         self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
@@ -108,14 +103,13 @@ class EpochRun:
                         raise error
                     finally:
                         del error  # it holds this frame by its traceback: a circle would keep the loader
-                position = self.strategy.next_delivery()
-                if position is not None:
-                    break
                 if self.ledger.done:
                     self._counts.ended_s = self._counts.ended_s or time.monotonic()
                     return None
-                if self._closing:
+                if self._closing:  # what was ready is gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
+                if (position := self.strategy.next_delivery()) is not None:
+                    break
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
@@ -185,8 +179,6 @@ class EpochRun:
             if thread is not threading.current_thread():
                 thread.join()
         self._ready.clear()
-        if self._dali is not None:
-            self._dali.close()
         self.recipe.reader.close()
         self.recipe.pool.close()
         self._on_closed()
@@ -201,7 +193,7 @@ class EpochRun:
             began = time.monotonic()
             made: Pixels | Failure | None
             try:
-                made = self._prepare(position, partial(self._wanted, claim), finished=self._on_cpu)
+                made = self._prepare(position, partial(self._wanted, claim), self._on_cpu)
                 made = made if self._on_cpu else self._finish(made)
             except Unwanted:
                 made = None

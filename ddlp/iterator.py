@@ -146,6 +146,13 @@ class EpochIterator(_BaseDataLoaderIter):
         on_host = self._device is None or self._device.type == "cpu"
         # Only from pinned memory does a copy to the device overlap with the training step.
         pin = self._pin_memory or (self._device is not None and self._device.type == "cuda")
+        dali = DaliHost(self.recipe, stages(portable)) if loader.backend == "dali" else None
+
+        def closed() -> None:
+            if dali is not None:
+                dali.close()
+            on_closed()
+
         self.run = EpochRun(
             self.recipe,
             ledger,
@@ -155,8 +162,8 @@ class EpochIterator(_BaseDataLoaderIter):
             finish=self._finish_in_worker(portable, on_host, pin, pool),
             on_cpu=on_host,
             full_batch=loader.batch_size or self._plan.largest,
-            on_closed=on_closed,
-            dali=DaliHost(self.recipe, stages(portable)) if loader.backend == "dali" else None,
+            on_closed=closed,
+            dali=dali,
         )
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = when_dropped(self, self.run.close)

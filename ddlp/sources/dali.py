@@ -144,10 +144,13 @@ class DaliHost:
         self._tell: Callable[[str], None] = lambda _: None
         self._remark: Callable[[str, str], None] = lambda *_: None
 
-    def begin(self, tell: Callable[[str], None], remark: Callable[[str, str], None]) -> None:
-        """``tell`` warns the user, ``remark(who, text)`` sets a line of the report."""
+    def begin(
+        self, tell: Callable[[str], None], remark: Callable[[str, str], None]
+    ) -> Callable[[int, Callable[[], bool], bool], Pixels]:
+        """Give `prepare`. ``tell`` warns the user, ``remark(who, text)`` sets a line of the report."""
         self._tell, self._remark = tell, remark
         self._remark("dali", self._stages.distance)
+        return self.prepare
 
     def close(self) -> None:
         """End DALI's threads. Called when nobody asks for batches any more."""
