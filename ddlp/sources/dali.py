@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from csd_engine.datasets import Reader, content, open_image
@@ -31,7 +30,7 @@ from csd_engine.readahead import ReadAhead
 from csd_engine.regular import OpenFile
 from csd_engine.transforms.compiled import compile_plan
 from ddlp.plan import Item
-from ddlp.sources.host import Pixels, Recipe, Unwanted, fresh_rows, prepare_item
+from ddlp.sources.host import Pixels, Recipe, Rows, Unwanted, prepare_item
 from ddlp.translate.dali import Stages
 
 __all__ = ["DaliHost", "require_dali"]
@@ -160,7 +159,7 @@ class DaliHost:
         """As `ddlp.sources.host.prepare_batch`, which makes what DALI can't."""
         recipe = self._recipe
         items = recipe.plan.items(position)
-        rows = _Rows(recipe, len(items), finished)
+        rows = Rows(recipe, len(items), 1, finished)
         given: list[_Sample] = []
         ours: list[int] = []
         with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
@@ -179,11 +178,14 @@ class DaliHost:
         for row in ours:
             if not wanted():
                 raise Unwanted
-            rows.make(row, items[row])
+            part = slice(row, row + 1)
+            made = rows.place(part)
+            prepare_item(recipe, items[row], made[0], None if rows.boxes is None else rows.boxes[row])
+            rows.done(part, made)
         self._count(len(items) - len(ours), len(ours))
         return rows.pixels()
 
-    def _take(self, reader: Reader, row: int, item: Item, rows: _Rows) -> _Sample | None:
+    def _take(self, reader: Reader, row: int, item: Item, rows: Rows) -> _Sample | None:
         """The sample as DALI gets it; None: our own code makes it, and says what is wrong with it if it can't."""
         recipe = self._recipe
         index, occurrence = item
@@ -203,13 +205,13 @@ class DaliHost:
             return _Sample(row, np.frombuffer(data, np.uint8), compiled.job, size[0] * size[1])
         return None
 
-    def _by_graph(self, position: int, samples: list[_Sample], rows: _Rows) -> list[int]:
+    def _by_graph(self, position: int, samples: list[_Sample], rows: Rows) -> list[int]:
         """Make the samples; the rows that are left to our own code: all of them where DALI fails for one."""
         with self._lock:
             graph = self._idle.pop() if self._idle else None
         try:
             graph = graph or Graph(self._stages)
-            graph.run(samples, rows.put)
+            graph.run(samples, lambda row, pixels: rows.put(slice(row, row + 1), pixels[None]))
         except RuntimeError as error:
             with self._lock:
                 first, self._told = not self._told, True
@@ -228,42 +230,6 @@ class DaliHost:
         if ours:
             text = f"{self._stages.distance}; {ours} of the host's {all_of_them} samples by ddlp's own code"
             self._remark("dali", text)
-
-
-class _Rows:
-    """A batch's memory while its samples are made."""
-
-    def __init__(self, recipe: Recipe, samples: int, finished: bool) -> None:
-        self._recipe, self._finished = recipe, finished
-        epilogue = recipe.epilogue
-        convert = finished and not epilogue.keeps_bytes
-        height, width, _ = recipe.shape
-        self._bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
-        self._images, _ = fresh_rows(recipe, 1 if convert else samples)
-        self.boxes = np.zeros((samples, recipe.pipeline.boxes, 4), np.int32) if recipe.pipeline.boxes else None
-
-    def put(self, row: int, pixels: np.ndarray) -> None:
-        """One sample, uint8 (height, width, channels), through the epilogue if that is wanted."""
-        if self._bits is None:
-            self._images[row] = pixels
-        else:
-            self._recipe.epilogue.convert(pixels[None], self._bits[row : row + 1])
-
-    def make(self, row: int, item: Item) -> None:
-        """One sample by our own code; raises as `prepare_item`."""
-        image = self._images[0 if self._bits is not None else row]
-        prepare_item(self._recipe, item, image, None if self.boxes is None else self.boxes[row])
-        if self._bits is not None:
-            self.put(row, image)
-
-    def pixels(self) -> Pixels:
-        """The batch."""
-        if not self._finished:
-            return Pixels(torch.from_numpy(self._images), None if self.boxes is None else torch.from_numpy(self.boxes))
-        result = self._recipe.epilogue.tensor(self._images if self._bits is None else self._bits)
-        if self.boxes is not None:
-            self._recipe.epilogue.fill(result, self.boxes)
-        return Pixels(result, None)
 
 
 def _size(path: str, data: bytes) -> tuple[int, int] | None:
