@@ -15,10 +15,10 @@ from typing import Union
 import numpy as np
 
 from csd_engine.kernels import kernel
+from csd_engine.kernels.arrays import BLOCK_BYTES
 
 __all__ = ["BLOCK_BYTES", "MULTIPLIER", "READ_BYTES", "Checksum"]
 
-BLOCK_BYTES = 1 << 14
 READ_BYTES = 16 * BLOCK_BYTES  # stays in a core's second-level cache
 MULTIPLIER = 0x9E3779BB  # 3 (mod 8): its powers minus one have few factors of two, so swapped blocks show as well
 

@@ -21,6 +21,7 @@ from ddlp.heard import Heard
 from ddlp.ledger import Cancel, Ledger
 from ddlp.rates import Rates
 from ddlp.report import Counts, EpochReport
+from ddlp.sources.dali import DaliHost
 from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
 from ddlp.strategies import Strategy
@@ -37,7 +38,7 @@ class EpochRun(Heard):
 
     ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
     ``on_cpu`` that is the epilogue on the CPU, which the host's own batches go through sample by sample.
-    ``full_batch`` is the number of samples of a full batch, ``on_closed`` is called when the run has ended.
+    ``full_batch``: samples of a full batch; ``on_closed`` is called when the run has ended; ``dali`` may make host batches.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class EpochRun(Heard):
         on_cpu: bool,
         full_batch: int,
         on_closed: Callable[[], None],
+        dali: DaliHost | None = None,
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
-        self._finish, self._on_cpu = finish, on_cpu
+        self._finish, self._on_cpu, self._on_closed = finish, on_cpu, on_closed
         self._full_batch = max(1, full_batch)
-        self._on_closed = on_closed
         self._waiting = Waiting(ledger, strategy)
         self._lock = self._waiting.lock
         self._ready: dict[int, Pixels | Failure] = {}
@@ -71,6 +72,7 @@ class EpochRun(Heard):
         self._error: BaseException | None = None
         self._tidings = Tidings()
         self._pid = os.getpid()
+        self._prepare = partial(prepare_batch, recipe) if dali is None else dali.begin(self.warn, self.remark)
         rates.host.parallel = workers
         loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
         self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
@@ -102,14 +104,13 @@ class EpochRun(Heard):
                         raise error
                     finally:
                         del error  # it holds this frame by its traceback: a circle would keep the loader
-                position = self.strategy.next_delivery()
-                if position is not None:
-                    break
                 if self.ledger.done:
                     self._counts.ended_s = self._counts.ended_s or time.monotonic()
                     return None
-                if self._closing:
+                if self._closing:  # what was ready is gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
+                if (position := self.strategy.next_delivery()) is not None:
+                    break
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
@@ -186,7 +187,7 @@ class EpochRun(Heard):
             began = time.monotonic()
             made: Pixels | Failure | None
             try:
-                made = prepare_batch(self.recipe, position, partial(self._wanted, claim), finished=self._on_cpu)
+                made = self._prepare(position, partial(self._wanted, claim), self._on_cpu)
                 made = made if self._on_cpu else self._finish(made)
             except Unwanted:
                 made = None
@@ -355,12 +356,12 @@ class EpochRun(Heard):
         return position, device, lease, self._files.pop(lease)
 
     def _act(self) -> None:
-        """After every event: give leases, pass on what the ledger has dropped, wake who can go on."""
+        """After every event: pass on what the ledger has dropped, give leases, wake who can go on."""
+        self._drain()  # first: the space that a lease needs is given back before it
         if not self._closing:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published
                 while (position := self.strategy.next_lease(device, time.monotonic())) is not None:
                     job.lease(self.ledger.lease(device, position, time.monotonic()), position)
-        self._drain()
         self._waiting.wake(self._error is not None)
 
     def _drain(self) -> None:

@@ -8,6 +8,7 @@ from ddlp.errors import Untranslatable
 from ddlp.operators import operator_files
 from ddlp.plan import is_built_in
 from ddlp.portable import portable
+from ddlp.translate.dali import stages
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
@@ -43,6 +44,8 @@ def explain(loader: DDLPLoader) -> str:
     ]
     if found.pipeline.decode == "fast":
         lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
+    if loader.backend == "dali":
+        lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance}")
     for file in operator_files(found.pipeline):
         functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
         lines.append(

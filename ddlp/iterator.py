@@ -23,9 +23,11 @@ from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.resume import Resume, SamplerStart, save
+from ddlp.sources.dali import DaliHost
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
 from ddlp.transfer.pool import Pool
+from ddlp.translate.dali import stages
 from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
@@ -144,6 +146,13 @@ class EpochIterator(_BaseDataLoaderIter):
         on_host = self._device is None or self._device.type == "cpu"
         # Only from pinned memory does a copy to the device overlap with the training step.
         pin = self._pin_memory or (self._device is not None and self._device.type == "cuda")
+        dali = DaliHost(self.recipe, stages(portable)) if loader.backend == "dali" else None
+
+        def closed() -> None:
+            if dali is not None:
+                dali.close()
+            on_closed()
+
         self.run = EpochRun(
             self.recipe,
             ledger,
@@ -153,7 +162,8 @@ class EpochIterator(_BaseDataLoaderIter):
             finish=self._finish_in_worker(portable, on_host, pin, pool),
             on_cpu=on_host,
             full_batch=loader.batch_size or self._plan.largest,
-            on_closed=on_closed,
+            on_closed=closed,
+            dali=dali,
         )
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = when_dropped(self, self.run.close)

@@ -29,12 +29,15 @@ from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
 from ddlp.sources.csd import attend, join
+from ddlp.sources.dali import require_dali
 from ddlp.sources.embedded import EmbeddedOptions
 from ddlp.sources.reach import Device, Keep, Reach
 from ddlp.sources.sharing import TRANSFERS
 from ddlp.strategies import STRATEGIES, Mte, Strategy
+from ddlp.translate.dali import stages
 from ddlp.usercode import KeyedView, UserCodeIterator, iterate_user_code
 
+BACKENDS = ("native", "dali")
 OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 
@@ -69,11 +72,14 @@ class DDLPLoader(DataLoader):
             both sides.
         batch_transform: called with each finished batch where it lands (MixUp and CutMix belong here); its result is
             delivered.
+        backend: who prepares the host's batches: ``"native"``, ddlp's own code; ``"dali"``, NVIDIA DALI on the CPU: the same
+            samples, the same random draws, and pixels nearly torchvision's (docs/dali.md says how nearly).
         allow_different_bits: take a device whose Pillow makes other pixels than this host's.
 
     Raises:
         ValueError: arguments that contradict each other, as DataLoader.
         Untranslatable: ``strategy="csd"`` for samples that can't travel.
+        ImportError: ``backend="dali"`` without DALI.
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
@@ -112,6 +118,7 @@ class DDLPLoader(DataLoader):
         memory_format: torch.memory_format | None = None,
         decode: str = "exact",
         batch_transform: Callable[[Any], Any] | None = None,
+        backend: str = "native",
         allow_different_bits: bool = False,
     ) -> None:
         super().__init__(
@@ -147,6 +154,7 @@ class DDLPLoader(DataLoader):
         self.memory_format = memory_format
         self.decode = decode
         self.batch_transform = batch_transform
+        self.backend = backend
         self.allow_different_bits = allow_different_bits
         self._next_epoch = 0
         self._resume = resuming.Resume()
@@ -179,6 +187,12 @@ class DDLPLoader(DataLoader):
             raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
         if self.decode not in DECODES:
             raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
+        if self.backend == "dali":
+            if self.strategy == "csd":
+                raise ValueError("backend='dali' with strategy='csd': the host would prepare nothing; leave one of them out")
+            require_dali()
         for one in self._devices:
             if not isinstance(one, Device):
                 raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
@@ -212,17 +226,21 @@ class DDLPLoader(DataLoader):
     def _portable_now(self) -> Portable | None:
         """What can travel as the data set is at this moment; None, said once, where the host must do it alone."""
         try:
-            return portable(self, self._output, self.memory_format, self.decode)
+            found = portable(self, self._output, self.memory_format, self.decode)
         except Untranslatable as error:
             if self._wanted_strategy() == "csd":
                 raise
-            if self.output is not None or self.memory_format is not None or self.decode != "exact":
-                text = "output=, memory_format= and decode='fast' need a pipeline that ddlp runs itself"
+            ours = self.output is not None or self.memory_format is not None or self.decode != "exact"
+            if ours or self.backend != "native":
+                text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
                 raise ValueError(f"{text}: {error}") from error
             if self._wanted_strategy() != "cpu" and str(error) not in self._told:
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
             return None
+        if self.backend == "dali":
+            stages(found)
+        return found
 
     # -- iteration -----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ what needed a second try is printed as RERUN.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import shutil
@@ -49,14 +48,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(f"tests/{part}" in item.nodeid for part in REAL_PROCESSES):
             item.add_marker(pytest.mark.flaky(reruns=2))
-
-
-def pytest_collection_finish() -> None:
-    """What is there by now stays, and is looked at no more: torch's objects cost each gc.collect() 0.2 s."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """The interpreter's own last collection takes everything."""
-    gc.unfreeze()

@@ -8,9 +8,9 @@ from typing import Optional, Sequence, Union
 
 import numpy as np
 
-__all__ = ["PADDING_MODES", "ArrayCalls"]
+__all__ = ["BLOCK_BYTES", "PADDING_MODES", "ArrayCalls"]
 
-BLOCK_BYTES = 1 << 14
+BLOCK_BYTES = 1 << 14  # of the batch file's checksum
 PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}  # src/windows.h
 
 

@@ -93,31 +93,56 @@ def _in_parts(
 ) -> Pixels:
     """`prepare_batch`: ``fill`` makes one part after the other, in its place or, for the epilogue, in the same one."""
     samples, most = (parts[-1].stop, parts[0].stop) if parts else (0, 0)  # no part is larger than the first
-    epilogue = recipe.epilogue
-    convert = finished and not epilogue.keeps_bytes
-    height, width, _ = recipe.shape
-    bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
-    images = recipe.pool.empty((most if convert else samples, *recipe.shape), np.uint8)
-    boxes = _no_boxes(recipe, samples)
+    rows = Rows(recipe, samples, most, finished)
     for part in parts:
         if not wanted():
             raise Unwanted
-        made = images[: part.stop - part.start] if convert else images[part]
-        fill(part, made, None if boxes is None else boxes[part])
-        if bits is not None:
-            epilogue.convert(made, bits[part])
-    return _finished(recipe, images, bits, boxes) if finished else _raw(images, boxes)
+        made = rows.place(part)
+        fill(part, made, None if rows.boxes is None else rows.boxes[part])
+        rows.done(part, made)
+    return rows.pixels()
 
 
-def _raw(images: np.ndarray, boxes: np.ndarray | None) -> Pixels:
-    return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+class Rows:
+    """A batch's memory while its parts are made.
 
+    Where each part goes through the epilogue at once there is room for the bytes of ``most`` samples only.
+    """
 
-def _finished(recipe: Recipe, images: np.ndarray, bits: np.ndarray | None, boxes: np.ndarray | None) -> Pixels:
-    result = recipe.epilogue.tensor(images if bits is None else bits)
-    if boxes is not None:
-        recipe.epilogue.fill(result, boxes)
-    return Pixels(result, None)
+    def __init__(self, recipe: Recipe, samples: int, most: int, finished: bool) -> None:
+        epilogue = recipe.epilogue
+        height, width, _ = recipe.shape
+        convert = finished and not epilogue.keeps_bytes
+        self._epilogue, self._finished = epilogue, finished
+        self._bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
+        self._images = recipe.pool.empty((most if convert else samples, *recipe.shape), np.uint8)
+        self.boxes = _no_boxes(recipe, samples)
+
+    def place(self, part: slice) -> np.ndarray:
+        """Where to make a part, uint8 (samples, height, width, channels); `done` before the next one."""
+        return self._images[part] if self._bits is None else self._images[: part.stop - part.start]
+
+    def done(self, part: slice, made: np.ndarray) -> None:
+        """A part is made, in its place."""
+        if self._bits is not None:
+            self._epilogue.convert(made, self._bits[part])
+
+    def put(self, part: slice, made: np.ndarray) -> None:
+        """A part was made elsewhere."""
+        if self._bits is None:
+            self._images[part] = made
+        else:
+            self.done(part, made)
+
+    def pixels(self) -> Pixels:
+        """The batch."""
+        boxes = self.boxes
+        if not self._finished:
+            return Pixels(torch.from_numpy(self._images), None if boxes is None else torch.from_numpy(boxes))
+        result = self._epilogue.tensor(self._images if self._bits is None else self._bits)
+        if boxes is not None:
+            self._epilogue.fill(result, boxes)
+        return Pixels(result, None)
 
 
 def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:

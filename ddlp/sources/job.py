@@ -45,9 +45,9 @@ class JobHandle:
         if self._closed:
             raise EngineGone(f"job {self.name} at {self._link.address} is over. Open another one.")
 
-    def _send(self, message: say.Message, soon: bool = True) -> None:
+    def _send(self, message: say.Message) -> None:
         if not self._closed:
-            self._link._submit(say.encode(message), soon)
+            self._link._submit(say.encode(message))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -73,11 +73,8 @@ class JobHandle:
         return not self._closed
 
     def release(self, lease: int) -> None:
-        """Say that the batch was delivered or dropped: the engine removes its file.
-
-        Sent with what is sent next: a lease that needs its space, mostly, and comes behind it.
-        """
-        self._send(say.Release(self.name, lease), soon=False)
+        """Say that the batch was delivered or dropped: the engine removes its file."""
+        self._send(say.Release(self.name, lease))
 
     def set_waiting(self, waiting: bool) -> None:
         """Say whether a training step waits for this job now: the engine serves it first."""

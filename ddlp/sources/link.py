@@ -250,13 +250,11 @@ class EngineLink:
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
-    def _submit(self, frames: list[say.Payload], soon: bool = True) -> None:
-        """Send a message; not ``soon``: with the next one, after a heartbeat at the latest."""
+    def _submit(self, frames: list[say.Payload]) -> None:
         if os.getpid() != self._pid:
             self._check()
         self._outbox.append(frames)
-        if soon:
-            self._awake()
+        self._awake()
 
     def _ping_now(self) -> None:
         if os.getpid() == self._pid:

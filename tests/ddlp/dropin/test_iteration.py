@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -23,6 +24,16 @@ STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
 def threads() -> list[str]:
     """The workers of epochs; the engine's link is another matter."""
     return [t.name for t in threading.enumerate() if t.name.removeprefix("ddlp-").isdigit()]
+
+
+def test_a_closed_iterator_says_so_also_where_a_batch_was_ready(paths):
+    iterator = iter(DDLPLoader(numbered(paths), 4, seed=1))
+    next(iterator)
+    while not iterator.run._ready:
+        time.sleep(0.01)
+    iterator.run.close()
+    with pytest.raises(RuntimeError, match="was closed; call iter"):
+        next(iterator)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
