@@ -151,7 +151,8 @@ def test_two_ranks_train_with_one_engine(torchrun, images):
     wrr, mte = ([job.said(phase, rank) for rank in (0, 1)] for phase in ("wrr", "mte"))
     assert all(one["csd"] for one in wrr)
     assert all(one["measured"] >= 3 for one in mte)
-    assert all(one["told"] for one in (*wrr, *mte))
+    for said in (wrr, mte):
+        assert any(one["told"] for one in said)  # of two, who came second; the first may know enough by then
     assert job.said("csd-again", 0)["engine"] != job.said("csd", 0)["engine"]
     job.nothing_left()
 
