@@ -109,6 +109,8 @@ def settled() -> bool:
 @pytest.fixture
 def leaves_nothing(spool: Path) -> Iterator[Path]:
     """Once the test's loaders are dropped: no process, thread, descriptor, shared memory or file more than before."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)  # a test that failed: pytest keeps its frames, and so its loader, until the next one is called
     gc.collect()
     until(settled, 20, "the end of what earlier tests began")
     before = listing()
