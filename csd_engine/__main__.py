@@ -14,6 +14,7 @@ from csd_engine.computer import cpus
 from csd_engine.engine import EngineOptions, Service
 from csd_engine.errors import EngineError
 from csd_engine.keys import make_keys, make_pair
+from csd_engine.members import Members
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.roots import Roots
 from csd_engine.spool import remove_tree
@@ -138,6 +139,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--cpus", type=_cpus, metavar="LIST", help="run on these CPUs only, e.g. 1 or 2,3")
     add("--parent", type=int, default=0, metavar="PID", help="end when this parent process is gone")
+    add(
+        "--members",
+        metavar="DIR",
+        help="end when no process holds a shared lock (flock) on DIR/lock any more, and remove DIR",
+    )
     add("--exit-with-stdin", action="store_true", help="end when standard input closes")
     add("--private", metavar="DIR", action="append", default=[], help="directory to remove at the end; may be repeated")
     add(
@@ -149,7 +155,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace, members: Optional[Members]) -> None:
     missing = [name for name in ("listen", "spool", "keys") if not getattr(options, name)]
     if missing:
         raise EngineError(f"--{', --'.join(missing)} missing. See python -m csd_engine --help.")
@@ -184,6 +190,7 @@ def _run(options: argparse.Namespace) -> None:
             slowdown=options.slowdown,
             parent=options.parent,
             exit_with_stdin=options.exit_with_stdin,
+            members=members,
             operators=operators,
         )
     )
@@ -206,19 +213,23 @@ def main(arguments: Optional[List[str]] = None) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s csd_engine %(levelname)s %(message)s", stream=sys.stderr
     )
+    members = None
     try:
         if options.make_keys:
             print(f"keys are in {make_keys(options.make_keys)}; see python -m csd_engine --help for what goes where")
         elif options.make_pair:
             print(make_pair(*options.make_pair))
         else:
-            _run(options)
+            members = Members.look_on(options.members) if options.members else None
+            _run(options, members)
     except EngineError as error:
         print(f"csd_engine: {error}", file=sys.stderr)
         return 2
     finally:
         for directory in options.private:
             remove_tree(directory)
+        if members is not None:
+            members.remove()
     return 0
 
 

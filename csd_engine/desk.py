@@ -18,6 +18,7 @@ from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import parse_dataset
 from csd_engine.errors import EngineError
+from csd_engine.groups import Measurement, Member, learned, to_tell
 from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
 from csd_engine.meter import Meter
 from csd_engine.operatorfile import OperatorDirectory
@@ -170,9 +171,12 @@ class Desk:
             "manifests": str(self._manifests.directory),
         }
         host, meter = self._host_of(peer), Meter(time.monotonic())
-        self._board.add(Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter))
+        job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter)
+        job.member = Member(message.run, message.rank, message.after_lower)
+        self._board.add(job)
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
+        self._tell(job, learned(job, self._board.of()))
 
     def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
         """Take a part of what a data set needs; open what waited for it when it is complete."""
@@ -373,8 +377,18 @@ class Desk:
             self.progressed(job, work, work.layout.batch)
             size, busy_s = work.file_bytes, report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
+            measurement = (work.layout.batch, busy_s)
+            for one in to_tell(job, self._board.of()):
+                self._tell(one, (measurement,))
+            job.measured.append(measurement)
         else:
             self._send(job.peer, say.Failed(job.name, number, say.shorten(report["reason"]), report["fatal"]))
+
+    def _tell(self, job: Job, batches: Tuple[Measurement, ...]) -> None:
+        """Tell a job's host how long batches of its run's other ranks took."""
+        job.told += len(batches)
+        if batches:
+            self._send(job.peer, say.Measured(job.name, batches))
 
     def probed(self, job: Job, digests: Tuple[str, ...]) -> None:
         """Pass a probe's result on."""

@@ -112,10 +112,14 @@ class Door:
 
 
 def _sender(frame: zmq.Frame) -> str:
-    names = []
-    for name in ("User-Id", "Peer-Address"):  # the first is what the ZAP handler has answered
-        try:
-            names.append(str(frame.get(name)))
-        except zmq.ZMQError:  # an ipc socket has no addresses
-            pass
-    return " ".join(names)
+    """The computer that it comes from: what the ZAP handler has answered, and the address."""
+    address = _property(frame, "Peer-Address")
+    # An ipc socket has no address, or one that names the process: localhost:UID:GID:PID. A run's ranks are one computer.
+    return f"{_property(frame, 'User-Id')} {'' if address.startswith('localhost:') else address}"
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:  # it has none
+        return ""

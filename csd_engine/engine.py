@@ -17,6 +17,7 @@ from csd_engine.computer import memory
 from csd_engine.crew import WorkerProcess
 from csd_engine.desk import Desk
 from csd_engine.door import Door
+from csd_engine.members import Members
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.parcels import Parcels
 from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
@@ -53,11 +54,12 @@ class EngineOptions:
     slowdown: float = 1.0
     parent: int = 0
     exit_with_stdin: bool = False
+    members: Optional[Members] = None
     operators: Optional[OperatorDirectory] = None
 
 
 class Service:
-    """One engine. `run()` returns after SIGTERM, SIGINT or the parent's end; `close()` leaves nothing behind."""
+    """One engine. `run()` returns after SIGTERM, SIGINT or the end of those it is for; `close()` leaves nothing behind."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
@@ -128,7 +130,7 @@ class Service:
         while not self._stop:
             events = dict(self._poller.poll(0 if self._parcels.waiting else int(_TICK_S * 1000)))
             if self._orphaned(events):
-                _LOG.info("the process that started this engine is gone: ending")
+                _LOG.info("those for whom this engine was started are gone: ending")
                 break
             if self._door.gate in events:
                 self._door.answer_gate()
@@ -153,6 +155,8 @@ class Service:
                     return True
             except OSError:
                 return True
+        if self._options.members is not None and self._options.members.alone():
+            return True
         return bool(self._options.parent) and os.getppid() != self._options.parent
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import MISSING, field
 from typing import Any, Callable, Dict, Tuple
 
 MAX_TEXT = 4096
@@ -106,6 +106,7 @@ rate = number(0, 1e9)
 anything = text(r".*", f"a text of at most {MAX_TEXT} characters")
 count = integer(0, MAX_INT)
 signed = integer(-(1 << 63), (1 << 64) - 1)
+no_or_name = text(r"[A-Za-z0-9_-]{0,64}", "a name of at most 64 letters, digits, '-' or '_', or nothing")
 name = text(r"[A-Za-z0-9_-]{1,64}", "a name of 1 to 64 letters, digits, '-' or '_'")
 hex32 = text(r"[0-9a-f]{32}", "32 hex digits")
 file = text(r"[A-Za-z0-9_-]{1,64}/[0-9a-f]{32}\.[0-9]{1,19}\.safetensors", "a batch file below the spool")
@@ -114,6 +115,6 @@ kind = text(r"manifest|array", "'manifest' or 'array'")
 items = list_of(tuple_of(count, count), MAX_ITEMS)
 
 
-def checked(check: Check) -> Any:
-    """Return a dataclass field whose value must pass the check."""
-    return field(metadata={"check": check})
+def checked(check: Check, default: Any = MISSING) -> Any:
+    """Return a dataclass field whose value must pass the check; in a message it is always there."""
+    return field(default=default, metadata={"check": check})

@@ -16,7 +16,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
+from csd_engine import groups
 from csd_engine.batchfile import Layout
+from csd_engine.groups import Measurement, Member
 from csd_engine.meter import Meter
 from csd_engine.protocol import Lease, Probe
 
@@ -96,6 +98,9 @@ class Job:
     silent: bool = False  # its host is gone: no answers
     sample_s: Optional[float] = None  # workers' time for one of its samples, last measured
     made: int = 0  # batches published
+    member: Member = Member()
+    measured: Deque[Measurement] = field(default_factory=lambda: deque(maxlen=groups.CALIBRATION))  # of its last batches
+    told: int = 0  # measurements of its group's other jobs that its host has heard of
     held_back: str = ""  # why its next lease was not begun when a worker was free
 
     holds: Tuple[int, int] = (0, 0)  # batches and bytes that count against the quota
@@ -220,9 +225,11 @@ class Board:
         return [job for job in self._jobs.values() if peer is None or job.peer == peer]
 
     def _in_turn(self) -> List[Job]:
-        """Jobs in the order to serve them: those whose training waits, then the others, each in turn."""
+        """Jobs in the order to serve them: those whose training waits in turn, then the others, ranks as they wish."""
         open_jobs = [job for job in self._jobs.values() if not job.closing]
-        return [job for job in open_jobs if job.waiting] + [job for job in open_jobs if not job.waiting]
+        return [job for job in open_jobs if job.waiting] + groups.without_turns(
+            [job for job in open_jobs if not job.waiting]
+        )
 
     def next_probe(self) -> Optional[Tuple[Job, Probe]]:
         """Take the next probe; probes come before leases, they take no space and somebody waits for each."""
@@ -263,8 +270,8 @@ class Board:
         job.step(work, LeaseState.WORKING)
         work.charged_s = len(work.lease.items) * (self._sample_s if job.sample_s is None else job.sample_s)
         self._used_s[job.host] += work.charged_s
-        del self._jobs[job.key]
-        self._jobs[job.key] = job  # the end of the turn
+        for one in groups.served_together(job, list(self._jobs.values())):
+            self._jobs[one.key] = self._jobs.pop(one.key)  # the end of the turn
         return work
 
     def ended(self, job: Job, work: Work, busy_s: Optional[float]) -> None:

@@ -16,6 +16,7 @@ from csd_engine.fields import items as _items
 from csd_engine.fields import kind as _kind
 from csd_engine.fields import list_of as _list
 from csd_engine.fields import name as _name
+from csd_engine.fields import no_or_name as _no_or_name
 from csd_engine.fields import number as _number
 from csd_engine.fields import optional as _optional
 from csd_engine.fields import rate as _rate
@@ -43,6 +44,7 @@ __all__ = [
     "Look",
     "MAX_PART_BYTES",
     "MESSAGES",
+    "Measured",
     "Message",
     "NeedFile",
     "NoPart",
@@ -118,12 +120,17 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class OpenJob(Message):
-    """Host: pipeline, data set and layout as plain data; each is parsed by its own room."""
+    """Host: pipeline, data set and layout as plain data; each is parsed by its own room. The others say which rank of which
+    training run it is (`csd_engine.groups.Member`).
+    """
 
     job: str = _checked(_name)
     pipeline: Dict[str, Any] = _checked(_object)
     dataset: Dict[str, Any] = _checked(_object)
     layout: Dict[str, Any] = _checked(_object)
+    run: str = _checked(_no_or_name, "")
+    rank: int = _checked(_count, 0)
+    after_lower: bool = _checked(_truth, False)
 
 
 @dataclass(frozen=True)
@@ -212,6 +219,14 @@ class Published(Message):
     file: str = _checked(_file)
     file_bytes: int = _checked(_count)
     busy_s: float = _checked(_seconds)
+
+
+@dataclass(frozen=True)
+class Measured(Message):
+    """Engine: (samples, busy seconds) of batches that it has made for other ranks of this job's run."""
+
+    job: str = _checked(_name)
+    batches: Tuple[Tuple[int, float], ...] = _checked(_list(_tuple(_count, _seconds), 256))
 
 
 @dataclass(frozen=True)
@@ -346,6 +361,6 @@ class JobClosed(Message):
 
 
 MESSAGES: Tuple[Type[Message], ...] = (
-    Hello, Welcome, Refused, OpenJob, JobOpen, NeedFile, FilePart, Look, Seen, Probe, ProbeDone, Lease, Published, Fetch,
-    Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, CloseJob, JobClosed,
+    Hello, Welcome, Refused, OpenJob, JobOpen, NeedFile, FilePart, Look, Seen, Probe, ProbeDone, Lease, Published, Measured,
+    Fetch, Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, CloseJob, JobClosed,
 )  # fmt: skip

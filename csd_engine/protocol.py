@@ -20,7 +20,7 @@ from csd_engine.messages import MESSAGES, FilePart, Message, Part
 __all__ = ["MAX_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
 __all__ += messages.__all__
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 8 << 20
 
 Payload = Union[bytes, memoryview]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from csd_engine.errors import WrongPixels
 from ddlp.delivered import Delivered, Failure
+from ddlp.heard import Heard
 from ddlp.ledger import Cancel, Ledger
 from ddlp.rates import Rates
 from ddlp.report import Counts, EpochReport
@@ -32,7 +33,7 @@ FETCHERS = 2  # one batch comes over the network, or waits for a slow file syste
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
 
 
-class EpochRun:
+class EpochRun(Heard):
     """An epoch from its first batch to its last, or to `close`.
 
     ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
@@ -141,13 +142,6 @@ class EpochRun:
             if ended:
                 self.ledger.close()
             self._act()
-
-    def take_warnings(self) -> list[str]:
-        """What the training thread should tell the user, once."""
-        if not self._tidings:  # mostly: not worth the lock
-            return []
-        with self._lock:
-            return self._tidings.take(time.monotonic(), self.ledger.done)
 
     def report(self) -> EpochReport:
         """What the epoch did so far."""
@@ -320,23 +314,6 @@ class EpochRun:
             self.ledger.failed(device, lease)
             if warning is not None:
                 self._tidings.warn(f"{device} could not prepare a batch, the host does: {warning}")
-            self._act()
-
-    def warn(self, text: str) -> None:
-        """Have the training thread tell the user."""
-        with self._lock:
-            self._tidings.warn(text)
-
-    def remark(self, device: str, text: str) -> None:
-        """What the report should tell about a device."""
-        with self._lock:
-            self._tidings.remarks[device] = text
-
-    def note(self, device: str, text: str) -> None:
-        """What a device says of itself (its spool is full, ...): for the report."""
-        with self._lock:
-            self._tidings.notes[device] = text
-            self.ledger.hold_back(device, bool(text))
             self._act()
 
     def progressed(self, device: str, done: dict[int, int]) -> None:

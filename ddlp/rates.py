@@ -11,11 +11,13 @@ class Rate:
     """Batches a second of one side, from the time its workers were busy with each batch.
 
     A batch of fewer samples counts as its part of a full one. ``parallel`` workers are busy at the same time, so
-    a side makes ``parallel / seconds`` batches a second. Exponentially weighted, so that it follows a side whose
+    a side makes ``parallel / seconds`` batches a second; of a device that ``ranks`` ranks of a run share, each reckons with an
+    equal part of that. Exponentially weighted, so that it follows a side whose
     speed changes; the spread is of the batches seen (the paper calibrates on 10, we until 5 % are reached).
     """
 
     parallel: int = 1
+    ranks: int = 1
     count: int = 0
     seconds: float = 0.0  # a full batch, one worker
     _mean: float = field(default=0.0, repr=False)
@@ -36,8 +38,8 @@ class Rate:
 
     @property
     def per_s(self) -> float | None:
-        """Full batches a second with all workers busy; None before the first."""
-        return self.parallel / self.seconds if self.count else None
+        """Full batches a second with all workers busy, as far as they are this rank's; None before the first."""
+        return self.parallel / self.seconds / self.ranks if self.count else None
 
     def known(self, within: float = 0.05, at_most: int = 10) -> bool:
         """True once the mean's standard error is below ``within`` of it, or after ``at_most`` batches."""

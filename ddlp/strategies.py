@@ -28,6 +28,7 @@ class Strategy:
     """What all strategies share; the order of delivery and of the leases is the subclass's."""
 
     name = ""
+    rank_after_rank = False  # of several ranks, a device works for the lowest that has leases, instead of in turn
 
     def __init__(self, ledger: Ledger, rates: Rates) -> None:
         self.ledger = ledger
@@ -230,6 +231,7 @@ class Mte(Strategy):
     """
 
     name = "mte"
+    rank_after_rank = True  # as the paper's: one rank's directory is filled before the next one's
     # A split that is too small costs nothing, one that is too large costs time; and the rates are known within 5 %.
     EARLY, SURE = 0.9, 0.95
 
@@ -282,6 +284,9 @@ class Mte(Strategy):
         s <= (T - n * t) / (1 / r_cpu - t); where training is what limits (T < n * t < n / r_cpu), it must not wait for the
         host at all: s = 0. And what the devices make in the first part must fit into their spools, from which nothing
         drains before the second: s / r_cpu <= quota / r_csd.
+
+        Where R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of what the devices
+        make (`Rate.per_s`): ranks train in step, so all are given as much, whoever's directory is filled first.
         """
         r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
         if r_cpu is None or r_csd is None:

@@ -20,14 +20,16 @@ from csd_engine import batchfile
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset, fingerprint
 from csd_engine.errors import EngineError, EngineRefused, WrongPixels
+from csd_engine.groups import Member
 from csd_engine.jobs import Quota
 from csd_engine.samples import sample_digest
 from csd_engine.transforms import Pipeline
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
 from ddlp.operators import by_name, operator_files, put_operators
+from ddlp.ranks import here
 from ddlp.sources.culprit import first_difference
-from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished, RanksMeasured
 from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
@@ -58,6 +60,18 @@ class Place:
     shared: bool = True
     remark: str = ""
     operators: Path | None = None
+
+    def member(self, rank_after_rank: bool) -> tuple[Member, int]:
+        """This process's place among the ranks that share the device, and how many they are.
+
+        All of a run share a device that is named, those of this machine an engine of its own.
+        """
+        ranks = here()
+        embedded = self.operators is not None
+        if ranks is None or (embedded and ranks.local_ranks < 2):
+            return Member(), 1
+        rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
+        return Member(ranks.run, rank, rank_after_rank), count
 
 
 class CsdJob:
@@ -184,6 +198,8 @@ def join(
                 reasons.add(kind)
             elif isinstance(event, LeaseProgress):
                 run.progressed(name, event.samples)
+            elif isinstance(event, RanksMeasured):
+                run.measured(name, event.batches)
             elif isinstance(event, EngineNote):
                 run.note(name, event.text)
             elif isinstance(event, EngineLost):
@@ -191,8 +207,12 @@ def join(
 
         def open_job(pipeline: Pipeline, layout: Layout, on_event: Callable[[EngineEvent], None]) -> JobHandle:
             luggage = place.luggage
-            return place.link.open_job(pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part)
+            return place.link.open_job(
+                pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part, member=member
+            )
 
+        member, ranks = place.member(run.strategy.rank_after_rank)
+        run.shared(name, ranks)
         job.handle = open_job(recipe.pipeline, layout, on_event)
         job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text))
         run.remark(name, place.remark)
@@ -204,7 +224,7 @@ def join(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
-        run.joined(name, job, quota=quota, workers=welcome.workers)
+        run.joined(name, job, quota=max(1, quota // ranks), workers=welcome.workers)
         job = None  # the run's from here on
     except EngineRefused as error:
         reason = by_name(str(error), files)

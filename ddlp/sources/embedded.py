@@ -1,4 +1,5 @@
 """The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders.
+The ranks of one run on this machine share one (`ddlp.sources.joint`).
 
 It lives in a private directory (mode 0700) that holds keys, socket and spool. The engine removes the directory when it
 ends, which it does when this process is gone, however that came; this process removes it when the engine was killed;
@@ -31,7 +32,9 @@ from pathlib import Path
 from csd_engine.crew import child_environment
 from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
 from csd_engine.keys import load_pair, load_public, make_keys
+from csd_engine.members import Members
 from csd_engine.spool import free_bytes
+from ddlp.ranks import Ranks, here
 from ddlp.sources.link import EngineLink
 
 __all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire"]
@@ -39,8 +42,8 @@ __all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire"]
 PREFIX = "ddlp-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
 _START_TIMEOUT_S = 30.0
-_END_TIMEOUT_S = 5.0
-_STALLED_END_TIMEOUT_S = 1.0  # of one that is silent already
+END_TIMEOUT_S = 5.0
+STALLED_END_TIMEOUT_S = 1.0  # of one that is silent already
 _LOG_TAIL_BYTES = 2000
 
 
@@ -91,8 +94,19 @@ class EmbeddedOptions:
         return EmbeddedOptions(spool, workers, self.quota_batches, self.quota_bytes, slowdown, cpus, self.kernel)
 
 
-def _socket_path(directory: Path) -> bool:
+def socket_fits(directory: Path) -> bool:
+    """Whether a socket's path in this directory is short enough."""
     return len(os.fsencode(directory / "s")) <= MAX_SOCKET_PATH_BYTES
+
+
+def short_directory(lock: Path) -> Path:
+    """Make a directory for a socket, to be swept when the one of this lock file is. Raises OSError."""
+    for base in (tempfile.gettempdir(), "/tmp"):
+        if socket_fits(Path(base) / f"{PREFIX}{os.getuid()}-12345678"):
+            short = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
+            (short / "lock").symlink_to(lock)
+            return short
+    raise OSError(0, f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes: it is too long, as is $TMPDIR")
 
 
 class _PrivateDirectory:
@@ -107,7 +121,7 @@ class _PrivateDirectory:
             self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
             self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.socket_directory = self.path if _socket_path(self.path) else self._short_directory()
+            self.socket_directory = self.path if socket_fits(self.path) else short_directory(self.path / "lock")
         except OSError as error:
             self.remove()
             raise SpoolError(
@@ -115,14 +129,6 @@ class _PrivateDirectory:
                 f"one with "
                 "spool= or $DDLP_SPOOL."
             ) from None
-
-    def _short_directory(self) -> Path:
-        for base in (tempfile.gettempdir(), "/tmp"):
-            if _socket_path(Path(base) / f"{PREFIX}{os.getuid()}-12345678"):
-                short = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
-                (short / "lock").symlink_to(self.path / "lock")  # swept when that one is
-                return short
-        raise OSError(0, f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes: it is too long, as is $TMPDIR")
 
     def remove(self) -> None:
         """Remove all; last the lock is let go."""
@@ -147,12 +153,7 @@ def sweep(base: str) -> None:
                 if not (path / "lock").exists():
                     shutil.rmtree(path, ignore_errors=True)
                     continue
-                lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-                finally:
-                    os.close(lock)
+                Members.look_on(path).remove()
 
 
 class EmbeddedEngine:
@@ -165,14 +166,18 @@ class EmbeddedEngine:
         self._users = 0
         for base in {options.spool, tempfile.gettempdir()}:
             sweep(base)
-        self._private = _PrivateDirectory(options.spool)
         self._process: subprocess.Popen[bytes] | None = None
         self.link: EngineLink
+        self._enter()
         try:
             self._start()
         except BaseException:
             self._end()
             raise
+
+    def _enter(self) -> None:
+        assert self.options.spool is not None
+        self._private = _PrivateDirectory(self.options.spool)
 
     @property
     def directory(self) -> Path:
@@ -198,7 +203,7 @@ class EmbeddedEngine:
         return None if status is None else f"the embedded engine's process ended with status {status}"
 
     def _answers(self) -> bool:
-        return hasattr(self, "link") and self.link.silent_s < _STALLED_END_TIMEOUT_S
+        return hasattr(self, "link") and self.link.silent_s < STALLED_END_TIMEOUT_S
 
     def _command(self) -> list[str]:
         options, path = self.options, self._private.path
@@ -206,8 +211,8 @@ class EmbeddedEngine:
         quota_bytes = options.quota_bytes or max(1, min(8 << 30, free_bytes(path) // 2))
         reserve_bytes = min(1 << 30, free_bytes(path) // 8)
         command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
-        command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots", "--exit-with-stdin"]
-        command += ["--parent", str(os.getpid()), "--workers", str(options.workers)]
+        command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots"]
+        command += [*self._ends_with(), "--workers", str(options.workers)]
         command += ["--operators", str(self.operators)]
         command += ["--slowdown", repr(options.slowdown), "--private", str(self._private.socket_directory)]
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
@@ -217,8 +222,15 @@ class EmbeddedEngine:
             command += ["--cpus", options.cpus]
         return command
 
+    def _ends_with(self) -> list[str]:
+        return ["--exit-with-stdin", "--parent", str(os.getpid())]
+
     def _start(self) -> None:
-        keys = make_keys(self._private.path / "keys")
+        self._connect(self._launch())
+
+    def _launch(self) -> str:
+        """Start the process; return its address."""
+        make_keys(self._private.path / "keys")
         self.operators.mkdir(mode=0o700)
         # Nameless: the engine removes its directory before its last words can be read.
         self._log = tempfile.TemporaryFile(dir=self._private.path)
@@ -231,7 +243,10 @@ class EmbeddedEngine:
             env=child_environment() if self.options.kernel else {**child_environment(), "DDLP_KERNEL": "off"},
             start_new_session=True,  # Ctrl-C in the terminal is for this process alone
         )
-        address = self._await_ready()
+        return self._await_ready()
+
+    def _connect(self, address: str) -> None:
+        keys = self.directory / "keys"
         pair = load_pair(keys / "host.key_secret")
         server = load_public(keys / "server.key")
         self.link = EngineLink(address, server, pair.public, pair.secret, ended=self.ended)
@@ -273,7 +288,7 @@ class EmbeddedEngine:
             process.stdin.close()
             process.terminate()
             try:
-                process.wait(_END_TIMEOUT_S if self.ended() or self._answers() else _STALLED_END_TIMEOUT_S)
+                process.wait(END_TIMEOUT_S if self.ended() or self._answers() else STALLED_END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -292,12 +307,12 @@ class EmbeddedEngine:
 
 
 _lock = threading.RLock()
-_running: dict[EmbeddedOptions, EmbeddedEngine] = {}
+_running: dict[tuple[EmbeddedOptions, str], EmbeddedEngine] = {}  # by the run as well, where this process is one of several
 
 
 def _forget(engine: EmbeddedEngine) -> None:
-    if _running.get(engine.options) is engine:
-        del _running[engine.options]
+    for key in [key for key, one in _running.items() if one is engine]:
+        del _running[key]
 
 
 def _ours() -> Iterator[EmbeddedEngine]:
@@ -308,8 +323,16 @@ def _ours() -> Iterator[EmbeddedEngine]:
             _forget(engine)
 
 
+def _make(options: EmbeddedOptions, ranks: Ranks | None) -> EmbeddedEngine:
+    if ranks is None:
+        return EmbeddedEngine(options)
+    from ddlp.sources.joint import JointEngine  # built upon this module
+
+    return JointEngine(options, ranks)
+
+
 def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
-    """Return this process's embedded engine for these options, starting it if there is none or it has died.
+    """Return the embedded engine of this process, or of its run, for these options; it is started if there is none.
 
     Raises:
         EngineUnreachable: it does not start; holds the end of its log.
@@ -317,15 +340,18 @@ def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
         EngineError: an option is out of range.
     """
     wanted = (options or EmbeddedOptions()).resolved()
+    ranks = here()
+    ranks = ranks if ranks is not None and ranks.local_ranks > 1 else None
+    key = wanted, "" if ranks is None else ranks.run
     with _lock:
         for engine in _ours():
-            if engine.options == wanted:
+            if engine is _running.get(key):
                 if engine.ended() is None and engine.link.lost is None:
                     engine._users += 1
                     return engine
                 _forget(engine)  # its users release it; the last one removes its directory
         _register()
-        engine = _running[wanted] = EmbeddedEngine(wanted)
+        engine = _running[key] = _make(wanted, ranks)
         engine._users = 1
         return engine
 

@@ -13,6 +13,7 @@ __all__ = [
     "LeaseFailed",
     "LeaseProgress",
     "LeasePublished",
+    "RanksMeasured",
 ]
 
 
@@ -49,6 +50,13 @@ class LeaseProgress:
 
 
 @dataclass(frozen=True)
+class RanksMeasured:
+    """(samples, busy seconds) of batches that the engine has made for other ranks of the run."""
+
+    batches: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class EngineLost:
     """Nothing more will come: the engine died, fell silent or dropped the job."""
 
@@ -62,4 +70,4 @@ class EngineNote:
     text: str
 
 
-EngineEvent = LeasePublished | LeaseFailed | LeaseCancelled | LeaseProgress | EngineLost | EngineNote
+EngineEvent = LeasePublished | LeaseFailed | LeaseCancelled | LeaseProgress | RanksMeasured | EngineLost | EngineNote

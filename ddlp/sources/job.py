@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from csd_engine import protocol as say
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.received import ARRAY, read_part
-from ddlp.sources.events import EngineEvent, EngineLost, LeaseCancelled, LeaseFailed, LeasePublished
+from ddlp.sources.events import EngineEvent, EngineLost, LeaseCancelled, LeaseFailed, LeasePublished, RanksMeasured
 
 if TYPE_CHECKING:
     from ddlp.sources.link import EngineLink
@@ -140,6 +140,8 @@ class JobHandle:
             self._event(LeaseFailed(message.lease, message.reason, message.fatal))
         elif isinstance(message, say.Cancelled):
             self._event(LeaseCancelled(message.lease))
+        elif isinstance(message, say.Measured):
+            self._event(RanksMeasured(message.batches))
         elif isinstance(message, say.Refused) and self.directory != Path():
             self._event(EngineLost(f"the engine at {self._link.address} dropped the job: {message.reason}"))
             return True

@@ -21,6 +21,7 @@ from csd_engine import protocol as say
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset
 from csd_engine.errors import EngineError, EngineGone, EngineRefused
+from csd_engine.groups import Member
 from csd_engine.received import pack
 from csd_engine.transforms import Pipeline
 from ddlp.sources.bell import Bell
@@ -150,6 +151,7 @@ class EngineLink:
         on_event: Callable[[EngineEvent], None],
         timeout_s: float = ANSWER_TIMEOUT_S,
         array_part: Callable[[str, int], tuple[say.Payload, int]] | None = None,
+        member: Member = Member(),  # noqa: B008  (immutable)
     ) -> JobHandle:
         """Open a job; manifests, and arrays in the engine's directory of those that were sent, are sent if it has them not.
 
@@ -159,6 +161,7 @@ class EngineLink:
             on_event: called on the link's thread with each event; must return soon.
             timeout_s: without any word from the engine about this job.
             array_part: maps an array's fingerprint and an offset to a part of its .npy file, and the file's size.
+            member: which rank of which run it is for.
 
         Raises:
             EngineRefused: the engine does not take the job; says why.
@@ -170,7 +173,8 @@ class EngineLink:
         with self._lock:
             self._check()
             self._jobs[handle.name] = handle
-        self._submit(say.encode(say.OpenJob(handle.name, pipeline.to_data(), dataset.to_data(), layout.to_data())))
+        parts = (pipeline.to_data(), dataset.to_data(), layout.to_data())
+        self._submit(say.encode(say.OpenJob(handle.name, *parts, *member)))
         try:
             answer = handle._answer(timeout_s)
             while isinstance(answer, say.NeedFile):  # a sign of life while a file is on its way

@@ -2,89 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_engine.batchfile import Layout
-from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
-from csd_engine.meter import Meter
-from csd_engine.protocol import Lease
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-FREE = ""
+from jobs_scene import LARGE, Scene, backlog  # noqa: E402
+
+from csd_engine.jobs import Job, LeaseState, Quota  # noqa: E402
+
 FEW = settings(deadline=None, max_examples=60)
-
-
-class Scene:
-    """A board with its spool and workers, on a clock of its own."""
-
-    def __init__(self, quota: Quota, workers: int = 1) -> None:
-        self.board, self.quota, self.workers = Board(), quota, workers
-        self.now = 0.0
-        self.used: dict[str, float] = {}
-        self._numbers = itertools.count()
-        self._at_work: list[tuple[float, int, Job, Work]] = []
-        self._costs: dict[str, float] = {}
-
-    def job(self, host: str, sample_s: float = 1.0, batch: int = 1, size: int = 1) -> Job:
-        """A job whose batches of `batch` samples take about `size` KiB in the spool."""
-        key = f"job-{next(self._numbers)}"
-        layout = Layout(batch, 1, 1024 * size // batch, 1)
-        job = Job(host.encode(), host, key, key, layout, 1000, (), {}, Meter(0.0))
-        self._costs[key] = sample_s
-        self.board.add(job)
-        return job
-
-    def ask(self, job: Job, leases: int) -> None:
-        for number in itertools.islice(self._numbers, leases):
-            items = tuple((k, 0) for k in range(job.layout.batch))
-            job.add(Work(Lease(job.name, number, "0" * 32, 0, 0, items), job.layout))
-
-    def held_bytes(self) -> int:
-        works = [work for job in self.board.of() for work in job.work.values()]
-        return sum(work.file_bytes for work in works if work.state is not LeaseState.QUEUED)
-
-    def shortage(self, size: int) -> str:
-        batches = sum(job.held for job in self.board.of())
-        full = batches >= self.quota.batches or self.held_bytes() + size > self.quota.bytes
-        return "full" if full else FREE
-
-    def begin(self) -> Job | None:
-        """Give one lease to a worker."""
-        taken, note = self.board.next_lease(self.shortage, self.quota)
-        if taken is None:
-            return None
-        job, work = taken
-        busy_s = self._costs[job.key] * len(work.lease.items)
-        self._at_work.append((self.now + busy_s, next(self._numbers), job, work))
-        self.used[job.host] = self.used.get(job.host, 0.0) + busy_s
-        return job
-
-    def step(self, drain: bool = True) -> Job | None:
-        """Let the workers begin what they can, then finish the lease that is ready first."""
-        while len(self._at_work) < self.workers and self.begin() is not None:
-            pass
-        if not self._at_work:
-            return None
-        self._at_work.sort(key=lambda one: one[:2])
-        self.now, _, job, work = self._at_work.pop(0)
-        self.board.ended(job, work, self._costs[job.key] * len(work.lease.items))
-        job.step(work, LeaseState.PUBLISHED)
-        if drain:
-            job.drop(work)
-        return job
-
-
-def backlog(scene: Scene, jobs: list[Job]) -> None:
-    """Each keeps two leases waiting, as a host does."""
-    for job in jobs:
-        scene.ask(job, 2 - len(job.queue))
-
-
 costs = st.floats(0.01, 10)
 counts = st.integers(1, 4)
-LARGE = Quota(1000, 1 << 30)
 
 
 @FEW

@@ -1,0 +1,63 @@
+"""What an epoch hears of its devices that changes no batch: speeds, remarks, warnings."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from ddlp.ledger import Ledger
+from ddlp.rates import Rates
+from ddlp.tidings import Tidings
+
+__all__ = ["Heard"]
+
+
+class Heard:
+    """The part of an `EpochRun` that listens. Its methods may be called from any thread."""
+
+    ledger: Ledger
+    rates: Rates
+    _lock: threading.RLock
+    _tidings: Tidings
+    _full_batch: int
+
+    def _act(self) -> None:
+        """After something has changed that a decision may depend on; under the lock."""
+        raise NotImplementedError
+
+    def take_warnings(self) -> list[str]:
+        """What the training thread should tell the user, once."""
+        if not self._tidings:  # mostly: not worth the lock
+            return []
+        with self._lock:
+            return self._tidings.take(time.monotonic(), self.ledger.done)
+
+    def warn(self, text: str) -> None:
+        """Have the training thread tell the user."""
+        with self._lock:
+            self._tidings.warn(text)
+
+    def remark(self, device: str, text: str) -> None:
+        """What the report should tell about a device."""
+        with self._lock:
+            self._tidings.remarks[device] = text
+
+    def note(self, device: str, text: str) -> None:
+        """What a device says of itself (its spool is full, ...): for the report."""
+        with self._lock:
+            self._tidings.notes[device] = text
+            self.ledger.hold_back(device, bool(text))
+            self._act()
+
+    def measured(self, device: str, batches: Iterable[tuple[int, float]]) -> None:
+        """How long (busy seconds) batches of so many samples took that a device has made for other ranks."""
+        with self._lock:
+            for samples, busy_s in batches:
+                self.rates.device(device).add(busy_s, samples / self._full_batch)
+            self._act()
+
+    def shared(self, device: str, ranks: int) -> None:
+        """So many ranks share a device."""
+        with self._lock:
+            self.rates.device(device).ranks = ranks

@@ -1,0 +1,60 @@
+"""A device that several ranks share: what each reckons with, and that one rank's calibration serves all."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ddlp.heard import Heard
+from ddlp.ledger import Ledger
+from ddlp.rates import Rates
+from ddlp.strategies import Mte
+from ddlp.tidings import Tidings
+
+BATCH = 8
+
+
+class Listener(Heard):
+    """What listens in an epoch, without its threads."""
+
+    def __init__(self, strategy_of: int) -> None:
+        self.ledger = Ledger(strategy_of, host_slots=4)
+        self.rates = Rates()
+        self.strategy = Mte(self.ledger, self.rates)
+        self._lock, self._tidings, self._full_batch = threading.RLock(), Tidings(), BATCH
+        self.acted = 0
+
+    def _act(self) -> None:
+        self.acted += 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_each_rank_reckons_with_an_equal_part(ranks):
+    """n * r_cpu / (r_cpu + r_csd / R): host 1 batch/s, device 4 batches/s with 2 workers."""
+    one = Listener(120)
+    one.rates.host.add(1.0)
+    one.shared("d", ranks)
+    one.rates.device("d").parallel = 2
+    one.rates.device("d").add(0.5)
+    assert one.rates.csd_per_s() == pytest.approx(4 / ranks)
+    assert Mte.split(120, one.rates, 1000) == round(120 / (1 + 4 / ranks))
+
+
+def test_what_another_rank_has_measured_counts():
+    """As a rank's own batches would, samples and all: then the split is known, without a batch of its own."""
+    one, own = Listener(100), Listener(100)
+    for listener in (one, own):
+        listener.ledger.expect("d")
+        listener.ledger.join("d", quota=1000, window=2)
+        listener.shared("d", 2)
+        for _ in range(3):
+            listener.rates.host.add(1.0)
+        assert listener.strategy.turn() == 0 and listener.strategy.host_batches is None
+    one.measured("d", [(BATCH, 1.0), (BATCH // 2, 0.5), (BATCH, 1.0)])
+    for _ in range(3):
+        own.rates.device("d").add(1.0)
+    assert one.acted == 1
+    assert one.rates.device("d") == own.rates.device("d")
+    assert one.strategy.turn() == own.strategy.turn()
+    assert one.strategy.host_batches == own.strategy.host_batches == round(100 / 1.5)

@@ -1,0 +1,270 @@
+"""The engine that a run's ranks share: started by one of them, ended with the last, however each of them ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine_process import Recipe, alive, children, make_jpegs, until, wait_for  # noqa: E402
+
+from csd_engine.errors import SpoolError  # noqa: E402
+from csd_engine.groups import Member  # noqa: E402
+from ddlp.ranks import Ranks  # noqa: E402
+from ddlp.sources.embedded import PREFIX, EmbeddedOptions, acquire  # noqa: E402
+from ddlp.sources.events import LeasePublished, RanksMeasured  # noqa: E402
+from ddlp.sources.job import JobHandle  # noqa: E402
+from ddlp.sources.joint import JointEngine  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+RUN = "0123456789abcdef" * 2
+
+RANK = """
+import os, sys
+from ddlp.sources.embedded import EmbeddedOptions, acquire
+for line in sys.stdin:
+    if line.strip() == "acquire":
+        engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
+        print(engine.pid, flush=True)
+    if line.strip() == "fork":
+        child = os.fork()
+        if not child:
+            os.close(0)
+            import time
+            time.sleep(60)
+        print(child, flush=True)
+    if line.strip() == "release":
+        engine.release()
+        print(0, flush=True)
+"""
+
+
+class Rank:
+    """A process with torchrun's environment that does as it is told."""
+
+    def __init__(self, spool: Path, rank: int) -> None:
+        environment = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(spool)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env={**os.environ, **environment},
+            text=True,
+        )
+
+    def tell(self, what: str) -> None:
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+
+    def ask(self, what: str) -> int:
+        self.tell(what)
+        return int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        assert self.process.wait(10) == 0
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            stream.close()
+
+
+@pytest.fixture
+def spool() -> Iterator[Path]:
+    """Nothing is left in it, and no engine that was given it."""
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as path:
+        yield Path(path)
+        until(lambda: os.listdir(path) == [], 15, "an empty spool")
+        until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and path in command(pid)], 10, "all ends")
+
+
+def command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def rank(spool: Path) -> Iterator[Callable[[int], Rank]]:
+    started: list[Rank] = []
+
+    def start(number: int) -> Rank:
+        started.append(Rank(spool, number))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def gone(engine: int, workers: list[int]) -> None:
+    until(lambda: not alive(engine) and not any(map(alive, workers)), 15, "the end of the engine")
+
+
+def test_both_start_at_once_and_share_one(spool, rank):
+    first, second = rank(0), rank(1)
+    first.tell("acquire")
+    second.tell("acquire")
+    engine = int(first.process.stdout.readline())
+    assert int(second.process.stdout.readline()) == engine
+    assert len(list(spool.iterdir())) == 1
+    assert next(spool.iterdir()).stat().st_mode & 0o777 == 0o700
+    workers = until(lambda: children(engine))
+    first.end()
+    assert alive(engine)
+    second.end()
+    gone(engine, workers)
+
+
+def test_the_starters_sudden_end_is_nobody_elses(spool, rank):
+    first = rank(0)
+    engine = first.ask("acquire")
+    second = rank(1)
+    assert second.ask("acquire") == engine
+    first.kill()
+    again = rank(0)  # as torchrun starts it again
+    assert again.ask("acquire") == engine
+    workers = until(lambda: children(engine))
+    second.kill()
+    assert alive(engine)
+    again.kill()
+    gone(engine, workers)
+
+
+def test_the_last_one_waits_for_its_end(spool, rank):
+    first, second = rank(0), rank(1)
+    engine = first.ask("acquire")
+    assert second.ask("acquire") == engine
+    first.ask("release")
+    assert alive(engine)
+    second.ask("release")
+    assert os.listdir(spool) == []
+    until(lambda: not alive(engine), 5)
+
+
+def test_a_killed_engine_is_replaced_for_all(spool, rank):
+    first, second = rank(0), rank(1)
+    engine = first.ask("acquire")
+    assert second.ask("acquire") == engine
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: not alive(engine))
+    new = second.ask("acquire")
+    assert new != engine and first.ask("acquire") == new
+    first.kill()
+    second.kill()
+    until(lambda: not alive(new), 15)
+
+
+def test_a_stopped_engine_does_not_stay(spool, rank):
+    only = rank(0)
+    engine = only.ask("acquire")
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        only.ask("release")
+        assert not alive(engine)
+    finally:
+        if alive(engine):
+            os.kill(engine, signal.SIGKILL)
+
+
+def test_a_forked_child_is_none_of_them(spool, rank):
+    only = rank(0)
+    engine = only.ask("acquire")
+    child = only.ask("fork")
+    try:
+        only.kill()
+        gone(engine, [])
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_without_a_run_each_process_has_its_own(spool, rank):
+    engine = rank(0).ask("acquire")
+    own = acquire(EmbeddedOptions(spool=str(spool)))
+    assert own.pid != engine and not isinstance(own, JointEngine)
+    own.release()
+
+
+def test_somebody_elses_directory_is_not_used(spool):
+    ranks = Ranks(RUN, 0, 2, 0, 2)
+    options = EmbeddedOptions(spool=str(spool)).resolved()
+    engine = JointEngine(options, ranks)
+    directory = engine.directory.parent
+    assert directory.name.startswith(f"{PREFIX}{os.getuid()}-")
+    engine._end()
+    directory.mkdir(mode=0o755)
+    with pytest.raises(SpoolError, match="somebody else"):
+        JointEngine(options, ranks)
+    directory.rmdir()
+
+
+@pytest.mark.parametrize("after_lower", [True, False], ids=["rank-after-rank", "in-turn"])
+def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, after_lower):
+    """Two ranks with leases waiting: whose batch is made when, and what the other one hears of it."""
+    recipe = Recipe(tmp_path, make_jpegs(tmp_path, np.random.default_rng(7)), tmp_path / "manifest")
+    options = EmbeddedOptions(spool=str(spool), slowdown=30.0).resolved()  # files' times tell 4 ms apart
+    engines = [JointEngine(options, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
+    assert engines[0].pid == engines[1].pid
+    made: SimpleQueue[tuple[int, int]] = SimpleQueue()  # (when, rank)
+    events: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
+
+    def open_job(number: int) -> JobHandle:
+        def on_event(event: Any) -> None:
+            if isinstance(event, LeasePublished):
+                made.put((event.path.stat().st_mtime_ns, number))
+            events[number].put(event)
+
+        parts = (recipe.pipeline, recipe.dataset, recipe.layout)
+        member = Member(RUN, number, after_lower)
+        return engines[number].link.open_job(*parts, lambda _: recipe.manifest, on_event, member=member)
+
+    try:
+        jobs = {number: open_job(number) for number in (1, 0)}
+        jobs[0].probe(1, 1, [(0, 0)])  # the worker is ready
+        worker = children(engines[0].pid)[0]
+        os.kill(worker, signal.SIGSTOP)
+        for number in (1, 0):
+            for lease in range(1, 5):
+                recipe.lease(jobs[number], lease, lease)
+        for engine in engines:
+            engine.link.status()  # all leases are there
+        os.kill(worker, signal.SIGCONT)
+        order = [number for _, number in sorted(made.get(timeout=20) for _ in range(8))]
+        if after_lower:
+            assert order[1:] == sorted(order[1:])  # the first was begun before the others were there
+        else:
+            assert order in ([0, 1] * 4, [1, 0] * 4)
+        for number in (0, 1):
+            heard = wait_for(events[number], RanksMeasured)
+            assert all(samples == recipe.layout.batch and busy_s > 0 for samples, busy_s in heard.batches)
+        jobs[0].close(5)
+        events[0] = SimpleQueue()
+        late = open_job(0)  # a job that joins the others is told at once
+        assert len(wait_for(events[0], RanksMeasured).batches) == 4
+        late.close(5)
+    finally:
+        for engine in engines:
+            engine._end()

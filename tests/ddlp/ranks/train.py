@@ -1,0 +1,113 @@
+"""What torchrun runs in the tests: a tiny model under DistributedDataParallel, one DDLPLoader a rank.
+
+train.py IMAGES OUT PHASE... ; each rank writes OUT/PHASE.RANK.json after each phase: labels and digests in the order delivered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+from torchvision import transforms as T
+
+from ddlp import DDLPLoader, ImageFiles, iterator
+from ddlp.epoch import EpochRun
+
+SEED, BATCH = 3, 4
+DEVICE = "embedded engine"
+
+
+def dataset(images: Path) -> ImageFiles:
+    """Random draws, so that wrong keys show; each target is the image's number."""
+    paths = sorted(map(str, images.glob("*.jpg")))
+    transform = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
+    return ImageFiles(paths, list(range(len(paths))), transform)
+
+
+def digest(image: torch.Tensor) -> str:
+    return hashlib.blake2b(image.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
+
+
+def engine_of(loader: DDLPLoader) -> int | None:
+    engine = loader._reach._engine
+    return None if engine is None else engine.pid
+
+
+told: list[tuple[int, float]] = []  # of batches that the engine has made for the other rank
+
+
+class Listening(EpochRun):
+    """Notes what is heard of the other rank."""
+
+    def measured(self, device: str, batches: Any) -> None:
+        told.extend(batches)
+        super().measured(device, batches)
+
+
+def offered(run: EpochRun, known: bool) -> bool:
+    """Whether the engine has its part: its speed is known, or a batch of its own is ready."""
+    return run.rates.device(DEVICE).known() if known else bool(run.ledger.ready_csd)
+
+
+def main() -> None:
+    images, out, phases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    torch.set_num_threads(1)
+    iterator.EpochRun = Listening
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    data = dataset(images)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32 * 32 * 3, 1)))
+    for epoch, phase in enumerate(phases):
+        sampler = DistributedSampler(data, seed=7)
+        strategy = phase.partition("-")[0]
+        loader = DDLPLoader(data, BATCH, sampler=sampler, num_workers=1, strategy=strategy, seed=SEED)
+        loader.set_epoch(epoch)
+        told.clear()
+        labels, digests, pid = [], [], None
+        for step, (x, y) in enumerate(loader):
+            run = loader._last.run
+            if step == 0:
+                until(partial(engine_of, loader))
+                pid = engine_of(loader)
+            if phase in ("wrr", "mte") and step == 2:
+                until(partial(offered, run, phase == "mte"))
+            if phase.endswith("-engine") and step == 2:
+                torch.distributed.barrier()
+                if rank == 0:
+                    os.kill(pid, 9)
+            if phase.endswith("-rank") and step == 2:
+                (out / f"{phase}.{rank}.json").write_text(json.dumps({"pid": os.getpid(), "engine": pid}))
+            if phase.endswith("-rank") and step >= 3:
+                time.sleep(0.2)  # to be killed meanwhile
+            model(x).sum().backward()
+            labels += y.tolist()
+            digests += map(digest, x)
+        report = loader.report()
+        said = {
+            "labels": labels, "digests": digests, "steps": step + 1, "engine": pid, "csd": report.batches_csd,
+            "measured": run.rates.device(DEVICE).count, "ranks": run.rates.device(DEVICE).ranks, "told": len(told),
+        }  # fmt: skip
+        (out / f"{phase}.{rank}.json").write_text(json.dumps(said))
+        torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
