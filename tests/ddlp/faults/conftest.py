@@ -110,7 +110,7 @@ def settled() -> bool:
 def leaves_nothing(spool: Path) -> Iterator[Path]:
     """Once the test's loaders are dropped: no process, thread, descriptor, shared memory or file more than before."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        vars(sys).pop(name, None)  # a test that failed: pytest keeps its frames, and so its loader, until the next one is called
+        vars(sys).pop(name, None)  # pytest keeps a failed test's frames, and so its loader, until the next is called
     gc.collect()
     until(settled, 20, "the end of what earlier tests began")
     before = listing()
