@@ -15,10 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from scene import Truth, make_loader, train, transform, until
+from torchvision import transforms as T
 
 from csd_engine.errors import EngineRefused
-from ddlp import DDLPError, Device, ImageArrays
+from ddlp import DDLPError, DDLPLoader, Device, ImageArrays, ImageFiles
 
 OVER_THE_SOCKET = "batches are sent over the engine's socket"
 
@@ -303,3 +306,23 @@ class LaggingView:
                         os.replace(stream.name, copy)
                 except FileNotFoundError:
                     continue  # fetched meanwhile, and released
+
+
+@pytest.mark.skipif(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 14 << 30, reason="needs 14 GiB of memory")
+@pytest.mark.parametrize("way", ("shared", "stream"))
+def test_a_batch_file_of_more_than_2_gib(leaves_nothing, paths, told, way):
+    """One call of read() or write() moves 2 GiB less 4 KiB at most. The last batch is small, its sides are odd."""
+    side, full, rest = 1021, 688, 3
+    assert side * side * 3 * full > 2**31
+    data = ImageFiles([paths[k % 9] for k in range(full + rest)], list(range(full + rest)))
+    data.transform = T.Compose([T.Resize((side, side), T.InterpolationMode.NEAREST), T.ToTensor()])
+    loader = DDLPLoader(data, full, strategy="csd", output="uint8", transfer=way, memory_format=torch.channels_last)
+    resized = [Image.open(path).resize((side, side), Image.Resampling.NEAREST) for path in paths[:9]]
+    expected = [torch.from_numpy(np.array(image)) for image in resized]
+    sizes = []
+    for images, labels in loader:
+        sizes.append(len(images))
+        for image, label in zip(images, labels.tolist()):
+            assert torch.equal(image.permute(1, 2, 0), expected[label % 9])
+        del images, image
+    assert sizes == [full, rest] and loader.report().batches_csd == 2 and not len(told), list(told)
