@@ -1,8 +1,9 @@
 """`ddlp bench overlap`: how close both prongs together come to r_cpu + r_csd.
 
 The host is pinned to one core and an embedded engine to another, slowed down to a given part of the host's speed; the
-accelerator sleeps. r_cpu and r_csd are measured as bare loops (`ddlp.bench.bare`), both busy at once; a DataLoader on the
-same host core has the engine's core kept busy beside it, as ours has.
+accelerator sleeps. r_cpu and r_csd are measured as bare loops (`ddlp.bench.bare`), both busy at once, before and after each
+contender: its bound is made of what both cores did around it, since a machine's speed drifts within minutes. A DataLoader on
+the same host core has the engine's core kept busy beside it, as ours has; it makes a part of the batches only.
 
 Delivered as float32, the engine's batches are converted on the host, which takes h seconds a sample from its own preparing: the
 bound is r_cpu * (1 - h * r_csd) + r_csd then. h is measured as a bare loop too (read, verify, convert).
@@ -23,45 +24,56 @@ from torch.utils.data import DataLoader, Subset
 
 from ddlp.bench import data
 from ddlp.bench.bare import Bare, both_at_once
-from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, rotated, say, spread, two_cpus
+from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, ratios, rotated, say, spread, two_cpus
 from ddlp.loader import DDLPLoader
 
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
+PEERS_PART = 4  # they make one batch in so many: half a minute of each round else
 
 
 @dataclass
 class Line:
-    """One contender: seconds of each round, and of the bound of that round."""
+    """One contender. `rates`: samples a second in each round; `bounds`: the same of the bound around it."""
 
     name: str
-    seconds: list[float] = field(default_factory=list)
-    of_bound: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=list)
     csd_batches: list[int] = field(default_factory=list)
+
+    @property
+    def of_bound(self) -> list[float]:
+        """Of each round."""
+        return ratios(self.rates, self.bounds)
 
 
 @dataclass
 class Result:
-    """What was measured. Rates in samples a second."""
+    """What was measured. Rates in samples a second, of each time that the bare loops ran."""
 
     batches: int
     batch: int
     output: str
-    accelerator_s: float
     slowdown: float
+    accelerator_s: float = 0.0  # of one training step
+    accelerator_bound: bool = False
     r_cpu: list[float] = field(default_factory=list)
     r_csd: list[float] = field(default_factory=list)
-    h_s: list[float] = field(default_factory=list)  # of the host's core for one of the engine's samples
-    accelerator_bound: bool = False
-    bound_s: list[float] = field(default_factory=list)
+    h_s: list[float] = field(default_factory=list)  # of the host's core for one of the engine's samples; once a round
     lines: list[Line] = field(default_factory=list)
+
+    def bound(self, r_cpu: float, r_csd: float) -> float:
+        """Samples a second that both sides together can prepare, or the accelerator take."""
+        left = 1 - self.h_s[-1] * r_csd if self.output == "float32" else 1.0
+        prepared = r_cpu * left + r_csd
+        return min(prepared, self.batch / self.accelerator_s) if self.accelerator_s else prepared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     data.add_data(parser)
     parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
-    parser.add_argument("--batches", type=int, default=400, help="batches of each epoch (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="batch size (%(default)s)")
+    parser.add_argument("--batches", type=int, default=150, help="batches of each epoch (%(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--csd", type=float, default=1 / 3, help="the engine's speed as a part of the host's (1/3)")
     parser.add_argument("--slowdown", type=float, help="slow the engine down by this factor instead")
     parser.add_argument(
@@ -75,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="what is delivered (%(default)s)")
     parser.add_argument("--host-cpu", type=int, help="the first usable one")
     parser.add_argument("--csd-cpu", type=int, help="the second usable one")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each bare loop (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of the bare loops, each time (%(default)s)")
     add_output(parser)
 
 
@@ -83,23 +95,23 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
     """What `ddlp bench --all` runs of this bench."""
     short = ["--rounds", "1", "--batches", "100", "--seconds", "3"] if quick else []
     third, tenth = ["--csd", "0.3333"], ["--csd", "0.1"]
-    two = ["--strategies", "cpu", "mte", "wrr"]
+    ours = ["--strategies", "cpu", "mte", "wrr"]
     return [
-        ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *short]),
-        ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *two, *short]),
+        ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *ours, "ordered", *short]),
+        ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *ours, *short]),
         (
             "Overlap: engine at 1/3, the accelerator is the bound, uint8",
-            ["--output", "uint8", *third, *two, "--accelerator", "1.25", *short],
+            ["--output", "uint8", *third, *ours, "--accelerator", "1.25", *short],
         ),
-        ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *two, *short]),
-        ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *two, *short]),
+        ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *ours, *short]),
+        ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *ours, *short]),
     ]
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 20:
-        raise BenchFailed(f"{options.batches} batches are too few to tell; take 200 or more.")
+        raise BenchFailed(f"{options.batches} batches are too few to tell; take 100 or more.")
     if options.host_cpu is None or options.csd_cpu is None:
         options.host_cpu, options.csd_cpu = two_cpus()
     options.directory = data.ensure_data(options.data, "imagenet1", options.mean_kb)
@@ -114,39 +126,43 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
     bare = partial(both_at_once, options.directory, options.batch, cpus, output=options.output)
     slowdown = options.slowdown
     if slowdown is None:
-        host, engine = bare(options.seconds / 2, 1.0)
+        host, engine = bare(options.seconds, 1.0)
         slowdown = max(1.0, engine / (options.csd * host))
         say(f"bare loops, not slowed: host {host:.0f}, engine {engine:.0f} samples/s; engine slowed {slowdown:.2f} times")
-    result = Result(options.batches, options.batch, options.output, 0.0, slowdown)
+    result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
     result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
-    n = options.batches * options.batch
+
+    def both() -> tuple[float, float]:
+        rates = bare(options.seconds, slowdown)
+        result.r_cpu.append(rates[0])
+        result.r_csd.append(rates[1])
+        return rates
+
     for k in range(options.rounds):
-        r_cpu, r_csd = bare(options.seconds, slowdown)
-        h_s = 1 / bare(options.seconds / 4, slowdown, host="fetch")[0]
-        left = 1 - h_s * r_csd if options.output == "float32" else 1.0
-        bound = n / (r_cpu * left + r_csd)
-        if k == 0:
-            result.accelerator_s = options.accelerator * bound / options.batches
-            result.accelerator_bound = options.accelerator > 1
-        bound = max(bound, options.batches * result.accelerator_s)
-        result.r_cpu.append(r_cpu)
-        result.r_csd.append(r_csd)
-        result.h_s.append(h_s)
-        result.bound_s.append(bound)
-        rates = f"r_cpu {r_cpu:.1f}, r_csd {r_csd:.1f} samples/s, h {h_s * 1e6:.0f} us"
-        say(f"round {k + 1}/{options.rounds}: {rates}, bound {bound:.2f} s")
+        result.h_s.append(1 / bare(options.seconds / 2, slowdown, host="fetch")[0])
+        before = both()
+        if not result.accelerator_s:
+            result.accelerator_s = options.accelerator * options.batch / result.bound(*before)
+        say(f"round {k + 1}/{options.rounds}: h {result.h_s[-1] * 1e6:.0f} us, step {result.accelerator_s * 1e3:.1f} ms")
         for line in rotated(result.lines, k):
-            seconds, csd = contender(line.name, options, slowdown, result.accelerator_s)
-            line.seconds.append(seconds)
-            line.of_bound.append(bound / seconds)
+            rate, csd = contender(line.name, options, slowdown, result.accelerator_s)
+            after = both()
+            r_cpu, r_csd = ((a + b) / 2 for a, b in zip(before, after, strict=True))
+            before = after
+            line.rates.append(rate)
+            line.bounds.append(result.bound(r_cpu, r_csd))
             line.csd_batches.append(csd)
-            say(f"  {line.name:22} {seconds:7.2f} s   {bound / seconds:5.3f} of the bound   {csd:3d} batches from the CSD")
+            say(
+                f"  {line.name:22} {rate:7.1f} samples/s, {line.of_bound[-1]:5.3f} of {line.bounds[-1]:6.1f} "
+                f"(r_cpu {r_cpu:.1f}, r_csd {r_csd:.1f}), {csd:3d} batches from the CSD"
+            )
     return result
 
 
 def contender(name: str, options: argparse.Namespace, slowdown: float, accelerator_s: float) -> tuple[float, int]:
-    """Seconds of an epoch after a short warm-up, and the batches that came from the engine."""
-    n = options.batches * options.batch
+    """Samples a second of an epoch after a short warm-up, and the batches that came from the engine."""
+    batches = -(-options.batches // PEERS_PART) if name in PEERS else options.batches
+    n = batches * options.batch
     images: Any = data.dataset(options.directory, "imagenet1")
     dataset = Subset(images, [k % len(images) for k in range(n)])
     if name in PEERS:
@@ -161,7 +177,7 @@ def contender(name: str, options: argparse.Namespace, slowdown: float, accelerat
                 loader = DataLoader(
                     dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(), **ahead
                 )
-                return epoch(loader, accelerator_s), 0
+                return n / epoch(loader, accelerator_s), 0
         finally:
             other.result()
     os.environ["DDLP_ENGINE_CPUS"], os.environ["DDLP_ENGINE_SLOWDOWN"] = str(options.csd_cpu), repr(slowdown)
@@ -170,8 +186,7 @@ def contender(name: str, options: argparse.Namespace, slowdown: float, accelerat
         for k, _ in enumerate(loader):  # the engine up, the rates known: an epoch within a training, not its first
             if k == 20:
                 break
-        seconds = epoch(loader, accelerator_s)
-        return seconds, loader.report().batches_csd
+        return n / epoch(loader, accelerator_s), loader.report().batches_csd
 
 
 def epoch(loader: DataLoader, accelerator_s: float) -> float:
@@ -191,33 +206,28 @@ def aims(result: Result) -> list[Aim]:
         if name in lines
     ]
     if "wrr" in lines and not result.accelerator_bound:
-        n = result.batches * result.batch
-        parts = []
-        for k, seconds in enumerate(lines["wrr"].seconds):
-            alone_s = min(lines[name].seconds[k] for name in PEERS)
-            expected = (result.r_cpu[k] + result.r_csd[k]) / (n / alone_s)
-            parts.append(alone_s / seconds / expected)
-        found.append(Aim("wrr's gain over DataLoader: of (r_cpu + r_csd) / r_DataLoader", 0.97, statistics.median(parts)))
+        best = [max(rates) for rates in zip(*(lines[name].rates for name in PEERS), strict=True)]
+        gain = statistics.median(ratios(lines["wrr"].rates, best))
+        expected = (statistics.median(result.r_cpu) + statistics.median(result.r_csd)) / statistics.median(best)
+        found.append(Aim(f"wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, gain / expected))
     return found
 
 
 def table(result: Result) -> str:
     """The figures for a person."""
-    median = statistics.median
-    samples = result.batches * result.batch
     rows = [
-        f"{result.batches} batches of {result.batch} as {result.output}; {len(result.bound_s)} rounds, medians (least .. most)",
+        f"{result.batches} batches of {result.batch} as {result.output}; {len(result.h_s)} rounds, medians (least .. most)",
         f"bare loops, both at once: r_cpu {spread(result.r_cpu)}, r_csd {spread(result.r_csd)} samples/s, "
         f"h {spread([h * 1e6 for h in result.h_s])} us a sample",
-        f"bound {'n / (r_cpu * (1 - h * r_csd) + r_csd)' if result.output == 'float32' else 'n / (r_cpu + r_csd)'}, "
-        f"but n steps at least: {spread(result.bound_s, '.2f')} s, "
-        f"a training step sleeps {1000 * result.accelerator_s:.1f} ms",
+        f"bound: {'r_cpu * (1 - h * r_csd) + r_csd' if result.output == 'float32' else 'r_cpu + r_csd'}, as they were before "
+        f"and after each; a training step sleeps {1000 * result.accelerator_s:.1f} ms"
+        + (f", so {result.batch / result.accelerator_s:.0f} samples/s at most" if result.accelerator_bound else ""),
         "",
-        f"{'':22} {'seconds':>22} {'samples/s':>10} {'of the bound':>24} {'from the CSD':>13}",
+        f"{'':22} {'samples/s':>24} {'bound':>24} {'of the bound':>24} {'from the CSD':>13}",
     ]
     for line in result.lines:
         rows.append(
-            f"{line.name:22} {spread(line.seconds, '.2f'):>22} {samples / median(line.seconds):10.0f} "
-            f"{spread(line.of_bound, '.3f'):>24} {int(median(line.csd_batches)):13d}"
+            f"{line.name:22} {spread(line.rates):>24} {spread(line.bounds):>24} {spread(line.of_bound, '.3f'):>24} "
+            f"{int(statistics.median(line.csd_batches)):13d}"
         )
     return "\n".join(rows)

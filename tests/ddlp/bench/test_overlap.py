@@ -27,28 +27,35 @@ def test_a_short_run(small_sets, capsys, monkeypatch):
     assert set(lines) == {"DataLoader, 0 workers", "DataLoader, 1 worker", "csd", "wrr"}
     assert result["slowdown"] == 3 and result["r_cpu"][0] > result["r_csd"][0] > 0
     assert result["output"] == "float32" and 0 < result["h_s"][0] < 1 / result["r_cpu"][0]  # a part of preparing it
-    prepared = 24 * 4 / (result["r_cpu"][0] * (1 - result["h_s"][0] * result["r_csd"][0]) + result["r_csd"][0])
-    assert result["bound_s"][0] == pytest.approx(max(prepared, 24 * result["accelerator_s"]))
+    assert len(result["r_cpu"]) == len(result["r_csd"]) == 1 + len(lines)  # before all and after each
+    accelerator = 4 / result["accelerator_s"]
+    for k, line in enumerate(result["lines"]):
+        r_cpu, r_csd = ((result[name][k] + result[name][k + 1]) / 2 for name in ("r_cpu", "r_csd"))
+        prepared = r_cpu * (1 - result["h_s"][0] * r_csd) + r_csd
+        assert line["bounds"] == [pytest.approx(min(prepared, accelerator))]
     assert lines["csd"]["csd_batches"] == [24] and 0 <= lines["wrr"]["csd_batches"][0] < 24
-    assert all(line["seconds"][0] >= 24 * result["accelerator_s"] for line in lines.values())
+    assert all(line["rates"][0] <= accelerator for line in lines.values())
 
 
 def test_too_few_batches_is_said(capsys):
     assert main(["bench", "overlap", "--batches", "3"]) == 1
-    assert "take 200 or more" in capsys.readouterr().err
+    assert "take 100 or more" in capsys.readouterr().err
+
+
+def result_of(lines, **changed):
+    figures = {"r_cpu": [10.0, 12.0, 11.0], "r_csd": [1.0, 2.0, 3.0], "h_s": [0.001] * 3, "lines": lines, **changed}
+    return Result(20, 5, "uint8", 3.0, 0.01, **figures)
 
 
 def test_the_table_gives_median_and_spread():
-    line = Line("wrr", [2.0, 1.0, 4.0], [0.5, 1.0, 0.25], [3, 4, 5])
-    result = Result(20, 5, "uint8", 0.01, 3.0, [10.0, 12.0, 11.0], [1.0, 2.0, 3.0], [0.001] * 3, False, [1.0, 1.1, 0.9], [line])
-    text = table(result)
-    assert "2.00 (1.00 .. 4.00)" in text and "0.500 (0.250 .. 1.000)" in text and "11 (10 .. 12)" in text
+    text = table(result_of([Line("wrr", [20.0, 10.0, 40.0], [40.0, 10.0, 160.0], [3, 4, 5])]))
+    assert "20 (10 .. 40)" in text and "0.500 (0.250 .. 1.000)" in text and "11 (10 .. 12)" in text
 
 
 def test_gain_is_held_against_the_rates_of_that_run():
-    lines = [Line(PEERS[0], [10.0]), Line(PEERS[1], [8.0]), Line("wrr", [4.0], [0.9], [3])]
-    result = Result(10, 10, "uint8", 0.0, 1.0, [20.0], [8.0], [0.001], False, [100 / 28], lines)
+    lines = [Line(PEERS[0], [10.0]), Line(PEERS[1], [12.5]), Line("wrr", [25.0], [27.0], [3])]
+    result = result_of(lines, r_cpu=[20.0, 20.0], r_csd=[8.0, 8.0], h_s=[0.001])
     of_bound, gain = aims(result)
-    assert of_bound.measured == 0.9
-    assert gain.measured == pytest.approx((8 / 4) / ((20 + 8) / (100 / 8)))  # DataLoader's best made 100 samples in 8 s
+    assert of_bound.measured == pytest.approx(25 / 27)
+    assert gain.measured == pytest.approx((25 / 12.5) / ((20 + 8) / 12.5)) and "2.00" in gain.what
     assert [aim.what for aim in aims(dataclasses.replace(result, accelerator_bound=True))] == [of_bound.what]
