@@ -30,6 +30,11 @@ from ddlp.transfer.pool import Pool
 _FETCHED_FILES = 4
 
 
+def delivered_as(output: str) -> torch.memory_format:
+    """uint8 as the batch file holds it, a pixel's channels side by side: nobody needs to touch it; floats as ToTensor gives them."""
+    return torch.channels_last if output == "uint8" else torch.contiguous_format
+
+
 def _order(found: Portable) -> list[int]:
     """A fixed random order of all samples, gone through again and again: a few very large files weigh as in an epoch."""
     return np.random.default_rng(0).permutation(len(found.dataset)).tolist()
@@ -124,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
     torch.set_num_threads(1)
-    found = portable(loader(options.data, "imagenet1", options.batch), getattr(torch, options.output), None)
+    found = portable(loader(options.data, "imagenet1", options.batch), getattr(torch, options.output), delivered_as(options.output))
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
         make: Callable[[int], object]
         if options.side == "host":

@@ -5,8 +5,9 @@ accelerator sleeps. r_cpu and r_csd are measured as bare loops (`ddlp.bench.bare
 contender: its bound is made of what both cores did around it, since a machine's speed drifts within minutes. A DataLoader on
 the same host core has the engine's core kept busy beside it, as ours has; it makes a part of the batches only.
 
-Delivered as float32, the engine's batches are converted on the host, which takes h seconds a sample from its own preparing: the
-bound is r_cpu * (1 - h * r_csd) + r_csd then. h is measured as a bare loop too (read, verify, convert).
+Delivered as uint8 with the channels last, as a batch file holds them, the engine's batches are used as they come. As float32 the
+host converts them, which takes h seconds a sample from its own preparing: the bound is r_cpu * (1 - h * r_csd) + r_csd then. h
+is measured as a bare loop too (read, verify, convert).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any
 from torch.utils.data import DataLoader, Subset
 
 from ddlp.bench import data
-from ddlp.bench.bare import Bare, both_at_once
+from ddlp.bench.bare import Bare, both_at_once, delivered_as
 from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, ratios, rotated, say, spread, two_cpus
 from ddlp.loader import DDLPLoader
 
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
-PEERS_PART = 4  # they make one batch in so many: half a minute of each round else
+PEERS_PART = 8  # they make one batch in so many: a minute of each round else
 
 
 @dataclass
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     data.add_data(parser)
     parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
-    parser.add_argument("--batches", type=int, default=150, help="batches of each epoch (%(default)s)")
+    parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--csd", type=float, default=1 / 3, help="the engine's speed as a part of the host's (1/3)")
     parser.add_argument("--slowdown", type=float, help="slow the engine down by this factor instead")
@@ -182,7 +183,8 @@ def contender(name: str, options: argparse.Namespace, slowdown: float, accelerat
             other.result()
     os.environ["DDLP_ENGINE_CPUS"], os.environ["DDLP_ENGINE_SLOWDOWN"] = str(options.csd_cpu), repr(slowdown)
     with pinned(options.host_cpu):
-        loader = DDLPLoader(dataset, options.batch, shuffle=True, strategy=name, seed=0, output=options.output)
+        output: dict[str, Any] = {"output": options.output, "memory_format": delivered_as(options.output)}
+        loader = DDLPLoader(dataset, options.batch, shuffle=True, strategy=name, seed=0, **output)
         for k, _ in enumerate(loader):  # the engine up, the rates known: an epoch within a training, not its first
             if k == 20:
                 break
