@@ -31,7 +31,7 @@ _FETCHED_FILES = 4
 
 
 def delivered_as(output: str) -> torch.memory_format:
-    """uint8 as the batch file holds it, a pixel's channels side by side: nobody needs to touch it; floats as ToTensor gives them."""
+    """uint8 as the batch file holds it, a pixel's channels side by side, so that it is used as it comes; else as ToTensor gives it."""
     return torch.channels_last if output == "uint8" else torch.contiguous_format
 
 
@@ -129,7 +129,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
     torch.set_num_threads(1)
-    found = portable(loader(options.data, "imagenet1", options.batch), getattr(torch, options.output), delivered_as(options.output))
+    images = loader(options.data, "imagenet1", options.batch)
+    found = portable(images, getattr(torch, options.output), delivered_as(options.output))
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
         make: Callable[[int], object]
         if options.side == "host":
