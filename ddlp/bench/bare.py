@@ -31,7 +31,7 @@ _FETCHED_FILES = 4
 
 
 def delivered_as(output: str) -> torch.memory_format:
-    """uint8 as the batch file holds it, a pixel's channels side by side, so that it is used as it comes; else as ToTensor gives it."""
+    """uint8 as the batch file holds it, a pixel's channels side by side: used as it comes. Else as ToTensor gives it."""
     return torch.channels_last if output == "uint8" else torch.contiguous_format
 
 

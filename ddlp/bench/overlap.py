@@ -6,8 +6,8 @@ contender: its bound is made of what both cores did around it, since a machine's
 the same host core has the engine's core kept busy beside it, as ours has; it makes a part of the batches only.
 
 Delivered as uint8 with the channels last, as a batch file holds them, the engine's batches are used as they come. As float32
-the host converts them, which takes h seconds a sample from its own preparing: the bound is r_cpu * (1 - h * r_csd) + r_csd then. h
-is measured as a bare loop too (read, verify, convert).
+the host converts them, which takes h seconds a sample from its own preparing: then the bound is r_cpu * (1 - h * r_csd) +
+r_csd. h is measured as a bare loop too (read, verify, convert).
 """
 
 from __future__ import annotations
