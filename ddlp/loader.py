@@ -23,6 +23,8 @@ from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
 from ddlp.notices import warn_user
+from ddlp.observe.record import Recorder
+from ddlp.observe.watched import Observer, WatchedIterator
 from ddlp.plan import is_built_in, is_random
 from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
@@ -75,6 +77,8 @@ class DDLPLoader(DataLoader):
         backend: who prepares the host's batches: ``"native"``, ddlp's own code; ``"dali"``, NVIDIA DALI on the CPU: the same
             samples, the same random draws, and pixels nearly torchvision's (docs/dali.md says how nearly).
         allow_different_bits: take a device whose Pillow makes other pixels than this host's.
+        record: a directory, or a `ddlp.observe.Recorder`: what every thread did in each epoch is recorded there, for
+            ``ddlp analyse`` and ``ddlp trace``.
 
     Raises:
         ValueError: arguments that contradict each other, as DataLoader.
@@ -120,6 +124,7 @@ class DDLPLoader(DataLoader):
         batch_transform: Callable[[Any], Any] | None = None,
         backend: str = "native",
         allow_different_bits: bool = False,
+        record: str | os.PathLike[str] | Recorder | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -156,6 +161,8 @@ class DDLPLoader(DataLoader):
         self.batch_transform = batch_transform
         self.backend = backend
         self.allow_different_bits = allow_different_bits
+        self.record = record
+        self._watchers: tuple[Observer, ...] = ()  # of the next epoch
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._resume_seed: int | None = None
@@ -292,7 +299,8 @@ class DDLPLoader(DataLoader):
         devices = () if reach is None else reach.names
         if reach is not None:
             reach.epoch_began()
-        iterator = EpochIterator(
+        watchers = self._watching()
+        iterator = (partial(WatchedIterator, watchers) if watchers else EpochIterator)(
             self,
             now,
             seed=seed,
@@ -315,6 +323,14 @@ class DDLPLoader(DataLoader):
                     target=attend, args=(iterator.run, device, bring_in), name=f"ddlp-attend-{device}", daemon=True
                 ).start()
         return iterator
+
+    def _watching(self) -> tuple[Observer, ...]:
+        """Who watches the epoch that begins: mostly nobody."""
+        watchers, self._watchers = self._watchers, ()
+        if self.record is None:
+            return watchers
+        recorder = self.record if isinstance(self.record, Recorder) else Recorder(self.record)
+        return (recorder.begin(), *watchers)
 
     def _strategy(self, name: str, ledger: Ledger, rates: Rates) -> Strategy:
         if name != "mte":
