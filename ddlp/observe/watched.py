@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ddlp
+from csd_engine.readtime import READING
 from ddlp.delivered import Delivered
 from ddlp.epoch import FETCHERS, EpochRun
 from ddlp.iterator import EpochIterator
@@ -35,7 +36,6 @@ from ddlp.ranks import here
 from ddlp.sources.dali import DaliHost
 from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted
-from csd_engine.readtime import READING
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
