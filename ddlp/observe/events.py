@@ -187,7 +187,8 @@ def to_line(event: Event, origin: float) -> str:
     """An event as a line of JSON; its moments are from ``origin`` on."""
     name = type(event).__name__
     fields: dict[str, Any] = {"event": name}
-    for field, value, moment in zip(event._fields, event, _MOMENTS[name], strict=True):
+    values: tuple[Any, ...] = event
+    for field, value, moment in zip(event._fields, values, _MOMENTS[name], strict=True):
         if moment:
             value = round(value - origin, 6)
         elif isinstance(value, float) and field != "clock":

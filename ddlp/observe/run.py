@@ -63,9 +63,9 @@ def read_epoch(path: str | os.PathLike[str]) -> EpochTrace:
             events.append(from_line(line))
         except ValueError as error:
             raise DDLPError(f"{path}, line {number}: {error}. Record the run again.") from None
-    if not events or not isinstance(events[0], EpochBegan):
+    began = events.pop(0) if events else None
+    if not isinstance(began, EpochBegan):
         raise DDLPError(f"{path} does not begin as a recorded epoch does: {(lines or [cut_off])[0][:80]!r}")
-    began = events.pop(0)
     if began.format != FORMAT:
         raise DDLPError(f"{path} was recorded by ddlp {began.ddlp} in format {began.format}; this version reads {FORMAT}")
     last = events[-1] if events else None
