@@ -116,6 +116,7 @@ class _Epoch:
         self.fetch_spans = union((f.began_at, f.ended_at) for f in self.fetched)
         took = sum(b.ended_at - b.began_at for b in self.host)
         self.read_part = min(1.0, sum(b.read_s for b in self.host) / took) if took else 0.0
+        self.first_waits: dict[str, float] = {}  # what training waited for before its first batch
         self.profile = profile
         self.busy: list[Span] | None = None
         self.copies: list[Span] | None = None
@@ -209,6 +210,8 @@ class _Epoch:
             else:  # its making was not recorded
                 earlier = wait
             self._blame_who_works(waits, earlier)
+            if step is self.steps[0]:
+                self.first_waits = dict(waits)
         seconds |= {f"{WAITING} for {name}": s for name, s in waits.items()}
         at_end = sum(e.at - e.asked_at for e in self.trace.of(Exhausted)[:1])
         seconds[OUTSIDE] = at_end
@@ -237,13 +240,13 @@ class _Epoch:
 
     def _limit(self, seconds: dict[str, float]) -> str:
         """What training waited for most; training itself where it hardly waited. The first batch is no stage's fault."""
-        waits = {n.removeprefix(f"{WAITING} for "): s for n, s in seconds.items() if n.startswith(WAITING)}
-        first_s = self.steps[0].got_at - self.steps[0].asked_at if self.steps else 0.0
-        if sum(waits.values()) - first_s < LIMIT * self.wall_s:
+        waits = {name: seconds[f"{WAITING} for {name}"] - s for name, s in self.first_waits.items()}
+        first_s = sum(self.first_waits.values())
+        if sum(waits.values()) < LIMIT * self.wall_s:
             if seconds[TRANSFER] > seconds[TRAINING]:
                 return TRANSFER
             return START if first_s > seconds[TRAINING] else TRAINING
-        most = max(waits, key=lambda name: waits[name])
+        most = max(waits, key=waits.__getitem__)
         return SPOOL if most in (CPU, CSD, READ) and self._spool_is_full() else most
 
     def _spool_is_full(self) -> bool:
