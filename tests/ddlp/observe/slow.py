@@ -1,4 +1,4 @@
-"""An operator file whose function takes time, and writes down how long it really took: sleeps are longer than they should be."""
+"""An operator file whose function takes time, and writes down how long it really took: sleeps are never exact."""
 
 import os
 import threading

@@ -179,7 +179,8 @@ def test_a_sample_in_place_of_another(data, monkeypatch):
 
 def test_another_order(data, monkeypatch):
     def backwards(self):
-        return self.ledger.delivered.last_missing(self.ledger.length) if len(self.ledger.delivered) > 4 else honest(self)
+        last = self.ledger.delivered.last_missing(self.ledger.length)
+        return honest(self) if len(self.ledger.delivered) < 5 else last if last >= 0 else None
 
     honest = Ordered.turn
     monkeypatch.setattr(Ordered, "turn", backwards)
