@@ -1,0 +1,55 @@
+"""The landing for a torch device: which ones take copies beside their work, and how files come there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ddlp.errors import DDLPError
+from ddlp.transfer.landing import Landing
+from ddlp.transfer.lane import CudaLane, Lane
+from ddlp.transfer.ways import GdsWay, MappedWay, PinnedWay, Way
+
+__all__ = ["WAYS", "landing_on"]
+
+WAYS = ("gds", "pinned", "mmap")  # by name, into a GPU's memory, from a spool that this host sees
+
+
+def landing_on(device: torch.device | str | None, transfer: str | None) -> Landing | None:
+    """Where batches for a GPU land; None for any other device, which gets them by a plain copy in the training thread.
+
+    ``transfer``: one of `WAYS`, else the fastest is taken. Raises DDLPError: there is no GPU.
+    """
+    wanted = torch.device(device or "cpu")
+    if wanted.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        raise DDLPError(
+            f"device={str(device)!r}: torch {torch.__version__} finds no GPU here. See what `nvidia-smi` says, and whether "
+            "this torch was built for CUDA (torch.version.cuda); or leave device= out."
+        )
+    lane = CudaLane(wanted)
+    return Landing(lane, ways(lane, transfer))
+
+
+def ways(lane: Lane, transfer: str | None) -> Callable[[Path], list[Way]]:
+    """What a `Landing` asks for: the way that the user wants, or those to choose from."""
+
+    def open_ways(spool: Path) -> list[Way]:
+        if transfer == "pinned":
+            return [PinnedWay(lane)]
+        if transfer == "mmap":
+            return [MappedWay(lane)]
+        if transfer == "gds":
+            return [_gds(spool)]
+        return [PinnedWay(lane), MappedWay(lane)]
+
+    return open_ways
+
+
+def _gds(spool: Path) -> Way:
+    from ddlp.transfer.gds import GdsReader
+
+    return GdsWay(GdsReader.open())
