@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ddlp.errors import DDLPError
+from ddlp.transfer.gds import GdsReader
+from ddlp.transfer.gdsneeds import ways_out, why_not
+from ddlp.transfer.gdsprobe import probe
 from ddlp.transfer.landing import Landing
 from ddlp.transfer.lane import CudaLane, Lane
 from ddlp.transfer.ways import GdsWay, MappedWay, PinnedWay, Way
@@ -44,12 +48,30 @@ def ways(lane: Lane, transfer: str | None) -> Callable[[Path], list[Way]]:
             return [MappedWay(lane)]
         if transfer == "gds":
             return [_gds(spool)]
-        return [PinnedWay(lane), MappedWay(lane)]
+        return [PinnedWay(lane), MappedWay(lane), *_gds_if_likely(lane, spool)]
 
     return open_ways
 
 
 def _gds(spool: Path) -> Way:
-    from ddlp.transfer.gds import GdsReader
-
+    """Direct reads, proven; or what the user's own $KVIKIO_COMPAT_MODE makes of them."""
+    if "KVIKIO_COMPAT_MODE" not in os.environ:
+        found = probe(spool)
+        if found.kind != "gds":
+            raise DDLPError(
+                f"transfer='gds': files in {spool} can't be read straight into the GPU's memory, only by way of the host's "
+                f"({found.kind}): {found.reason}. {'; '.join(found.ways_out) or 'See docs/gpu.md'}. Or leave transfer= out, for "
+                "the fastest other way."
+            )
     return GdsWay(GdsReader.open())
+
+
+def _gds_if_likely(lane: Lane, spool: Path) -> list[Way]:
+    """Where nothing is seen that stands in its way: no process should start cuFile, and be kept from forking, for nothing."""
+    if lane.device.type != "cuda" or why_not() is not None or ways_out(spool):
+        return []
+    try:
+        reader = GdsReader.open()
+    except DDLPError:
+        return []
+    return [GdsWay(reader)] if reader.through == "cufile" else []

@@ -7,6 +7,7 @@ here, writes what the caller gets.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -136,10 +137,9 @@ class Landing:
         with self._lock:
             slot = self._slots.pop() if self._slots else None
         if slot is None or len(slot.data) < padded(size):
-            with self._lane.work():
-                slot = _Slot.make(padded(size), self._lane)
-                mark = self._lane.mark()
-            mark.wait()  # a direct read does not wait for the lane
+            if slot is not None:
+                way.forget(slot.data)
+            slot = _Slot.make(padded(size), self._lane)
             way.prepare(slot.data)
         return slot
 
@@ -158,9 +158,12 @@ class Landing:
                 best = min(self._ways, key=lambda way: seconds[way.name])
                 for way in self._ways:
                     if way is not best:
-                        way.close()
+                        way.close()  # before its memory is freed
                 self._ways = [best]
-                rates = ", ".join(f"{name} {layout.data_bytes / s / 1e9:.1f} GB/s" for name, s in seconds.items())
+                rates = ", ".join(
+                    f"{name} {layout.data_bytes / s / 1e9:.1f} GB/s" if s < math.inf else f"{name} failed"
+                    for name, s in seconds.items()
+                )
                 self._tell(f", the fastest for the first one ({rates})")
             return self._ways[0]
 
@@ -170,19 +173,23 @@ class Landing:
 
     def _measured(self, path: Path, descriptor: int, layout: Layout) -> dict[str, float]:
         """Seconds of each way's fastest read of this file, the ways taking turns."""
-        with self._lane.work():
-            slot = _Slot.make(padded(layout.data_bytes), self._lane)
-        self._lane.mark().wait()
-        for way in self._ways:
-            way.prepare(slot.data)
         seconds: dict[str, float] = {}
+        slots = [_Slot.make(padded(layout.data_bytes), self._lane) for _ in self._ways]
+        for way, slot in zip(self._ways, slots, strict=True):
+            way.prepare(slot.data)
         for _ in range(_TRIALS):
-            for way in self._ways:
+            for way, slot in zip(self._ways, slots, strict=True):
                 began = time.monotonic()
-                kept = way.read(path, descriptor, slot.data, layout.data_bytes)
+                try:
+                    kept = way.read(path, descriptor, slot.data, layout.data_bytes)
+                except OSError:
+                    seconds[way.name] = math.inf  # whoever reads next says what is wrong, if all fail
+                    continue
                 self._lane.mark().wait()
                 del kept
-                seconds[way.name] = min(seconds.get(way.name, float("inf")), time.monotonic() - began)
+                seconds[way.name] = min(seconds.get(way.name, math.inf), time.monotonic() - began)
+        for way, slot in zip(self._ways, slots, strict=True):
+            way.forget(slot.data)
         return seconds
 
     def settle(self) -> None:
@@ -213,6 +220,15 @@ class _Slot:
 
     @staticmethod
     def make(size: int, lane: Lane) -> _Slot:
+        """Memory that nothing on the lane uses any more: a direct read does not wait for the lane."""
+        with lane.work():
+            slot = _Slot._make(size, lane)
+            mark = lane.mark()
+        mark.wait()
+        return slot
+
+    @staticmethod
+    def _make(size: int, lane: Lane) -> _Slot:
         memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=lane.device)
         begin = -memory.data_ptr() % _ALIGNED
         return _Slot(

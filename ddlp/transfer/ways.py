@@ -10,17 +10,15 @@ import os
 import queue
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from csd_engine.errors import MissingBatch
 from csd_engine.layout import DATA_OFFSET
+from ddlp.transfer.gds import GdsReader
 from ddlp.transfer.lane import Lane, Mark
-
-if TYPE_CHECKING:
-    from ddlp.transfer.gds import GdsReader
 
 __all__ = ["GdsWay", "MappedWay", "PinnedWay", "Way"]
 
@@ -35,6 +33,9 @@ class Way(Protocol):
 
     def prepare(self, buffer: Tensor) -> None:
         """Data will come into this uint8 tensor on the device, again and again."""
+
+    def forget(self, buffer: Tensor) -> None:
+        """None will any more."""
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """The data of an open batch file, so many bytes, to the buffer's beginning: done, or on the lane, when it returns.
@@ -71,6 +72,8 @@ class PinnedWay:
 
     def prepare(self, buffer: Tensor) -> None:
         """As `Way`."""
+
+    forget = prepare
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """As `Way`."""
@@ -124,6 +127,8 @@ class MappedWay:
     def prepare(self, buffer: Tensor) -> None:
         """As `Way`."""
 
+    forget = prepare
+
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """As `Way`."""
         # Private and writable, as torch wants its memory; populated it would be copied at once, page by page.
@@ -148,6 +153,10 @@ class GdsWay:
     def prepare(self, buffer: Tensor) -> None:
         """As `Way`."""
         self._reader.register(buffer)
+
+    def forget(self, buffer: Tensor) -> None:
+        """As `Way`."""
+        self._reader.deregister(buffer)
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """As `Way`."""

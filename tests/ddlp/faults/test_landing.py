@@ -1,4 +1,4 @@
-"""Whole epochs that land on a device: the same samples and bits, in every strategy, also where files are damaged or devices lie.
+"""Whole epochs that land on a device: the same samples and bits, in every strategy, also where files are damaged.
 
 With this machine's CPU as a device without streams, on the very path of a GPU: workers and fetchers bring, verify and finish
 the batches, the training thread uses them after their marks. And on a GPU where there is one.

@@ -206,6 +206,22 @@ def test_the_fastest_way_is_taken_and_said(tmp_path, lane):
     landing.close()
 
 
+def test_a_way_that_fails_is_not_taken(tmp_path, lane):
+    file = write(tmp_path, (8, 30, 30, 3))
+
+    class Failing(MappedWay):
+        name = "failing"
+
+        def read(self, *arguments):
+            raise OSError(5, "Input/output error")
+
+    landing = Landing(lane, lambda _: [Failing(lane), PinnedWay(lane, readers=2)])
+    landing.open(tmp_path)
+    file.read(landing, epilogue_for(file))
+    assert landing.remark.startswith("batches come by transfer='pinned', the fastest for the first one (failing failed, pinned ")
+    landing.close()
+
+
 def test_a_batch_of_the_hosts_own(lane):
     landing = Landing(lane, lambda _: [])
     images = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, 30, 31, 3), dtype=np.uint8))
@@ -217,7 +233,7 @@ def test_a_batch_of_the_hosts_own(lane):
     landing.close()
 
 
-@pytest.mark.parametrize("count", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 77, 4097 * BLOCK_BYTES - 3])
+@pytest.mark.parametrize("count", [1, *(BLOCK_BYTES + k for k in (-1, 0, 1)), 5 * BLOCK_BYTES + 77, 4097 * BLOCK_BYTES - 3])
 def test_the_sum_is_the_engines(lane, count):
     """4097 blocks are more than are added at a time."""
     data = np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8)
