@@ -137,12 +137,14 @@ def measure(options: argparse.Namespace) -> Result:
 
 @contextmanager
 def _on(cpus: Iterable[int]) -> Iterator[None]:
-    before = os.sched_getaffinity(0)
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, set(cpus))
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
 
 
 def training(model: str, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:

@@ -59,9 +59,9 @@ def _gds(spool: Path) -> Way:
         found = probe(spool)
         if found.kind != "gds":
             raise DDLPError(
-                f"transfer='gds': files in {spool} can't be read straight into the GPU's memory, only by way of the host's "
-                f"({found.kind}): {found.reason}. {'; '.join(found.ways_out) or 'See docs/gpu.md'}. Or leave transfer= out, for "
-                "the fastest other way."
+                f"transfer='gds': files in {spool} can't be read straight into the GPU's memory, only by way of the "
+                f"host's ({found.kind}): {found.reason}. {'; '.join(found.ways_out) or 'See docs/gpu.md'}. Or leave "
+                "transfer= out, for the fastest other way."
             )
     return GdsWay(GdsReader.open())
 
