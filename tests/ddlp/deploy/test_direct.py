@@ -17,11 +17,19 @@ from ddlp.transfer.gdsprobe import Probe
     ("found", "level", "what"),
     [
         (Probe("posix", "no driver", gpu=False), Level.OK, "no NVIDIA GPU here"),
-        (Probe("gds", "a probe read came", (), 6.5), Level.OK, "gds: /spool is read straight into GPU memory (a probe read came, 6.5 GB/s"),
-        (Probe("cufile-compat", "not loaded", ("load it", "mount it")), Level.WARN, "cufile-compat: no GPUDirect Storage from /spool; cuFile copies"),
+        (
+            Probe("gds", "a probe read came", (), 6.5),
+            Level.OK,
+            "gds: /spool is read straight into GPU memory (a probe read came, 6.5 GB/s",
+        ),
+        (
+            Probe("cufile-compat", "not loaded", ("load it", "mount it")),
+            Level.WARN,
+            "cufile-compat: no GPUDirect Storage from /spool; cuFile copies",
+        ),
         (Probe("posix", "kvikio is not installed", ("pip install ddlp[gpu]",)), Level.WARN, "posix: no GPUDirect Storage"),
     ],
-)  # fmt: skip
+)
 def test_each_kind_is_told_with_its_ways_out(found: Probe, level: Level, what: str) -> None:
     (finding,) = of_probe("/spool", found)
     assert finding.level is level and finding.what.startswith(what)

@@ -93,7 +93,8 @@ def test_the_real_library_obeys_the_file(made_strict: bool, file: Path, tmp_path
         file.write_text(json.dumps(strict(read_settings(variables))))
     work = tmp_path / "work"
     work.mkdir()
-    done = subprocess.run([sys.executable, "-c", OPEN, str(LIBRARY)], env=variables, cwd=work, stdout=subprocess.PIPE, timeout=60)
+    command = [sys.executable, "-c", OPEN, str(LIBRARY)]
+    done = subprocess.run(command, env=variables, cwd=work, stdout=subprocess.PIPE, timeout=60)
     found, never_opened, left = json.loads(done.stdout)
     assert found == [not made_strict, False] and not never_opened and left == []  # no cufile.log either
 

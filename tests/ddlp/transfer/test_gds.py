@@ -134,14 +134,19 @@ print(json.dumps(said))
     assert "torch.float32 on cpu" in first and "view(torch.uint8)" in first and "torch.uint8 on cpu" in second
 
 
+@pytest.fixture(scope="module")
+def kind(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return probe(tmp_path_factory.mktemp("probe")).kind
+
+
 @need_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("cufile", [True, False])
 @pytest.mark.parametrize(
     ("offset", "size"), [(4096, 1 << 20), (4096, 150_529), (0, 1), (4097, 4095), (4096, (24 << 20) + 17), (4096, 64 << 20)]
 )
-def test_the_bytes_arrive(cufile: bool, offset: int, size: int, tmp_path: Path) -> None:
-    if cufile and probe(tmp_path).kind == "posix":
+def test_the_bytes_arrive(cufile: bool, offset: int, size: int, kind: str, tmp_path: Path) -> None:
+    if cufile and kind == "posix":
         pytest.skip("cuFile can't read here")
     path = tmp_path / "batch"
     data = os.urandom(32 << 20)

@@ -24,7 +24,7 @@ class System:
         self.write("proc/sys/kernel/osrelease", "6.8.0-49-generic\n")
         self.write("proc/sys/kernel/arch", "x86_64\n")
         self.write("proc/driver/nvidia/version", OPEN_DRIVER)
-        self.write("proc/driver/nvidia/params", 'EnableMSI: 1\nRegistryDwords: "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"\n')
+        self.write("proc/driver/nvidia/params", 'RegistryDwords: "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"\n')
         self.write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: NVIDIA H100 PCIe\n")
         self.write("sys/module/nvme_core/parameters/multipath", "N\n")
         self.write("run/udev/data/b259:1", "")
@@ -112,14 +112,17 @@ def test_an_old_system_with_a_sata_drive(tmp_path: Path) -> None:
     ("line", "said"),
     [
         (mounted("/spool", "0:25", "tmpfs", "tmpfs", "size=4g"), "on tmpfs, that is in the host's memory"),
-        (mounted("/spool", "0:50", "overlay", "overlay", "lowerdir=/l,upperdir=/u"), "mounted into the container: /spool/x is on overlay"),
+        (
+            mounted("/spool", "0:50", "overlay", "overlay", "lowerdir=/l,upperdir=/u"),
+            "mounted into the container: /spool/x is on overlay",
+        ),
         (mounted("/spool", "0:51", "nfs4", "nas:/spool", "vers=4.2,proto=tcp,nconnect=4"), "mount NFS with proto=rdma"),
         (mounted("/spool", "0:51", "nfs4", "nas:/spool", "vers=4.2,proto=rdma"), "NFS over RDMA"),
         (mounted("/spool", "0:52", "cifs", "//nas/spool", "vers=3.1.1"), "on cifs, a network file system"),
         (mounted("/spool", "0:53", "btrfs", "/dev/nvme0n1p1", "ssd"), "ext4 or XFS: /spool/x is on btrfs"),
         (mounted("/spool", "0:54", "lustre", "mds@tcp:/f", "flock"), "Lustre, which has support of its own"),
     ],
-)  # fmt: skip
+)
 def test_other_file_systems_are_named_as_what_they_are(line: str, said: str, tmp_path: Path) -> None:
     ways = System(tmp_path, line).ways("/spool/x")
     assert said in ways[0]

@@ -29,12 +29,18 @@ WAYS = ("load nvidia-fs", "set CUFILE_USE_PCIP2PDMA=true: try")
         ({"strict": GOOD}, "gds", 6.5, "every compatibility mode off", None),
         ({"strict": ROUND}, "posix", None, "goes round cuFile", "set KVIKIO_COMPAT_MODE=OFF"),
         ({"strict": BAD, "cufile": GOOD}, "cufile-compat", 6.5, "nvidia-fs.ko driver not loaded", "load nvidia-fs"),
-        ({"strict": BAD, "p2pdma": GOOD, "cufile": GOOD}, "cufile-compat", 6.5, "not loaded", "set CUFILE_USE_PCIP2PDMA=true: a probe read"),
+        (
+            {"strict": BAD, "p2pdma": GOOD, "cufile": GOOD},
+            "cufile-compat",
+            6.5,
+            "not loaded",
+            "set CUFILE_USE_PCIP2PDMA=true: a probe read",
+        ),
         ({"strict": BAD, "cufile": ROUND, "posix": GOOD}, "posix", 6.5, "goes round cuFile", "load nvidia-fs"),
         ({"strict": BAD, "cufile": BAD, "posix": ROUND}, "posix", 6.5, "cuFile can't read there: nvidia-fs", "load nvidia-fs"),
         ({"strict": BAD, "cufile": BAD, "posix": BAD}, "posix", None, "kvikio can't read there", "load nvidia-fs"),
     ],
-)  # fmt: skip
+)
 def test_what_the_reads_mean_together(outcomes, kind, speed, reason, first) -> None:
     found = judge(outcomes, WAYS)
     assert (found.kind, found.gb_per_s) == (kind, speed) and reason in found.reason and found.gpu
@@ -100,7 +106,7 @@ def test_the_read_dies_with_whoever_waits_for_it() -> None:
 def test_cufiles_own_reason_is_found(tmp_path: Path) -> None:
     log = tmp_path / "cufile.log"
     log.write_text(  # libcufile 1.17
-        " 22-11-2026 05:58:24:434 [pid=19334 tid=19335] WARN   0:184 failed to open /proc/driver/nvidia-fs/devcount  error: ...\n"
+        " 22-11-2026 05:58:24:434 [pid=19334 tid=19335] WARN   0:184 failed to open /proc/driver/nvidia-fs/devcount \n"
         " 22-11-2026 05:58:24:434 [pid=19334 tid=19335] ERROR  cufio-drv:1141 nvidia-fs.ko driver not loaded\n"
     )
     assert _last_error(str(log)) == "nvidia-fs.ko driver not loaded"
@@ -120,11 +126,10 @@ def test_the_whole_way_with_a_driver_in_name_only(tmp_path: Path) -> None:
         "import dataclasses, json, sys; from ddlp.transfer.gds import probe\n"
         "print(json.dumps(dataclasses.asdict(probe(sys.argv[1], root=sys.argv[2]))))"
     )
-    variables = {
-        **os.environ, "LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": f"{os.getcwd()}:{packages}", "TMPDIR": str(tmp_path / "tmp"),
-    }  # fmt: skip
+    variables = {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": f"{os.getcwd()}:{packages}", "TMPDIR": tmp_path / "tmp"}
     (tmp_path / "tmp").mkdir()
-    done = subprocess.run([sys.executable, "-c", code, str(spool), str(root)], env=variables, stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, "-c", code, str(spool), str(root)]
+    done = subprocess.run(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, check=True)
     found = json.loads(done.stdout)
     assert found["kind"] == "posix" and found["gpu"] and "sees no CUDA device" in found["reason"]
     assert "nvidia-smi" in found["ways_out"][0] and found["gb_per_s"] is None
