@@ -126,7 +126,9 @@ class GdsReader:
         _check(buffer, size)
         try:
             with self._kvikio.CuFile(os.fspath(path), "r") as file:
-                return int(file.pread(buffer, size, offset).get())
+                # kvikio raises where a read goes past the end of the file.
+                size = max(0, min(size, os.fstat(file.fileno()).st_size - offset))
+                return int(file.pread(buffer, size, offset).get()) if size else 0
         except RuntimeError as error:
             raise as_os_error(error, path) from error
 

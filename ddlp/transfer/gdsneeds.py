@@ -151,9 +151,7 @@ def ask_p2pdma(root: str | os.PathLike[str] = "/") -> tuple[str, ...]:
         wants.append(f"NVIDIA's open kernel driver from {_DRIVER} on ({has})")
     x86 = _read(root / "proc/sys/kernel/arch").strip() in ("x86_64", "")  # told from Linux 6.1 on
     if x86 and "RMForceStaticBar1=1" not in _read(root / "proc/driver/nvidia/params"):
-        wants.append(
-            '"options nvidia NVreg_RegistryDwords=RMForceStaticBar1=1;RmForceDisableIomapWC=1;" in /etc/modprobe.d'
-        )
+        wants.append('"options nvidia NVreg_RegistryDwords=RMForceStaticBar1=1;RmForceDisableIomapWC=1;" in /etc/modprobe.d')
     if _read(root / "sys/module/nvme_core/parameters/multipath").strip() == "Y":
         wants.append('"options nvme_core multipath=N" in /etc/modprobe.d')
     return tuple(wants)
@@ -215,7 +213,7 @@ def _of_disk(place: Place, disk: Disk) -> list[str]:
     if disk.kind.startswith("NVMe"):
         return []
     if disk.kind == "RAID":
-        return [f"use a drive without RAID below: {where}; PCI P2PDMA supports none, nvidia-fs RAID 0 of NVMe drives alone"]
+        return [f"use a drive without RAID below: {where}; PCI P2PDMA supports none, nvidia-fs RAID 0"]
     if disk.kind == "device mapper":
         return [f"use a partition of an NVMe drive itself: {where}, and LVM or encryption may stand between"]
     if disk.kind == "virtual disk":

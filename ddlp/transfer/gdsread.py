@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     try:
         outcome = _read(path, int(offset), int(size), digest, mode)
     except (DDLPError, OSError, RuntimeError, ValueError) as error:
-        outcome = Outcome(False, str(error))
+        outcome = Outcome(False, _short(error))
     print(json.dumps(dataclasses.asdict(outcome)), flush=True)
     os._exit(0)  # what CUDA and cuFile do at exit has no say in the outcome
 
@@ -76,7 +77,7 @@ def _read(path: str, offset: int, size: int, digest: str, mode: str) -> Outcome:
     try:
         done = reader.read(path, buffer, offset, size)
     except OSError as error:
-        return Outcome(False, error.strerror or str(error), usual=usual)
+        return Outcome(False, _short(error), usual=usual)
     if done != size or hashlib.blake2b(buffer.cpu().numpy().tobytes()).hexdigest() != digest:
         return Outcome(False, f"{done} of {size} bytes came, and they are not the file's", usual=usual)
     allowed = in_force()
@@ -88,6 +89,12 @@ def _read(path: str, offset: int, size: int, digest: str, mode: str) -> Outcome:
     gb_per_s = size / 1e9 / (time.perf_counter() - began)
     reader.close()
     return Outcome(True, "", round(gb_per_s, 2), usual)
+
+
+def _short(error: Exception) -> str:
+    """The first sentence, without kvikio's place in its sources: "... at: /x/file_handle.cpp:202: what is wrong"."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return re.sub(r"^.*\.[ch]pp:\d+: ", "", text, flags=re.DOTALL).partition("\n")[0].partition(". ")[0]
 
 
 def _forget(path: str) -> None:
