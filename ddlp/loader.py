@@ -22,8 +22,7 @@ from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
 from ddlp.notices import warn_user
-from ddlp.observe.record import Recorder
-from ddlp.observe.watched import Observer, WatchedIterator
+from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.plan import is_built_in, is_random
 from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
@@ -81,8 +80,7 @@ class DDLPLoader(DataLoader):
         backend: who prepares the host's batches: ``"native"``, ddlp's own code; ``"dali"``, NVIDIA DALI on the CPU: the same
             samples, the same random draws, and pixels nearly torchvision's (docs/dali.md says how nearly).
         allow_different_bits: take a device whose Pillow makes other pixels than this host's.
-        record: a directory, or a `ddlp.observe.Recorder`: what every thread did in each epoch is recorded there, for
-            ``ddlp analyse`` and ``ddlp trace``.
+        record: a directory, or a `ddlp.observe.Recorder`, for what every thread does: ``ddlp analyse`` tells of it.
 
     Raises:
         ValueError: arguments that contradict each other, as DataLoader.
@@ -91,6 +89,7 @@ class DDLPLoader(DataLoader):
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
+    _watchers: tuple[Any, ...] = ()  # of the next epoch, see ddlp.observe.checked
     _is_accelerate_prepared = True  # else Accelerator.prepare puts a loader of its own in this one's place
 
     def __init__(
@@ -166,7 +165,6 @@ class DDLPLoader(DataLoader):
         self.backend = backend
         self.allow_different_bits = allow_different_bits
         self.record = record
-        self._watchers: tuple[Observer, ...] = ()  # of the next epoch
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._resume_seed: int | None = None
@@ -283,6 +281,7 @@ class DDLPLoader(DataLoader):
         warn_if_not_shared(self)
         now = self._portable_now()
         if now is None:
+            warn_if_not_recorded(self)
             user_code: UserCodeIterator
             if isinstance(kept, UserCodeIterator):
                 user_code = kept
@@ -310,8 +309,7 @@ class DDLPLoader(DataLoader):
         devices = () if reach is None else reach.names
         if reach is not None:
             reach.epoch_began()
-        watchers = self._watching()
-        iterator = (partial(WatchedIterator, watchers) if watchers else EpochIterator)(
+        iterator = iterator_kind(self)(
             self,
             now,
             seed=seed,
@@ -335,14 +333,6 @@ class DDLPLoader(DataLoader):
                     target=attend, args=(iterator.run, device, bring_in), name=f"ddlp-attend-{device}", daemon=True
                 ).start()
         return iterator
-
-    def _watching(self) -> tuple[Observer, ...]:
-        """Who watches the epoch that begins: mostly nobody."""
-        watchers, self._watchers = self._watchers, ()
-        if self.record is None:
-            return watchers
-        recorder = self.record if isinstance(self.record, Recorder) else Recorder(self.record)
-        return (recorder.begin(), *watchers)
 
     def _strategy(self, name: str, ledger: Ledger, rates: Rates) -> Strategy:
         if name != "mte":

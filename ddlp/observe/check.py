@@ -188,6 +188,8 @@ class EpochCheck(Observer):
         header = self._headers.pop(lease, None)
         if header is None:
             self.verdict.claims[COMPLETE].unseen = "files that this host does not see were not summed up again"
+        elif pixels.finished and header.lease == lease and header.whole:
+            self.verdict.claims[COMPLETE].unseen = "what a device summed up was not summed up again"
         elif header.lease != lease or not header.whole:
             self._refute(COMPLETE, f"batch {position} was taken from a file that is not whole, or not of lease {lease}")
         elif header.checksum != checksum(pixels):

@@ -7,13 +7,20 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from ddlp.iterator import EpochIterator
+from ddlp.notices import warn_user
 from ddlp.observe.events import EpochBegan, EpochEnded, Event, to_line
 from ddlp.observe.watched import Observer, WatchedIterator
 
-__all__ = ["Recorder", "Recording"]
+if TYPE_CHECKING:
+    from ddlp.loader import DDLPLoader
+
+__all__ = ["Recorder", "Recording", "iterator_kind", "warn_if_not_recorded"]
 
 LIMIT = 1 << 16  # events that wait to be written: some 10 MB
 _LOOK_S = 1.0  # what a process loses at most that is killed
@@ -45,6 +52,25 @@ class Recorder:
                 number += 1
             else:
                 return Recording(file, self.limit)
+
+
+def iterator_kind(loader: DDLPLoader) -> Callable[..., EpochIterator]:
+    """What iterates over the epoch that begins now: mostly an `EpochIterator`; a watched one where somebody watches.
+
+    Raises OSError where nothing can be recorded.
+    """
+    watchers, loader._watchers = loader._watchers, ()
+    if loader.record is not None:
+        recorder = loader.record if isinstance(loader.record, Recorder) else Recorder(loader.record)
+        watchers = (recorder.begin(), *watchers)
+    return partial(WatchedIterator, watchers) if watchers else EpochIterator
+
+
+def warn_if_not_recorded(loader: DDLPLoader) -> None:
+    """Say, once, that torch's own workers are not watched."""
+    if loader.record is not None and "record" not in loader._told:
+        loader._told.add("record")
+        warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
 
 
 class Recording(Observer):

@@ -58,7 +58,7 @@ class Observer:
         """A device's batch is about to be read."""
 
     def read(self, lease: int, position: int, pixels: Pixels) -> None:
-        """It was read and verified, and is still as it came."""
+        """It was read and verified; bytes as they came, or finished where it landed in an accelerator's memory."""
 
     def handed(self, delivered: Delivered, batch: Any) -> None:
         """The training thread has a batch, targets joined; the user's batch_transform comes after this."""
@@ -101,7 +101,7 @@ class _Watch:
         wanted: Callable[[], bool],
         finished: bool,
     ) -> Pixels:
-        """Around the making of a host batch; where it is finished elsewhere `finish` tells of it."""
+        """Around the making of a host batch; `finish`, which comes next, tells of it."""
         self.hands.host = position, time.monotonic(), READING.seconds, time.thread_time()
         try:
             made = inner(position, wanted, finished)
@@ -111,8 +111,6 @@ class _Watch:
         except BaseException:
             self._told_host("failed")
             raise
-        if finished:
-            self._told_host("made")
         return made
 
     def _told_host(self, outcome: str) -> None:
@@ -140,7 +138,11 @@ class _Watch:
         """Around the last step of a batch, in the thread that made or fetched it."""
         fetch = self.hands.fetch
         if fetch is None:
-            finished = inner(pixels)
+            try:
+                finished = inner(pixels)
+            except BaseException:
+                self._told_host("failed")
+                raise
             self._told_host("made")
             return finished
         read_at = time.monotonic()
