@@ -120,8 +120,8 @@ class _Epoch:
         self.profile = profile
         self.busy: list[Span] | None = None
         self.copies: list[Span] | None = None
-        if profile is not None:
-            self.busy, self.copies = self._here(profile.busy), self._here(profile.copies)
+        if profile is not None and (busy := self._here(profile.busy)):
+            self.busy, self.copies = busy, self._here(profile.copies)
 
     def _here(self, spans: list[Span]) -> list[Span]:
         """Spans in Unix seconds as moments of this epoch."""
@@ -183,7 +183,9 @@ class _Epoch:
         return {a: {b: length(both(stages[a], stages[b])) for b in stages} for a in stages}
 
     def _training_parts(self) -> dict[str, float]:
-        return {} if self.profile is None else {n: length(self._here(s)) for n, s in self.profile.parts.items()}
+        if self.profile is None or self.busy is None:
+            return {}
+        return {name: length(self._here(spans)) for name, spans in self.profile.parts.items()}
 
     # -- each second of the wall, as training saw it -------------------------------------------------------------
 
@@ -331,5 +333,7 @@ class _Epoch:
             yield f"{self.trace.left_out} events were left out: they came faster than they could be written"
         for lost in self.trace.of(Lost):
             yield f"{lost.device} was lost after {lost.at:.1f} s: {lost.reason}"
-        if self.profile is None:
+        if self.profile is not None and self.busy is None:
+            yield f"{self.profile.path} is not of this epoch's time"
+        elif self.profile is None:
             yield "the accelerator's time is the training thread's; a profile of torch in the run's directory tells its own"

@@ -93,6 +93,9 @@ def test_gpu_kernels_are_the_accelerator(tmp_path):
     one = {r.name: r for r in analysis.resources}["accelerator"]
     assert one.busy_s == pytest.approx(0.007, abs=1e-5) and analysis.training_parts == {}
     assert analysis.overlap["transfer"]["transfer"] >= 0.003
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events[-1:]}).encode()))
+    other = analyse(trace, read_profile(path))
+    assert other.resources == analyse(trace).resources and "not of this epoch" in other.notes[0]
 
 
 def test_files_that_are_none(tmp_path):
