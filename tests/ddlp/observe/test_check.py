@@ -333,6 +333,14 @@ def test_it_raises_at_the_first_finding_and_says_so(data, monkeypatch, capsys):
     assert "REFUTED" in said and "refuted     labels: batch 0 came with other labels" in said and "and 19 more" in said
 
 
+def test_by_default_it_looks_closely_at_some_batches_of_each_side(data):
+    watched = checked(DDLPLoader(data, 4, seed=3), rows=3, say=None)
+    for _batch in watched:
+        pass
+    claims = watched.verdict.claims
+    assert claims[BITS].looked_at == 3 * 3 and claims[LABELS].looked_at == 80  # batches 0, 1 and 10
+
+
 def test_broken_off_it_tells_as_far_as_it_went(data):
     watched = checked(DDLPLoader(data, 4, seed=3), say=None)
     for _ in watched:

@@ -24,7 +24,13 @@ def run(tmp_path):
     """A small model trained under torch's profiler, asleep for a while in each step; how long it really worked and slept."""
     directory = tmp_path / "run"
     images = ImageArrays(np.zeros((4 * STEPS, 16, 16, 3), np.uint8), [0] * 4 * STEPS, transforms.ToTensor())
-    loader = DDLPLoader(images, 4, seed=0, record=directory)
+    matrix = torch.rand(500, 500)
+
+    def mixed(batch):  # the loader's own work, in its own scope: not the accelerator's
+        torch.mm(matrix, matrix)
+        return batch
+
+    loader = DDLPLoader(images, 4, seed=0, record=directory, batch_transform=mixed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 1500), torch.nn.ReLU(), torch.nn.Linear(1500, 10))
