@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 __all__ = ["PARTS", "Reading", "Sensor", "hwmon", "rapl", "read_all", "sensors", "whole"]
 
@@ -88,7 +88,7 @@ def rapl(sys: str = "/sys") -> List[Sensor]:
     """Return the RAPL domains, readable or not. A package that two interfaces show (msr and mmio) is counted once."""
     root = Path(sys) / "class" / "powercap"
     found: List[Sensor] = []
-    packages = set()
+    packages: Set[str] = set()
     # The domains of the msr interface first: what mmio shows of the same package is the same energy once more.
     for interface in ("intel-rapl", "intel-rapl-mmio"):
         shown = {}
