@@ -1,9 +1,9 @@
-"""Train the DDLP paper's ImageNet models with its three pipelines, under DDLPLoader's strategies or torch's DataLoader.
+r"""Train the DDLP paper's ImageNet models with its three pipelines, under DDLPLoader's strategies or torch's DataLoader.
 
     python templates/train_imagenet.py --small                                    # seconds, on any machine
-    python templates/train_imagenet.py --data /imagenet --model resnet152 --strategy dataloader cpu wrr \\
+    python templates/train_imagenet.py --data /imagenet --model resnet152 --strategy dataloader cpu wrr \
         --workers 16 --amp bf16 --epochs 2 --seeds 3 --csd csd0                   # images/s, at full size
-    python templates/train_imagenet.py --data /imagenet --model resnet152 --strategy wrr --epochs 90 \\
+    python templates/train_imagenet.py --data /imagenet --model resnet152 --strategy wrr --epochs 90 \
         --amp bf16 --csd csd0 --checkpoint resnet152.pt                           # a whole training
 
 --data is a directory with train/CLASS/*.jpg and val/CLASS/*.jpg. The report goes to --report; paper_tables.py sets several
@@ -58,7 +58,8 @@ def make_model(name: str, classes: int, small: bool) -> nn.Module:
         return models.VisionTransformer(32, 16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=classes)
     if name in ("wide_resnet101_2", "resnet152"):
         model = ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=128 if "wide" in name else 64)
-        model.layer2, model.layer3, model.layer4, model.fc = nn.Identity(), nn.Identity(), nn.Identity(), nn.Linear(256, classes)
+        model.layer2, model.layer3, model.layer4 = nn.Identity(), nn.Identity(), nn.Identity()
+        model.fc = nn.Linear(256, classes)
         return model
     model = models.get_model(name, num_classes=classes)  # vgg16, alexnet: nearly all of their weights are in the classifier
     model.avgpool, model.classifier = nn.AdaptiveAvgPool2d(1), nn.Linear({"vgg16": 512, "alexnet": 256}[name], classes)
