@@ -29,12 +29,12 @@ class Epoch:
     """One epoch of training, or what a run interrupted in it has done of it. Seconds; rates in images/s, each side alone."""
 
     number: int
-    batches: int = 0
-    samples: int = 0
+    batches: int = 0  # steps of training
+    samples: int = 0  # of all ranks
     seconds: float = 0.0
     waiting_s: float = 0.0  # the loop had no batch
     loss: float = 0.0  # mean
-    batches_cpu: int = 0
+    batches_cpu: int = 0  # of all ranks, by who prepared them
     batches_csd: int = 0
     host_cpu_s: float = 0.0  # processor time of the host's preparation, all its workers together
     rate_cpu: float | None = None
@@ -55,7 +55,7 @@ class Run:
     batch_size: int  # of one process
     workers: int  # of one process
     ranks: int = 1
-    backend: str = "native"
+    backend: str = "native"  # of the host's batches: native, dali, or torch (DataLoader)
     epochs: list[Epoch] = field(default_factory=list)
     accuracy: float | None = None  # top-1 on the val set, 0 to 1
     complete: bool = False
@@ -201,11 +201,11 @@ def table(runs: Sequence[Run]) -> str:
     rows = [head]
     for strategy in dict.fromkeys(run.strategy for run in runs):
         of = [run for run in runs if run.strategy == strategy and run.epochs and run.epochs[-1].batches]
-        batches, seconds = [run.per_batch("batches_csd") for run in of], [run.per_batch("seconds") for run in of]
-        speeds = [run.per_batch("samples") * run.ranks / s for run, s in zip(of, seconds, strict=True)]
+        shares, seconds = [run.per_batch("batches_csd") / run.ranks for run in of], [run.per_batch("seconds") for run in of]
+        speeds = [run.per_batch("samples") / s for run, s in zip(of, seconds, strict=True)]
         waiting = [run.per_batch("waiting_s") / s for run, s in zip(of, seconds, strict=True)]
         rows.append((
-            strategy, str(len(of)), mean_spread(seconds, ".4f"), mean_spread(speeds, ".0f"), mean_spread(batches, ".0%"),
+            strategy, str(len(of)), mean_spread(seconds, ".4f"), mean_spread(speeds, ".0f"), mean_spread(shares, ".0%"),
             mean_spread(waiting, ".0%"), mean_spread([run.per_batch("host_cpu_s") for run in of], ".4f"),
             mean_spread([run.epochs[-1].loss for run in of], ".2f"),
             mean_spread([run.accuracy for run in of if run.accuracy is not None], ".1%"),

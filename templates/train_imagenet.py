@@ -12,6 +12,7 @@ beside the paper's tables.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -73,25 +74,27 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimi
     return torch.optim.SGD(model.parameters(), lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, compare, report."""
-    parser = flags(__doc__, list(MODELS))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of this template alone."""
     parser.add_argument("--pipeline", choices=PIPELINES, default="imagenet1", help="the paper's (default %(default)s)")
-    options = parse(parser, BATCH_SIZES, arguments)
+
+
+def make_task(template: str, options: Any) -> Task:
+    """What is trained on. Raises SystemExit with a line for the user where the data set or the model is none."""
     if options.model not in MODELS:
-        parser.error(f"--model {options.model}: one of {', '.join(MODELS)}")
+        raise SystemExit(f"{template}: --model {options.model}: one of {', '.join(MODELS)}")
     size = 32 if options.small else 224
     try:
         data = image_folder(options)
         train = ImageFolder(data / "train", pipeline(options.pipeline, size))
         val = ImageFolder(data / "val", pipeline("imagenet2", size))
     except (SampleDataError, FileNotFoundError) as error:
-        parser.error(str(error))
+        raise SystemExit(f"{template}: {error}") from None
     # Goyal et al. (arXiv 1706.02677): 0.1 at a batch of 256, in proportion to the batch. AlexNet and VGG have no
     # normalisation and diverge with it.
     per_256 = {"vit_b_16": 5e-4, "vgg16": 0.01, "alexnet": 0.01}.get(options.model, 0.1)
-    task = Task(
-        template="train_imagenet",
+    return Task(
+        template=template,
         model_name=options.model + (" (small)" if options.small else ""),
         pipeline=options.pipeline,
         train=train,
@@ -102,7 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paper_model=MODELS[options.model],
         channels_last=options.model != "vit_b_16",
     )
-    return compare(task, options)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, compare, report."""
+    parser = flags(__doc__, list(MODELS))
+    add_flags(parser)
+    options = parse(parser, BATCH_SIZES, arguments)
+    return compare(make_task("train_imagenet", options), options)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -38,7 +39,11 @@ class Task:
     paper_model: str | None = None  # the paper's name for it
     channels_last: bool = True  # the faster layout for convolutions on GPUs with tensor cores, and on CPUs
     loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
-    sampler: Callable[[Any], Any] | None = None  # train set -> sampler; None: all in random order
+    sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
+
+    def backend(self, strategy: str) -> str:
+        """Who prepares the host's batches: 'torch', 'native' or 'dali'."""
+        return "torch" if strategy == "dataloader" else str(self.loader_options.get("backend", "native"))
 
 
 # -- the loader -------------------------------------------------------------------------------------------------------
@@ -48,7 +53,7 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
     """The training loader. This is the place where a script of yours changes."""
     device = torch.device(options.device)
     generator = torch.Generator().manual_seed(seed)
-    sampler = None if task.sampler is None else task.sampler(task.train)
+    sampler = None if task.sampler is None else task.sampler(task.train, seed)
     common: dict[str, Any] = dict(
         batch_size=options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.workers,
         generator=generator, pin_memory=device.type == "cuda",
@@ -63,7 +68,7 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
         device=device,
         seed=seed,
         memory_format=torch.channels_last if task.channels_last else None,
-        **task.loader_options,
+        **(task.loader_options if strategy != "csd" else {}),
     )
 
 
@@ -86,13 +91,16 @@ def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tenso
 
 
 class Interrupt:
-    """Ctrl-C ends training after the step under way; a second one at once."""
+    """Ctrl-C ends training after the step under way, a second one at once; or, on demand, the first one at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, after_the_step: bool = True) -> None:
         self.asked = False
+        self._after_the_step = after_the_step
+        self._before: Any = None
 
     def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._ask)
+        if self._after_the_step:
+            self._before = signal.signal(signal.SIGINT, self._ask)
         return self
 
     def _ask(self, *_: Any) -> None:
@@ -101,21 +109,23 @@ class Interrupt:
         self.asked = True
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        if self._after_the_step:
+            signal.signal(signal.SIGINT, self._before)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Training:
     """What changes while a run trains; all of it goes into the checkpoint."""
 
-    model: nn.Module
+    plain: nn.Module
+    model: nn.Module  # the same, wrapped for several ranks
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     scaler: Any  # torch.amp.GradScaler with fp16, else None
 
     def parts(self) -> dict[str, Any]:
         """Those that have a state_dict, by name."""
-        found = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
+        found = {"model": self.plain, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         return {name: part for name, part in found.items() if part is not None}
 
     def step(self, images: torch.Tensor, labels: torch.Tensor, amp: torch.dtype | None) -> torch.Tensor:
@@ -138,18 +148,21 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
     """A fresh model with its optimizer; the learning rate follows half a cosine over `steps`, after a short linear rise."""
     torch.manual_seed(seed)
     layout = torch.channels_last if task.channels_last else torch.contiguous_format
-    model = wrap(task.model().to(options.device).to(memory_format=layout))
+    plain = task.model().to(options.device).to(memory_format=layout)
+    if options.compile:
+        plain.compile()  # in place: the names of its weights stay
+    model = wrap(plain)
     optimizer = task.optimizer(model, options.lr or task.lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, [group["lr"] for group in optimizer.param_groups], max(steps, 2), pct_start=0.05, cycle_momentum=False
     )
     scaler = torch.amp.GradScaler(options.device) if options.amp == "fp16" else None
-    return Training(torch.compile(model) if options.compile else model, optimizer, schedule, scaler)  # type: ignore[arg-type]
+    return Training(plain, model, optimizer, schedule, scaler)
 
 
 def warm_up(training: Training, task: Task, options: Any) -> None:
     """One pass on noise: the first one allocates, tunes and compiles, which no strategy should pay for."""
-    before = {name: value.clone() for name, value in training.model.state_dict().items()}  # BatchNorm's running means
+    before = {name: value.clone() for name, value in training.plain.state_dict().items()}  # BatchNorm's running means
     loader = DataLoader(task.val, options.batch_size)
     images, labels = to_device(next(iter(loader)), task, torch.device(options.device))
     training.model.train()
@@ -157,7 +170,7 @@ def warm_up(training: Training, task: Task, options: Any) -> None:
         loss = nn.functional.cross_entropy(training.model(images), labels)
     loss.backward()
     training.optimizer.zero_grad(set_to_none=True)
-    training.model.load_state_dict(before)
+    training.plain.load_state_dict(before)
 
 
 def train_epoch(
@@ -232,45 +245,43 @@ def evaluate(model: nn.Module, task: Task, val: Any, options: Any) -> tuple[int,
 
 
 def train(
-    task: Task, options: Any, strategy: str, seed: int, *, wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
-    val: Any = None, quiet: bool = False,
-) -> tuple[Run, tuple[int, int]]:  # fmt: skip
-    """Train a fresh model under one strategy and evaluate it.
+    task: Task, options: Any, strategy: str, seed: int, *, rank: int = 0, ranks: int = 1,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    around: Callable[[Epoch], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> tuple[Run, Training]:  # fmt: skip
+    """Train a fresh model under one strategy, for --epochs or until Ctrl-C; `evaluate` comes after it.
 
     Args:
         task, options: the template's.
         strategy: one of STRATEGIES.
         seed: of weights, order and augmentations.
+        rank, ranks: which of several processes this is. With several, Ctrl-C ends all at once (they can't agree on a step).
         wrap: put around the model, e.g. DistributedDataParallel.
-        val: evaluate on this part of the val set; None: all of it.
-        quiet: no progress bar.
-
-    Returns:
-        The run, and (right, seen) of the evaluation, (0, 0) after Ctrl-C.
+        around: entered around each epoch, e.g. to measure.
     """
     loader = make_loader(task, options, strategy, seed)
     training = start(task, options, seed, options.epochs * len(loader), wrap)
-    backend = task.loader_options.get("backend", "native") if strategy not in ("dataloader", "csd") else "native"
     run = Run(strategy, seed, task.model_name, task.paper_model, task.pipeline, options.device, options.batch_size,
-              options.workers, backend=backend)  # fmt: skip
+              options.workers, ranks, backend=task.backend(strategy))  # fmt: skip
     warm_up(training, task, options)
-    first, middle = _resumed(training, loader, run, options)
-    torch.manual_seed(seed)  # dropout draws from it
-    with Interrupt() as interrupt:
+    first, middle = _resumed(training, run, options)
+    torch.manual_seed(seed + rank)  # dropout draws from it
+    with Interrupt(after_the_step=ranks == 1) as interrupt:
         for number in range(first, options.epochs):
             begin_epoch(loader, seed, number)
             if middle is not None:
                 loader.load_state_dict(middle)  # type: ignore[attr-defined]
                 middle = None
-            run.epochs.append(Epoch(number))
+            run.epochs.append(epoch := Epoch(number))
             title = f"{strategy} seed {seed} epoch {number + 1}/{options.epochs}"
-            train_epoch(training, task, loader, options, run.epochs[-1], title, interrupt, quiet)
-            _save(training, loader, run, options, number, interrupt.asked)
+            with around(epoch):
+                train_epoch(training, task, loader, options, epoch, title, interrupt, quiet=rank > 0)
+            if rank == 0:
+                _save(training, loader, run, options, number, interrupt.asked)
             if interrupt.asked:
-                return run, (0, 0)
-    right, seen = evaluate(training.model, task, task.val if val is None else val, options)
-    run.accuracy, run.complete = right / max(seen, 1), True
-    return run, (right, seen)
+                return run, training
+    run.complete = True
+    return run, training
 
 
 def _save(training: Training, loader: DataLoader, run: Run, options: Any, number: int, interrupted: bool) -> None:
@@ -287,14 +298,15 @@ def _save(training: Training, loader: DataLoader, run: Run, options: Any, number
     unfinished.replace(options.checkpoint)
 
 
-def _resumed(training: Training, loader: DataLoader, run: Run, options: Any) -> tuple[int, Any]:
+def _resumed(training: Training, run: Run, options: Any) -> tuple[int, Any]:
     """The epoch to go on with, and the loader's state in it, from the checkpoint if there is one."""
     if options.checkpoint is None or not options.checkpoint.exists():
         return 0, None
     state = torch.load(options.checkpoint, map_location=options.device, weights_only=True)
     for name, part in training.parts().items():
         part.load_state_dict(state[name])
-    run.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
+    if run.ranks == 1:  # of several the file knows the first one's figures alone
+        run.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
     print(f"going on from {options.checkpoint}: epoch {state['next'] + 1}")
     return state["next"], state["loader"]
 
@@ -309,7 +321,10 @@ def compare(task: Task, options: Any) -> int:
     runs: list[Run] = []
     with contextlib.suppress(KeyboardInterrupt):
         for strategy, seed in turns(options):
-            runs.append(train(task, options, strategy, seed)[0])
-            if not runs[-1].complete:
+            run, training = train(task, options, strategy, seed)
+            runs.append(run)
+            if not run.complete:
                 break
+            right, seen = evaluate(training.plain, task, task.val, options)
+            run.accuracy = right / seen
     return finish(task.template, options, runs)
