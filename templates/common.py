@@ -88,7 +88,7 @@ def flags(description: str | None, models: Sequence[str], *, strategies: Sequenc
     add("--model", default=models[0], help=f"{', '.join(models)} (default %(default)s)")
     add("--epochs", type=int, default=1,
         help="of each run (default %(default)s); of several the first, which warms up, is left out of the figures")
-    add("--batch-size", type=int, help="images a step of each process (default: the paper's, or 8 with --small)")
+    add("--batch-size", type=int, help="images a step of each process (default: the paper's, or 4 with --small)")
     add("--workers", type=int, default=max(1, min(16, cores - 1)),
         help="num_workers, the host's that prepare batches (default here: %(default)s)")
     add("--strategy", nargs="+", default=list(strategies), choices=STRATEGIES, metavar="NAME",
@@ -118,7 +118,7 @@ def parse(parser: argparse.ArgumentParser, batch_sizes: dict[str, int], argument
     """
     options = parser.parse_args(arguments)
     if options.batch_size is None:
-        options.batch_size = 8 if options.small else batch_sizes.get(options.model, 256)
+        options.batch_size = 4 if options.small else batch_sizes.get(options.model, 256)
     for name in ("batch_size", "epochs", "seeds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from common import AMP, Epoch, Run, finish, turns
@@ -70,6 +70,20 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
         memory_format=torch.channels_last if task.channels_last else None,
         **(task.loader_options if strategy != "csd" else {}),
     )
+
+
+def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
+    """Have the device, or the engine on this machine, make one batch, so that no figure holds its start.
+
+    Keep the loader that is returned: an engine on this machine ends with the last one.
+    """
+    if strategy in ("dataloader", "cpu"):
+        return None
+    few: Any = Subset(task.train, range(min(options.batch_size, len(task.train))))
+    loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd)
+    for _ in loader:
+        pass
+    return loader
 
 
 def begin_epoch(loader: DataLoader, seed: int, number: int) -> None:
@@ -264,6 +278,7 @@ def train(
     run = Run(strategy, seed, task.model_name, task.paper_model, task.pipeline, options.device, options.batch_size,
               options.workers, ranks, backend=task.backend(strategy))  # fmt: skip
     warm_up(training, task, options)
+    engine = wake_engine(task, options, strategy)
     first, middle = _resumed(training, run, options)
     torch.manual_seed(seed + rank)  # dropout draws from it
     with Interrupt(after_the_step=ranks == 1) as interrupt:
@@ -280,6 +295,7 @@ def train(
                 _save(training, loader, run, options, number, interrupt.asked)
             if interrupt.asked:
                 return run, training
+    del engine
     run.complete = True
     return run, training
 
