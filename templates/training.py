@@ -6,6 +6,7 @@ Copy it together with common.py and the template. A template describes a `Task` 
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import signal
 import sys
@@ -42,7 +43,9 @@ class Task:
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
 
     def backend(self, strategy: str) -> str:
-        """Who prepares the host's batches: 'torch', 'native' or 'dali'."""
+        """Who prepares the host's batches: 'torch', 'native' or 'dali' (there are none under csd)."""
+        if strategy == "csd":
+            return "native"
         return "torch" if strategy == "dataloader" else str(self.loader_options.get("backend", "native"))
 
 
@@ -167,8 +170,9 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
         plain.compile()  # in place: the names of its weights stay
     model = wrap(plain)
     optimizer = task.optimizer(model, options.lr or task.lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, [group["lr"] for group in optimizer.param_groups], max(steps, 2), pct_start=0.05, cycle_momentum=False
+    rise = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / rise, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
     )
     scaler = torch.amp.GradScaler(options.device) if options.amp == "fp16" else None
     return Training(plain, model, optimizer, schedule, scaler)
