@@ -71,6 +71,21 @@ class Run:
         batches = sum(epoch.batches for epoch in self.steady)
         return float(sum(getattr(epoch, what) for epoch in self.steady)) / batches if batches else float("nan")
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the table shows and the report holds, over `steady`; empty if no batch was trained on."""
+        if not any(epoch.batches for epoch in self.steady):
+            return {}
+        seconds = self.per_batch("seconds")
+        return {
+            "s_per_batch": seconds,
+            "images_per_s": self.per_batch("samples") / seconds,
+            "csd_share": self.per_batch("batches_csd") / self.ranks,
+            "waiting_share": self.per_batch("waiting_s") / seconds,
+            "host_cpu_s_per_batch": self.per_batch("host_cpu_s"),
+            "loss": self.epochs[-1].loss,
+        }
+
 
 # -- flags ---------------------------------------------------------------------------------------------------------
 
@@ -88,7 +103,7 @@ def flags(description: str | None, models: Sequence[str], *, strategies: Sequenc
     add("--model", default=models[0], help=f"{', '.join(models)} (default %(default)s)")
     add("--epochs", type=int, default=1,
         help="of each run (default %(default)s); of several the first, which warms up, is left out of the figures")
-    add("--batch-size", type=int, help="images a step of each process (default: the paper's, or 8 with --small)")
+    add("--batch-size", type=int, help="images a step of each process (default: the paper's, or 4 with --small)")
     add("--workers", type=int, default=max(1, min(16, cores - 1)),
         help="num_workers, the host's that prepare batches (default here: %(default)s)")
     add("--strategy", nargs="+", default=list(strategies), choices=STRATEGIES, metavar="NAME",
@@ -118,7 +133,7 @@ def parse(parser: argparse.ArgumentParser, batch_sizes: dict[str, int], argument
     """
     options = parser.parse_args(arguments)
     if options.batch_size is None:
-        options.batch_size = 8 if options.small else batch_sizes.get(options.model, 256)
+        options.batch_size = 4 if options.small else batch_sizes.get(options.model, 256)
     for name in ("batch_size", "epochs", "seeds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
@@ -197,19 +212,16 @@ def mean_spread(values: Sequence[float], form: str = ".3f") -> str:
 
 def table(runs: Sequence[Run]) -> str:
     """One line a strategy: means over the seeds, and their standard deviations."""
-    head = ("strategy", "seeds", "s/batch", "images/s", "from CSD", "waiting", "host CPU s/batch", "loss", "top-1")
-    rows = [head]
+    columns = {
+        "s_per_batch": ("s/batch", ".4f"), "images_per_s": ("images/s", ".0f"), "csd_share": ("from CSD", ".0%"),
+        "waiting_share": ("waiting", ".0%"), "host_cpu_s_per_batch": ("host CPU s/batch", ".4f"), "loss": ("loss", ".2f"),
+    }  # fmt: skip
+    rows = [("strategy", "seeds", *(title for title, _ in columns.values()), "top-1")]
     for strategy in dict.fromkeys(run.strategy for run in runs):
-        of = [run for run in runs if run.strategy == strategy and run.epochs and run.epochs[-1].batches]
-        shares, seconds = [run.per_batch("batches_csd") / run.ranks for run in of], [run.per_batch("seconds") for run in of]
-        speeds = [run.per_batch("samples") / s for run, s in zip(of, seconds, strict=True)]
-        waiting = [run.per_batch("waiting_s") / s for run, s in zip(of, seconds, strict=True)]
-        rows.append((
-            strategy, str(len(of)), mean_spread(seconds, ".4f"), mean_spread(speeds, ".0f"), mean_spread(shares, ".0%"),
-            mean_spread(waiting, ".0%"), mean_spread([run.per_batch("host_cpu_s") for run in of], ".4f"),
-            mean_spread([run.epochs[-1].loss for run in of], ".2f"),
-            mean_spread([run.accuracy for run in of if run.accuracy is not None], ".1%"),
-        ))  # fmt: skip
+        of = [run for run in runs if run.strategy == strategy and run.figures]
+        cells = [mean_spread([run.figures[name] for run in of], form) for name, (_, form) in columns.items()]
+        right = mean_spread([run.accuracy for run in of if run.accuracy is not None], ".1%")
+        rows.append((strategy, str(len(of)), *cells, right))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
@@ -227,7 +239,7 @@ def write_report(template: str, options: Any, runs: Sequence[Run], **more: Any) 
         "machine": machine(),
         "accelerator": torch.cuda.get_device_name(options.device) if torch.device(options.device).type == "cuda" else None,
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
-        "runs": [asdict(run) for run in runs],
+        "runs": [{**asdict(run), "figures": run.figures} for run in runs],
         **more,
     }
     options.report.mkdir(parents=True, exist_ok=True)

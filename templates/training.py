@@ -6,6 +6,7 @@ Copy it together with common.py and the template. A template describes a `Task` 
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import signal
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from common import AMP, Epoch, Run, finish, turns
@@ -42,7 +43,9 @@ class Task:
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
 
     def backend(self, strategy: str) -> str:
-        """Who prepares the host's batches: 'torch', 'native' or 'dali'."""
+        """Who prepares the host's batches: 'torch', 'native' or 'dali' (there are none under csd)."""
+        if strategy == "csd":
+            return "native"
         return "torch" if strategy == "dataloader" else str(self.loader_options.get("backend", "native"))
 
 
@@ -70,6 +73,20 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
         memory_format=torch.channels_last if task.channels_last else None,
         **(task.loader_options if strategy != "csd" else {}),
     )
+
+
+def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
+    """Have the device, or the engine on this machine, make one batch, so that no figure holds its start.
+
+    Keep the loader that is returned: an engine on this machine ends with the last one.
+    """
+    if strategy in ("dataloader", "cpu"):
+        return None
+    few: Any = Subset(task.train, range(min(options.batch_size, len(task.train))))
+    loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd)
+    for _ in loader:
+        pass
+    return loader
 
 
 def begin_epoch(loader: DataLoader, seed: int, number: int) -> None:
@@ -153,8 +170,9 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
         plain.compile()  # in place: the names of its weights stay
     model = wrap(plain)
     optimizer = task.optimizer(model, options.lr or task.lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, [group["lr"] for group in optimizer.param_groups], max(steps, 2), pct_start=0.05, cycle_momentum=False
+    rise = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / rise, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
     )
     scaler = torch.amp.GradScaler(options.device) if options.amp == "fp16" else None
     return Training(plain, model, optimizer, schedule, scaler)
@@ -264,6 +282,7 @@ def train(
     run = Run(strategy, seed, task.model_name, task.paper_model, task.pipeline, options.device, options.batch_size,
               options.workers, ranks, backend=task.backend(strategy))  # fmt: skip
     warm_up(training, task, options)
+    engine = wake_engine(task, options, strategy)
     first, middle = _resumed(training, run, options)
     torch.manual_seed(seed + rank)  # dropout draws from it
     with Interrupt(after_the_step=ranks == 1) as interrupt:
@@ -280,6 +299,7 @@ def train(
                 _save(training, loader, run, options, number, interrupt.asked)
             if interrupt.asked:
                 return run, training
+    del engine
     run.complete = True
     return run, training
 

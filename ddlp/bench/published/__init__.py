@@ -8,7 +8,7 @@ and CSD". Every number was checked digit by digit against the text, and stays as
 - Table VI, WRN ImageNet3 with 16 processes and ResNet152 ImageNet3 with 0 contradict the rest of their rows.
 - Table VIII: AlexNet's cpu0 follows from 38.48, and the cost of its csd repeats VGG's.
 
-table6: average time of preprocessing and training; cpu, mte, wrr with 0 and 16 extra processes. table7: with DALI, 16 processes;
+table6: average time of preprocessing and training; cpu, mte, wrr with 0 and 16 extra processes. table7: with DALI, 16 of them;
 tv: torchvision, dali_c and dali_g: DALI on the CPU and on the GPU, mte_d and wrr_d: with a CSD. table8: energy (J) a batch, and
 cost (USD) of 100 epochs of ImageNet. table9: time in which the host's CPU and DRAM prepare. figure8: CIFAR-10, per cent of time
 saved against CPU and CSD alone.
