@@ -54,9 +54,9 @@ class _Watched:
 
     def stop(self, ended_s: float) -> None:
         """Read it for the last time, see `start`."""
-        if self.source.prompt and not self._stop.is_set():
+        self._ended_s = ended_s  # a reading after it counts as one at it
+        if self.source.prompt:
             self._read()
-        self._ended_s = ended_s
         self._stop.set()
 
     def join(self) -> None:

@@ -45,7 +45,7 @@ def test_what_can_not_be_read_says_so(spec, said):
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_COMMAND_S", 0.5)
     with pytest.raises(DDLPError, match="more than 0.5 s"):
-        ExternalMeter(f"command:sh -c 'echo $$ > {tmp_path}/pid; sleep 60'; true").open()
+        ExternalMeter(f"command:sh -c 'echo $$ > {tmp_path}/pid; sleep 60' > /dev/null 2>&1; true").open()
     pid = int((tmp_path / "pid").read_text())
     end = time.monotonic() + 5
     while time.monotonic() < end and os.path.exists(f"/proc/{pid}") and " Z " not in open(f"/proc/{pid}/stat").read():

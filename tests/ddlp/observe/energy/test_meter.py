@@ -97,6 +97,9 @@ def test_what_is_inside_a_metered_machine_counts_once(recorded, clock):
     result = meter.result(REPORT)
     assert result.total_j == pytest.approx(800 + 1)  # the machine, and the device's 0.25 W
     assert {one.part for one in result.parts} == {"machine", "cpu", "dram", "csd"} and "not added" in str(result)
+    with (alone := EnergyMeter([Wall()], clock=clock)):
+        clock.now += 4
+    assert {one.part for one in alone.result(REPORT).parts} == {"machine"}  # the host is in it, measured
 
 
 def test_one_meter_measures_each_epoch_anew(recorded, clock):
