@@ -7,7 +7,9 @@ import math
 import pytest
 
 from ddlp.bench.published import BATCH_SIZES, IMAGENET_IMAGES, rows
-from ddlp.observe.energy import PaperModel, Tariff
+from ddlp.bench.table6 import clean_cells
+from ddlp.observe.energy import EnergyMeter, PaperModel, Tariff
+from ddlp.report import EpochReport
 
 COLUMNS = {"cpu0": ("cpu", 0), "cpu16": ("cpu", 16), "csd": ("csd", 0), "mte0": ("mte", 0), "wrr0": ("wrr", 0),
            "mte16": ("mte", 16), "wrr16": ("wrr", 16)}  # fmt: skip
@@ -48,3 +50,21 @@ def test_the_watts_are_the_users():
     assert model.watts("csd", 3) == {"csd": 12}
     tariff = Tariff(0.4, "EUR", 350)
     assert (tariff.cost(3.6e6), tariff.co2_g(1.8e6)) == (0.4, 175)
+
+
+IMAGENET1 = [one for one in clean_cells() if one.pipeline == "ImageNet1"]
+
+
+@pytest.mark.parametrize("cell", IMAGENET1, ids=lambda cell: f"{cell.model}-{cell.processes}")
+def test_the_hosts_time_a_batch_is_what_table_ix_shows(cell, clock):
+    """Of an epoch under the paper's MTE: the host's rate and share by its Table VI, the host's time of its Table IX."""
+    (nine,) = [one for one in rows("table9") if one["model"] == cell.model]
+    alone_s, batch, batches = float(nine[f"cpu{cell.processes}"]), BATCH_SIZES[cell.model], 100_000
+    of_csd = round(batches * cell.cpu_s / (cell.cpu_s + cell.device_s))
+    report = EpochReport("mte", 0, batches - of_csd, of_csd, batches * batch, 1.0, 0.0, 0.0, batch / alone_s, None)
+    with (meter := EnergyMeter(clock=clock)):
+        pass
+    printed = float(nine[f"mte{cell.processes}"])
+    result = meter.result(report)
+    assert result.host_preparing_s is not None and result.batches == batches
+    assert result.host_preparing_s / batches == pytest.approx(printed, rel=5e-3)
