@@ -21,7 +21,7 @@ REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/ranks/", "ddlp/test_embedded",
     "ddlp/test_operators_travel",
     "csd_engine/test_engine", "csd_engine/test_status", "csd_engine/test_parcels", "csd_engine/test_memory",
-    "csd_engine/test_supervisor", "board/",
+    "csd_engine/test_supervisor", "board/", "templates/",
 )  # fmt: skip
 
 
