@@ -154,8 +154,7 @@ def plot(path: Path, preparing: dict[int, list[float]], training: dict[str, list
     for k, (name, seconds) in enumerate(sorted(training.items(), key=lambda item: statistics.mean(item[1]))):
         ratios = [statistics.mean(preparing[count]) / statistics.mean(seconds) for count in workers]
         axes.plot(workers, ratios, marker="os^Dv"[k % 5], markersize=4, color=colours(k % 20), label=name)
-    axes.axhline(1, color="black", linewidth=1, linestyle="--")
-    axes.annotate("above: training waits for data", (workers[-1], 1), (0, 4), textcoords="offset points", ha="right")
+    axes.axhline(1, color="black", linewidth=1, linestyle="--", label="above: training waits")
     axes.set_yscale("log")
     axes.set_xticks(workers)
     axes.set_xlabel("num_workers")

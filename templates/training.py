@@ -174,7 +174,7 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / rise, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
     )
-    scaler = torch.amp.GradScaler(options.device) if options.amp == "fp16" else None
+    scaler = torch.amp.GradScaler(torch.device(options.device).type) if options.amp == "fp16" else None
     return Training(plain, model, optimizer, schedule, scaler)
 
 
