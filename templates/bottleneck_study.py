@@ -30,7 +30,7 @@ from common import AMP, flags, image_folder, parse, write_report
 from ddlp.bench.common import rotated
 from ddlp.sampledata import SampleDataError
 from train_imagenet import pipeline
-from training import Task, make_loader, start, to_device
+from training import Task, make_loader, noise, start, to_device
 
 MODELS = (
     "alexnet", "vgg16", "vgg19", "resnet18", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2",
@@ -72,7 +72,7 @@ def training_s(task: Task, options: Any, seed: int) -> float:
     device = torch.device(options.device)
     training = start(task, options, seed, options.steps + 3, lambda model: model)
     training.model.train()
-    images, labels = to_device(next(iter(DataLoader(task.train, options.batch_size))), task, device)
+    images, labels = noise(task, options)
     for step in range(options.steps + 3):  # three to warm up
         if step == 3:
             _wait(device)
