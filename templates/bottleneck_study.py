@@ -30,7 +30,7 @@ from common import AMP, flags, image_folder, parse, write_report
 from ddlp.bench.common import rotated
 from ddlp.sampledata import SampleDataError
 from train_imagenet import pipeline
-from training import Task, make_loader, start, to_device
+from training import Task, make_loader, noise, start, to_device
 
 MODELS = (
     "alexnet", "vgg16", "vgg19", "resnet18", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2",
@@ -72,7 +72,7 @@ def training_s(task: Task, options: Any, seed: int) -> float:
     device = torch.device(options.device)
     training = start(task, options, seed, options.steps + 3, lambda model: model)
     training.model.train()
-    images, labels = to_device(next(iter(DataLoader(task.train, options.batch_size))), task, device)
+    images, labels = noise(task, options)
     for step in range(options.steps + 3):  # three to warm up
         if step == 3:
             _wait(device)
@@ -154,8 +154,7 @@ def plot(path: Path, preparing: dict[int, list[float]], training: dict[str, list
     for k, (name, seconds) in enumerate(sorted(training.items(), key=lambda item: statistics.mean(item[1]))):
         ratios = [statistics.mean(preparing[count]) / statistics.mean(seconds) for count in workers]
         axes.plot(workers, ratios, marker="os^Dv"[k % 5], markersize=4, color=colours(k % 20), label=name)
-    axes.axhline(1, color="black", linewidth=1, linestyle="--")
-    axes.annotate("above: training waits for data", (workers[-1], 1), (0, 4), textcoords="offset points", ha="right")
+    axes.axhline(1, color="black", linewidth=1, linestyle="--", label="above: training waits")
     axes.set_yscale("log")
     axes.set_xticks(workers)
     axes.set_xlabel("num_workers")

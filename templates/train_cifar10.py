@@ -114,18 +114,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pipeline", choices=["cifar10_gpu", "cifar10_dsa"], help="the paper's (default: cifar10_dsa for ViT)")
     options = parse(parser, BATCH_SIZES, arguments)
     vit = options.model == "vit_b_16"
-    if not vit and not re.fullmatch(r"wrn-\d+-\d+", options.model):
-        parser.error(f"--model {options.model}: wrn-DEPTH-WIDTH, e.g. {MODELS[0]}, or vit_b_16")
+    if not vit and not re.fullmatch(r"wrn-(10|16|22|28|34|40)-[1-9]\d*", options.model):
+        parser.error(f"--model {options.model}: vit_b_16, or wrn-DEPTH-WIDTH with a depth of 6n + 4, e.g. {MODELS[0]}")
     options.pipeline = options.pipeline or ("cifar10_dsa" if vit else "cifar10_gpu")
     size = 32 if options.small or options.pipeline == "cifar10_gpu" else 224
     try:
-        make_model(options.model, options.small, size)
         data = cifar_folder(options)
         # Files that were made of sample photographs have other checksums than the original's.
         with cifar10_checksums(data) if options.data is None else contextlib.nullcontext():
             train, val = (CIFAR10(data, part, pipeline(options.pipeline, part, size)) for part in (True, False))
-    except (SampleDataError, ValueError, RuntimeError) as error:
-        raise SystemExit(f"train_cifar10: {error}") from None
+    except (SampleDataError, RuntimeError) as error:
+        hint = "" if options.data is None else f" --data {options.data}: the directory that holds cifar-10-batches-py"
+        raise SystemExit(f"train_cifar10: {error}.{hint}") from None
     task = Task(
         template="train_cifar10",
         model_name=options.model + (" (small)" if options.small else ""),

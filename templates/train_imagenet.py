@@ -89,7 +89,8 @@ def make_task(template: str, options: Any) -> Task:
         train = ImageFolder(data / "train", pipeline(options.pipeline, size))
         val = ImageFolder(data / "val", pipeline("imagenet2", size))
     except (SampleDataError, FileNotFoundError) as error:
-        raise SystemExit(f"{template}: {error}") from None
+        hint = "" if options.data is None else f". --data {options.data}: a directory with train/CLASS/ and val/CLASS/"
+        raise SystemExit(f"{template}: {error}{hint}") from None
     # Goyal et al. (arXiv 1706.02677): 0.1 at a batch of 256, in proportion to the batch. AlexNet and VGG have no
     # normalisation and diverge with it.
     per_256 = {"vit_b_16": 5e-4, "vgg16": 0.01, "alexnet": 0.01}.get(options.model, 0.1)

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from common import AMP, Epoch, Run, finish, turns
-from ddlp import DDLPLoader
+from csd_engine.errors import EngineError
+from ddlp import DDLPError, DDLPLoader
 
 
 @dataclass(frozen=True)
@@ -174,15 +175,20 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / rise, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
     )
-    scaler = torch.amp.GradScaler(options.device) if options.amp == "fp16" else None
+    scaler = torch.amp.GradScaler(torch.device(options.device).type) if options.amp == "fp16" else None
     return Training(plain, model, optimizer, schedule, scaler)
+
+
+def noise(task: Task, options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of the shape that training will see, on the device."""
+    images = torch.randn(options.batch_size, *task.val[0][0].shape)
+    return to_device((images, torch.zeros(len(images), dtype=torch.int64)), task, torch.device(options.device))
 
 
 def warm_up(training: Training, task: Task, options: Any) -> None:
     """One pass on noise: the first one allocates, tunes and compiles, which no strategy should pay for."""
     before = {name: value.clone() for name, value in training.plain.state_dict().items()}  # BatchNorm's running means
-    loader = DataLoader(task.val, options.batch_size)
-    images, labels = to_device(next(iter(loader)), task, torch.device(options.device))
+    images, labels = noise(task, options)
     training.model.train()
     with torch.autocast(images.device.type, AMP[options.amp], enabled=AMP[options.amp] is not None):
         loss = nn.functional.cross_entropy(training.model(images), labels)
@@ -339,7 +345,7 @@ def compare(task: Task, options: Any) -> int:
     sizes = f"{len(task.train)} images, batches of {options.batch_size}, {options.workers} workers"
     print(f"{task.model_name}, {task.pipeline}, on {options.device}: {sizes}")
     runs: list[Run] = []
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         for strategy, seed in turns(options):
             run, training = train(task, options, strategy, seed)
             runs.append(run)
@@ -347,4 +353,10 @@ def compare(task: Task, options: Any) -> int:
                 break
             right, seen = evaluate(training.plain, task, task.val, options)
             run.accuracy = right / seen
+    except KeyboardInterrupt:
+        pass
+    except (DDLPError, EngineError) as error:  # a device that is not there, data that can't travel
+        print(f"{task.template}: {error}", file=sys.stderr)
+        if not runs:
+            return 1
     return finish(task.template, options, runs)
