@@ -20,6 +20,7 @@ _COMMANDS = {
     "stop": ("ddlp.deploy.stop", "stop a device's engine"),
     "start": ("ddlp.deploy.start", "start it again"),
     "doctor": ("ddlp.deploy.doctor", "find out what is wrong with a device, and what to do"),
+    "energy": ("ddlp.observe.energy.command", "what runs take in energy: meters, measuring, comparing"),
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
 }
 _BENCHES = {
