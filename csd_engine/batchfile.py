@@ -12,12 +12,13 @@ Until published its name ends in `.part`. Then it never changes, and none is ren
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Iterator, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -25,7 +26,10 @@ from csd_engine.checksum import READ_BYTES, Checksum
 from csd_engine.errors import DamagedBatch, MissingBatch, SpoolError, SpoolFull
 from csd_engine.layout import DATA_OFFSET, Layout, file_name, header, identity
 
-__all__ = ["Batch", "BatchReceiver", "BatchWriter", "Layout", "file_name", "identity", "read_batch"]
+__all__ = [
+    "Batch", "BatchReceiver", "BatchWriter", "Layout", "check_sum", "file_name", "identity", "open_batch", "promised_checksum",
+    "read_batch",
+]  # fmt: skip
 
 PART_SUFFIX = ".part"
 
@@ -306,9 +310,7 @@ class BatchReceiver:
         """Return the verified batch. Raises DamagedBatch where bytes are missing or not those of its writer."""
         if not self.complete:
             raise DamagedBatch("it ended early")
-        found = self._checksum.hexdigest()
-        if found != self._promised:
-            raise DamagedBatch(f"its checksum is {found}, its header promises {self._promised}")
+        check_sum(self._checksum.hexdigest(), self._promised)
         layout = self._expected[2]
         boxes = None if self._boxes is None else self._boxes.astype(np.int32, copy=False)
         return Batch(self._images.reshape(layout.image_shape), boxes)
@@ -337,6 +339,21 @@ def read_batch(
 
     """
     receiver = BatchReceiver(expect_identity, expect_lease, layout, images)
+    with open_batch(path, layout) as descriptor:
+        while receiver.read(descriptor):
+            pass
+        if not receiver.complete:
+            raise MissingBatch("the file ended early")
+        return receiver.batch()
+
+
+@contextlib.contextmanager
+def open_batch(path: Union[str, "os.PathLike[str]"], layout: Layout) -> Iterator[int]:
+    """Descriptor of a published batch file, which has the right size, for as long as the context lasts.
+
+    Raises:
+        MissingBatch, DamagedBatch: as `read_batch`; also in place of an OSError or DamagedBatch raised within the context.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -346,11 +363,7 @@ def read_batch(
             if status.st_size != layout.file_bytes:
                 kind = MissingBatch if status.st_size < layout.file_bytes else DamagedBatch
                 raise kind(f"it has {status.st_size} bytes, expected were {layout.file_bytes}")
-            while receiver.read(descriptor):
-                pass
-            if not receiver.complete:
-                raise MissingBatch("the file ended early")
-            return receiver.batch()
+            yield descriptor
         finally:
             os.close(descriptor)
     except (OSError, DamagedBatch) as error:
@@ -360,3 +373,22 @@ def read_batch(
             f"batch file {os.fspath(path)} cannot be used: {why}. The batch is prepared again elsewhere; "
             "if this repeats, check the spool's file system and disk."
         ) from error
+
+
+def promised_checksum(descriptor: int, expect_identity: str, expect_lease: int, layout: Layout) -> str:
+    """What the header of an open batch file promises of its data, after comparing all else in it.
+
+    Raises:
+        DamagedBatch: it is not the expected batch's; MissingBatch: the file ended early.
+        OSError: it can't be read.
+    """
+    raw = os.pread(descriptor, DATA_OFFSET, 0)
+    if len(raw) < DATA_OFFSET:
+        raise MissingBatch("the file ended early")
+    return _check_header(raw, expect_identity, expect_lease, layout)
+
+
+def check_sum(found: str, promised: str) -> None:
+    """Raise DamagedBatch where a batch's data are not those of its writer."""
+    if found != promised:
+        raise DamagedBatch(f"its checksum is {found}, its header promises {promised}")

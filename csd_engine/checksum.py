@@ -17,7 +17,7 @@ import numpy as np
 from csd_engine.kernels import kernel
 from csd_engine.kernels.arrays import BLOCK_BYTES
 
-__all__ = ["BLOCK_BYTES", "MULTIPLIER", "READ_BYTES", "Checksum"]
+__all__ = ["BLOCK_BYTES", "MULTIPLIER", "READ_BYTES", "Checksum", "digest"]
 
 READ_BYTES = 16 * BLOCK_BYTES  # stays in a core's second-level cache
 MULTIPLIER = 0x9E3779BB  # 3 (mod 8): its powers minus one have few factors of two, so swapped blocks show as well
@@ -89,4 +89,9 @@ class Checksum:
         if self._filled:
             last = np.frombuffer(bytes(self._pending[: self._filled]).ljust(BLOCK_BYTES, b"\0"), dtype="<u4")
             acc = acc * self._multiplier + last
-        return hashlib.blake2b(np.ascontiguousarray(acc, dtype="<u4").tobytes(), digest_size=16).hexdigest()
+        return digest(acc)
+
+
+def digest(acc: np.ndarray) -> str:
+    """Return 32 hex digits for the sum of all blocks: BLOCK_BYTES / 4 words of 32 bits, whoever added them."""
+    return hashlib.blake2b(np.ascontiguousarray(acc, dtype="<u4").tobytes(), digest_size=16).hexdigest()

@@ -254,8 +254,8 @@ class Worker:
         self._channel.send("probed", job=command["job"], digests=digests)
 
 
-def _die_with_the_service() -> None:
-    """Have the kernel kill this process when the service dies, should it hang and not see its pipe close. Linux only."""
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies, should it hang and see no pipe close. Linux only."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (OSError, AttributeError, TypeError):
@@ -270,7 +270,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
-    _die_with_the_service()
+    die_with_parent()
     commands, reports = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may a forgotten breakpoint() in a user's operator eat commands
     os.dup2(2, 1)  # a stray print must not garble the reports

@@ -33,6 +33,8 @@ _BENCHES = {
     "startup": ("ddlp.bench.startup", "time to the first batch, against DataLoader; also with 1.28 million files"),
     "paper": ("ddlp.bench.paper", "the rows of the paper's Table VI in scaled time, against their limit and its own WRR"),
     "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
+    "gpu": ("ddlp.bench.gpu", "batch files into a GPU's memory by each way, against copies from page-locked memory"),
+    "train": ("ddlp.bench.train", "epochs of real models on a GPU: DataLoader, cpu, mte, wrr, against their bound"),
 }
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from ddlp.ledger import Side
+from ddlp.sources.host import Pixels
 
 __all__ = ["Delivered", "Failure"]
 
@@ -20,9 +19,8 @@ class Failure:
 
 @dataclass
 class Delivered:
-    """A batch that goes to the training loop: images as the epilogue made them (or uint8, where it runs later)."""
+    """A batch that goes to the training loop."""
 
     position: int
     side: Side
-    images: torch.Tensor
-    boxes: torch.Tensor | None
+    pixels: Pixels

@@ -37,7 +37,7 @@ class EpochRun(Heard):
     """An epoch from its first batch to its last, or to `close`.
 
     ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
-    ``on_cpu`` that is the epilogue on the CPU, which the host's own batches go through sample by sample.
+    ``on_cpu`` the host's own batches go through the epilogue before, sample by sample.
     ``full_batch``: samples of a full batch; ``on_closed`` is called when the run has ended; ``dali`` may make host batches.
     """
 
@@ -132,7 +132,7 @@ class EpochRun(Heard):
                 raise made.error
             finally:
                 del made  # as above
-        return Delivered(position, side, made.images, made.boxes)
+        return Delivered(position, side, made)
 
     def extend(self, batches: int, ended: bool) -> None:
         """The sampler gave further batches, or has ended."""
@@ -187,8 +187,7 @@ class EpochRun(Heard):
             began = time.monotonic()
             made: Pixels | Failure | None
             try:
-                made = self._prepare(position, partial(self._wanted, claim), self._on_cpu)
-                made = made if self._on_cpu else self._finish(made)
+                made = self._finish(self._prepare(position, partial(self._wanted, claim), self._on_cpu))
             except Unwanted:
                 made = None
             except BaseException as error:  # raised again in the training thread, in this batch's place

@@ -67,9 +67,14 @@ def explain(loader: DDLPLoader) -> str:
     return "\n".join(lines)
 
 
+_EITHER = "through the device's spool where this host sees the same one (tried when it joins), else over its engine's socket"
 TRANSFER = {
-    None: "through the device's spool where this host sees the same one (tried when it joins), else over its engine's socket",
+    None: _EITHER,
+    "auto": _EITHER,
     "shared": "through the device's spool, which this host must see",
+    "gds": "from the device's spool straight into the GPU's memory (GPUDirect Storage)",
+    "pinned": "from the device's spool into page-locked memory and on to the GPU",
+    "mmap": "from the device's spool, mapped, to the GPU",
     "stream": "over the engine's socket",
 }
 ORDER = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,7 @@ from ddlp.resume import Resume, SamplerStart, save
 from ddlp.sources.dali import DaliHost
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
+from ddlp.transfer.landing import Landing
 from ddlp.transfer.pool import Pool
 from ddlp.translate.dali import stages
 from ddlp.usercode import keyed_globals
@@ -100,6 +101,7 @@ class EpochIterator(_BaseDataLoaderIter):
         resume: Resume,
         make_strategy: Callable[[Ledger, Rates], Strategy],
         devices: tuple[str, ...],
+        landing: Landing | None,
         rates: Rates,
         on_closed: Callable[[], None],
     ) -> None:
@@ -139,18 +141,20 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         for device in devices:
             ledger.expect(device)
-        pool = Pool(SPARE_BLOCKS)
+        pool = Pool(SPARE_BLOCKS, pinned=landing is not None and landing.pinned)
         self.recipe = Recipe(
-            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool
-        )
-        on_host = self._device is None or self._device.type == "cpu"
-        # Only from pinned memory does a copy to the device overlap with the training step.
-        pin = self._pin_memory or (self._device is not None and self._device.type == "cuda")
+            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool,
+            landing,
+        )  # fmt: skip
+        on_host = landing is None and (self._device is None or self._device.type == "cpu")
+        pin = self._pin_memory_device if self._pin_memory and self._device is None else None
         dali = DaliHost(self.recipe, stages(portable)) if loader.backend == "dali" else None
 
         def closed() -> None:
             if dali is not None:
                 dali.close()
+            if landing is not None:
+                landing.settle()
             on_closed()
 
         self.run = EpochRun(
@@ -159,7 +163,7 @@ class EpochIterator(_BaseDataLoaderIter):
             make_strategy(ledger, rates),
             rates,
             workers=workers,
-            finish=self._finish_in_worker(portable, on_host, pin, pool),
+            finish=_finish_in_worker(self.recipe, on_host, pin),
             on_cpu=on_host,
             full_batch=loader.batch_size or self._plan.largest,
             on_closed=closed,
@@ -214,13 +218,16 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _finish(self, delivered: Delivered) -> Any:
         """Targets joined, moved to the device, the user's batch_transform run: in the training thread."""
-        images, dataset = delivered.images, self._portable.dataset
+        pixels, dataset = delivered.pixels, self._portable.dataset
+        images = pixels.images
         if self._transforms_targets:
             targets = [self._transformed_target(item) for item in self._plan.items(delivered.position)]
         else:
             targets = dataset.targets(self._plan.sources(delivered.position))
-        if self._device is not None and self._device.type != "cpu":
-            images = self._portable.epilogue(images, delivered.boxes, self._device)
+        if pixels.mark is not None:
+            pixels.mark.before_use(images)
+        elif not pixels.finished:
+            images = self._portable.epilogue(images, pixels.boxes, self._device)
         if self._auto_collation:
             batch: Any = [images, self._collate_fn(tuple(targets))]  # type: ignore[arg-type]
         else:
@@ -235,18 +242,30 @@ class EpochIterator(_BaseDataLoaderIter):
         with keyed_globals(Keyed(self.recipe.seed, self.recipe.epoch, *item).u64()):
             return self._portable.dataset.target(item[0])
 
-    @staticmethod
-    def _finish_in_worker(portable: Portable, on_host: bool, pin: bool, pool: Pool) -> Callable[[Pixels], Pixels]:
-        """What a batch's worker does to its pixels; no reference to the iterator, which must be free to be dropped."""
-        if on_host:
-            return lambda pixels: Pixels(portable.epilogue(pixels.images, pixels.boxes, pool=pool), None)
-        if pin:
-            return lambda pixels: Pixels(
-                pixels.images.pin_memory(), None if pixels.boxes is None else pixels.boxes.pin_memory()
-            )
-        return lambda pixels: pixels
-
     def _shutdown_workers(self) -> None:
         """End the epoch, as frameworks ask of torch's own iterators."""
         self.run.close()
         self._closer.detach()
+
+
+def _finish_in_worker(recipe: Recipe, on_host: bool, pin: str | None) -> Callable[[Pixels], Pixels]:
+    """What a batch's worker does to its pixels. ``pin``: copied to page-locked memory of torch's, for this kind of device.
+
+    Torch's, since it knows of the copies that the training starts from there: that memory is not used again before they are
+    done. Of the pool's, only copies of our own are started.
+    """
+    epilogue, landing = recipe.epilogue, recipe.landing
+
+    def finish(pixels: Pixels) -> Pixels:
+        if pixels.mark is not None:
+            return pixels
+        if landing is not None:
+            landed = landing.bring(epilogue, pixels.images, pixels.boxes)
+            return Pixels(landed.images, None, finished=True, mark=landed.mark)
+        if on_host and not pixels.finished:
+            pixels = Pixels(epilogue(pixels.images, pixels.boxes, pool=recipe.pool), None, finished=True)
+        if pin is not None:
+            pixels = replace(pixels, images=_utils.pin_memory.pin_memory(pixels.images, pin))
+        return pixels
+
+    return finish

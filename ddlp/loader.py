@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from csd_engine.transforms.reduced import DECODES
@@ -34,8 +33,10 @@ from ddlp.sources.embedded import EmbeddedOptions
 from ddlp.sources.reach import Device, Keep, Reach
 from ddlp.sources.sharing import TRANSFERS
 from ddlp.strategies import STRATEGIES, Mte, Strategy
+from ddlp.transfer.device import WAYS, landing_on
+from ddlp.transfer.landing import Landing
 from ddlp.translate.dali import stages
-from ddlp.usercode import KeyedView, UserCodeIterator, iterate_user_code
+from ddlp.usercode import Finish, KeyedView, UserCodeIterator, iterate_user_code
 
 BACKENDS = ("native", "dali")
 OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
@@ -55,12 +56,15 @@ class DDLPLoader(DataLoader):
             ``"ordered"``.
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
             keys), or several. None with a strategy that needs one: an engine is started on this machine.
-        device: where batches are delivered, e.g. ``"cuda"``; None: CPU tensors, as DataLoader.
+        device: where batches are delivered, e.g. ``"cuda"``; None: CPU tensors, as DataLoader. Copies to a GPU and what is left
+            of the transform there run beside the training step.
         seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
             does. The order of samples comes from torch's generators in any case.
         ratio: ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
         transfer: how a device's batches come: ``"shared"`` through its spool, which this host must see; ``"stream"`` over the
-            engine's socket. None: through the spool where both sides prove to see the same one, else over the socket.
+            engine's socket. None or ``"auto"``: through the spool where both sides prove to see the same one, else over the
+            socket. Into a GPU's memory they come from the spool in the fastest way, measured with the first one; or by
+            ``"gds"`` (GPUDirect Storage, past this host), ``"pinned"`` or ``"mmap"``, as docs/gpu.md tells.
         spool: directory for the engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
         spool_bytes: what the embedded engine may hold there; None: half of what is free, 8 GiB at most.
         audit: the host makes one sample in every ``audit`` batches of the device again and compares it.
@@ -162,7 +166,8 @@ class DDLPLoader(DataLoader):
         self._loaded: dict[str, Any] | None = None
         self._rates: Rates | None = None
         self._reach: Reach | None = None
-        self._keep: Keep | None = None
+        self._keeps: list[Keep] = []
+        self._landing: Landing | None = None
         self._last: EpochMemory | KeyedView | None = None
         self._told: set[str] = set()
         self._check_arguments()
@@ -203,7 +208,12 @@ class DDLPLoader(DataLoader):
                 f"strategy='mte' needs the whole epoch's batches when it begins; {type(self._index_sampler).__name__} is "
                 "read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
             )
-        torch.device(self.device or "cpu")
+        device = torch.device(self.device or "cpu")
+        if self.transfer in WAYS and device.type != "cuda":
+            raise ValueError(
+                f"transfer={self.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
+                "'stream' or None"
+            )
 
     @property
     def _output(self) -> torch.dtype | None:
@@ -271,7 +281,7 @@ class DDLPLoader(DataLoader):
                 user_code = kept
                 user_code.restart(self, seed, epoch, resume)
             else:
-                user_code = iterate_user_code(self, _Finish(self), seed, epoch, resume)
+                user_code = iterate_user_code(self, Finish(self), seed, epoch, resume)
             self._last = user_code.view
             return user_code
         kept_seed = None
@@ -288,6 +298,7 @@ class DDLPLoader(DataLoader):
         name = self._wanted_strategy()
         if self._rates is None:
             self._rates = Rates()
+        landing = self._landed()
         reach = None if name == "cpu" else self._reached()
         devices = () if reach is None else reach.names
         if reach is not None:
@@ -301,11 +312,12 @@ class DDLPLoader(DataLoader):
             resume=resume,
             make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
             devices=devices,
+            landing=landing,
             rates=self._rates,
             on_closed=(lambda: None) if reach is None else reach.epoch_ended,
         )
+        iterator.keep = tuple(self._keeps)
         if reach is not None:
-            iterator.keep = self._keep
             for device in devices:
                 bring_in = partial(
                     join, iterator.run, device, now.dataset, partial(reach.place, device), batch=iterator.largest,
@@ -326,9 +338,18 @@ class DDLPLoader(DataLoader):
         if self._reach is None or self._reach.pid != os.getpid():  # else inherited over a fork: the parent's
             options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
             self._reach = Reach(self._devices, options, self.transfer)
-            self._keep = Keep()
-            when_dropped(self._keep, self._reach.close)
+            self._keeps.append(Keep())
+            when_dropped(self._keeps[-1], self._reach.close)
         return self._reach
+
+    def _landed(self) -> Landing | None:
+        """Where batches land, on an accelerator that takes copies beside its work; the same for all epochs."""
+        if self._landing is None:
+            self._landing = landing_on(self.device, self.transfer)
+            if self._landing is not None:
+                self._keeps.append(Keep())
+                when_dropped(self._keeps[-1], self._landing.close)
+        return self._landing
 
     # -- state, report -------------------------------------------------------------------------------------------
 
@@ -373,18 +394,5 @@ class DDLPLoader(DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
         state = dict(self.__dict__)
-        state.update(_iterator=None, _last=None, _reach=None, _keep=None, _rates=None)
+        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _rates=None, _landing=None)
         return state
-
-
-class _Finish:
-    """What is done to a finished batch of user code: moved to the device, the batch_transform run."""
-
-    def __init__(self, loader: DDLPLoader) -> None:
-        self._device = None if loader.device is None else torch.device(loader.device)
-        self._batch_transform = loader.batch_transform
-
-    def __call__(self, batch: Any) -> Any:
-        if self._device is not None:
-            batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
-        return batch if self._batch_transform is None else self._batch_transform(batch)

@@ -13,10 +13,11 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import IterableDataset, Subset, get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
@@ -29,6 +30,9 @@ from ddlp.generators import States
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
 from ddlp.resume import OrderSource, Resume, SamplerStart, save
+
+if TYPE_CHECKING:
+    from ddlp.loader import DDLPLoader
 
 KeyedIndex = tuple[Any, int]
 """An index with the 64-bit key of its sample."""
@@ -288,3 +292,16 @@ def iterate_user_code(
     kind = _Single if loader.num_workers == 0 else _Multi
     iterable = isinstance(loader.dataset, IterableDataset)
     return kind(loader, None if iterable else KeyedView(loader, seed, epoch, resume), finish)
+
+
+class Finish:
+    """What is done to a finished batch of user code: moved to the device, the batch_transform run."""
+
+    def __init__(self, loader: DDLPLoader) -> None:
+        self._device = None if loader.device is None else torch.device(loader.device)
+        self._batch_transform = loader.batch_transform
+
+    def __call__(self, batch: Any) -> Any:
+        if self._device is not None:
+            batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
+        return batch if self._batch_transform is None else self._batch_transform(batch)

@@ -43,8 +43,8 @@ def need_kernel() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if importlib.util.find_spec("pytest_rerunfailures") is None:
-        return
     for item in items:
         if any(f"tests/{part}" in item.nodeid for part in REAL_PROCESSES):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.real_processes)
+            if importlib.util.find_spec("pytest_rerunfailures") is not None:
+                item.add_marker(pytest.mark.flaky(reruns=2))

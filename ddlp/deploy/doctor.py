@@ -1,6 +1,7 @@
 """Find out what is wrong with a device, and what to do: its SSH, system, files, kernel, keys, service, spool, data, pixels.
 
-Without a name this computer alone is looked at: whether it has the kernel, and what would bring it.
+Without a name this computer alone is looked at: whether it has the kernel, and whether files of the spool can be read
+straight into the GPU's memory (a probe file is written there, read and removed); and what would bring them.
 
 Checks go from causes to effects; what depends on a failed one is not asked. At the end stands the one thing to do first.
 Nothing is changed. The exit status is 1 where something stands in the way, else 0.
@@ -27,6 +28,7 @@ from ddlp.deploy import book, checks, diagnosis
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, take_census
 from ddlp.deploy.command import reserve_bytes
+from ddlp.deploy.direct import of_probe
 from ddlp.deploy.findings import Finding, Level, bad, ok, warn
 from ddlp.deploy.kernel import look
 from ddlp.deploy.options import add_device, add_json
@@ -39,7 +41,9 @@ from ddlp.deploy.steps import Step, Steps
 from ddlp.deploy.survey import Survey, survey
 from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
+from ddlp.sources.embedded import default_spool
 from ddlp.sources.link import EngineLink
+from ddlp.transfer.gdsprobe import probe
 
 __all__ = ["Checkup", "examine", "examine_host"]
 
@@ -319,13 +323,19 @@ def _host(_: Step) -> Iterator[Finding]:
     yield diagnosis.of_kernel(report())
 
 
-def examine_host(steps: Steps) -> Checkup:
-    """Check this computer alone: whether what makes it fast is there."""
+def examine_host(steps: Steps, spool: str | None = None) -> Checkup:
+    """Check this computer alone: whether what makes it fast is there. ``spool``: None: the loader's default."""
+    spool = os.path.abspath(spool or default_spool())
     checkup = Checkup("this host")
-    with steps.step("kernel") as step:
-        for finding in _host(step):
-            checkup.findings.append(("kernel", finding))
-            step.say(finding)
+
+    def gpu(_: Step) -> Iterator[Finding]:
+        yield from of_probe(spool, probe(spool))
+
+    for title, ask in (("kernel", _host), ("gpu", gpu)):
+        with steps.step(title) as step:
+            for finding in ask(step):
+                checkup.findings.append((title, finding))
+                step.say(finding)
     return checkup
 
 
@@ -342,13 +352,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_device(parser, without="this host alone")
     parser.add_argument("--verify", action="store_true", help="compare the contents of all files, not of a sample")
+    parser.add_argument(
+        "--spool", metavar="DIR", help="without NAME: where batch files lie; default: $DDLP_SPOOL, else the temporary directory"
+    )
     add_json(parser, "the findings")
 
 
 def run(options: argparse.Namespace) -> int:
     """Examine and print; the exit status is 1 where something stands in the way."""
+    if options.name is not None and options.spool is not None:
+        raise DDLPError(f"--spool is for this host alone; leave it out, or the name {options.name}.")
     steps = Steps(io.StringIO() if options.json else None)
-    checkup = examine_host(steps) if options.name is None else examine(book.load(options.name), steps, verify=options.verify)
+    if options.name is None:
+        checkup = examine_host(steps, options.spool)
+    else:
+        checkup = examine(book.load(options.name), steps, verify=options.verify)
     if options.json:
         print(json.dumps(checkup.to_data()))
         return 0 if checkup.healthy else 1

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from csd_engine import batchfile
-from csd_engine.batchfile import Layout
+from csd_engine.batchfile import Batch, Layout
 from csd_engine.datasets import Dataset, fingerprint
 from csd_engine.errors import EngineError, EngineRefused, WrongPixels
 from csd_engine.groups import Member
@@ -35,6 +35,7 @@ from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
 from ddlp.sources.travel import Luggage
+from ddlp.transfer.landing import Landed
 from ddlp.translate.datasets import PortableSet
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
@@ -119,20 +120,35 @@ class CsdJob:
     def read(self, lease: int, position: int, path: Path) -> Pixels:
         """The published batch, verified; one sample in every ``audit`` batches is made again and compared."""
         assert self.fetching is not None
-        size = self._recipe.plan.size(position)
-        images, _ = fresh_rows(self._recipe, size)
+        recipe, identity = self._recipe, self._identities[lease]
+        size = recipe.plan.size(position)
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
-        batch = self.fetching.read(path, self._identities[lease], lease, layout, images)
+        sample: int | None = None  # the one to compare
         if self._audit is not None and next(self._read) % self._audit == 0:
-            self._check_one(position, images, batch.boxes)
-        return Pixels(torch.from_numpy(images), None if batch.boxes is None else torch.from_numpy(batch.boxes))
+            sample = random.Random(f"{recipe.seed} {recipe.epoch} {position}").randrange(size)
 
-    def _check_one(self, position: int, images: np.ndarray, boxes: np.ndarray | None) -> None:
-        items = self._recipe.plan.items(position)
-        k = random.Random(f"{self._recipe.seed} {self._recipe.epoch} {position}").randrange(len(items))
-        if host_digest(self._recipe, items[k]) != sample_digest(images[k], None if boxes is None else boxes[k]):
+        def memory() -> np.ndarray:
+            return fresh_rows(recipe, size)[0]
+
+        if recipe.landing is None:
+            batch: Batch | Landed = self.fetching.read(path, identity, lease, layout, memory())
+        else:
+            batch = self.fetching.land(recipe.landing, recipe.epilogue, path, identity, lease, layout, sample, memory)
+        if isinstance(batch, Landed):
+            if batch.sample is not None and sample is not None:
+                self._check(position, sample, *batch.sample)
+            return Pixels(batch.images, None, finished=True, mark=batch.mark)
+        images, boxes = batch
+        if sample is not None:
+            self._check(position, sample, images[sample], None if boxes is None else boxes[sample])
+        return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+
+    def _check(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
+        """Make one of the batch's samples again and compare."""
+        item = self._recipe.plan.items(position)[k]
+        if host_digest(self._recipe, item) != sample_digest(image, boxes):
             raise WrongPixels(
-                f"audit: sample {self._recipe.reader.where(items[k][0])} of batch {position} has other pixels than the host "
+                f"audit: sample {self._recipe.reader.where(item[0])} of batch {position} has other pixels than the host "
                 "computes; batches that were not audited may be wrong as well. Take the device out of use"
             )
 
@@ -182,6 +198,9 @@ def join(
     try:
         place = reach()
         welcome = place.link.open()
+        if recipe.landing is not None and place.shared:
+            assert place.link.spool is not None
+            recipe.landing.open(place.link.spool)
         if place.operators is not None:
             put_operators(files, place.operators)
         dataset = place.luggage.describe(portable)

@@ -37,7 +37,7 @@ from csd_engine.spool import free_bytes
 from ddlp.ranks import Ranks, here
 from ddlp.sources.link import EngineLink
 
-__all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire"]
+__all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire", "default_spool"]
 
 PREFIX = "ddlp-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
@@ -45,6 +45,11 @@ _START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 STALLED_END_TIMEOUT_S = 1.0  # of one that is silent already
 _LOG_TAIL_BYTES = 2000
+
+
+def default_spool() -> str:
+    """Where a loader that is given no spool puts its engine's batch files."""
+    return os.environ.get("DDLP_SPOOL") or tempfile.gettempdir()
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class EmbeddedOptions:
         Raises:
             EngineError: $DDLP_ENGINE_WORKERS or $DDLP_ENGINE_SLOWDOWN is not a number that makes sense.
         """
-        spool = self.spool or os.environ.get("DDLP_SPOOL") or tempfile.gettempdir()
+        spool = self.spool or default_spool()
         workers = self.workers
         if workers is None:
             text = os.environ.get("DDLP_ENGINE_WORKERS", "1")

@@ -8,14 +8,20 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from csd_engine.batchfile import Batch, BatchReceiver, Layout, read_batch
 from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
 from ddlp.sources.job import JobHandle
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.landing import Landed, Landing
 
 __all__ = ["Fetching"]
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 _PAUSES_S = (0.0, 0.02, 0.08, 0.2)  # before each further look; then the socket has it sooner
 _LATE = 3  # so many late files one after another: no file is waited for any more
@@ -40,6 +46,7 @@ class Fetching:
         self._lock = threading.Lock()
         self._late = 0  # files in a row that had to be fetched over the socket
         self._late_ever = 0
+        self._landing_remark = ""  # as it was told
 
     def read(self, path: Path, identity: str, lease: int, layout: Layout, images: np.ndarray) -> Batch:
         """The verified batch, its images in ``images``.
@@ -48,8 +55,40 @@ class Fetching:
             DamagedBatch: it is not there, or not what it must be.
             EngineGone: the engine was lost, or the job closed, while it was on the way.
         """
+        return self._fetch(
+            path,
+            lambda: read_batch(path, identity, lease, layout, images),
+            lambda: self._over_the_socket(identity, lease, layout, images),
+        )
+
+    def land(
+        self,
+        landing: Landing,
+        epilogue: Epilogue,
+        path: Path,
+        identity: str,
+        lease: int,
+        layout: Layout,
+        sample: int | None,
+        memory: Callable[[], np.ndarray],
+    ) -> Landed | Batch:
+        """The verified batch, finished where ``landing`` brings it; or in ``memory()``, where it came over the socket.
+
+        ``sample``: as `Landing.read`. Raises as `read`.
+        """
+        found = self._fetch(
+            path,
+            lambda: landing.read(epilogue, path, identity, lease, layout, sample),
+            lambda: self._over_the_socket(identity, lease, layout, memory()),
+        )
+        if landing.remark != self._landing_remark:
+            self._landing_remark = landing.remark
+            self._say(landing.remark)
+        return found
+
+    def _fetch(self, path: Path, from_file: Callable[[], T], from_socket: Callable[[], U]) -> T | U:
         if not self._shared:
-            return self._over_the_socket(identity, lease, layout, images)
+            return from_socket()
         for pause_s in (None, *_PAUSES_S):
             if pause_s is not None:
                 if self._late >= _LATE or not self._handle.open:
@@ -57,14 +96,14 @@ class Fetching:
                 time.sleep(pause_s)
                 _refresh(path.parent)
             try:
-                batch = read_batch(path, identity, lease, layout, images)
+                batch = from_file()
             except MissingBatch as error:
                 missing = error
             else:
                 self._late = 0
                 return batch
         try:
-            batch = self._over_the_socket(identity, lease, layout, images)
+            late = from_socket()
         except (DamagedBatch, EngineGone):
             raise missing from missing.__cause__  # it is not late, it is lost
         with self._lock:
@@ -74,7 +113,7 @@ class Fetching:
                 f"the spool's file system shows new files late: {self._late_ever} batches were fetched over the socket "
                 "instead; transfer='stream' fetches all so"
             )
-        return batch
+        return late
 
     def _over_the_socket(self, identity: str, lease: int, layout: Layout, images: np.ndarray) -> Batch:
         receiver = BatchReceiver(identity, lease, layout, images)

@@ -21,6 +21,8 @@ from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
 from ddlp.plan import EpochPlan
 from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.landing import Landing
+from ddlp.transfer.lane import Mark
 from ddlp.transfer.pool import Pool
 
 
@@ -36,6 +38,7 @@ class Recipe:
     epoch: int
     plan: EpochPlan
     pool: Pool  # of batches' memory
+    landing: Landing | None = None  # where batches go that an accelerator's memory is meant for
 
     @functools.cached_property
     def bulk(self) -> Bulk | None:
@@ -45,12 +48,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Pixels:
-    """A batch: uint8 (batch, height, width, channels) as both sides make it and boxes int32 (batch, masks, 4) or None, or
-    what the epilogue made of it, and None.
+    """A batch: uint8 (batch, height, width, channels) as both sides make it and boxes int32 (batch, masks, 4) or None; or,
+    ``finished``, what the epilogue made of it, and None. ``mark``: it is on a device, to be used after this.
     """
 
     images: torch.Tensor
     boxes: torch.Tensor | None
+    finished: bool = False
+    mark: Mark | None = None
 
 
 class Unwanted(Exception):
@@ -142,7 +147,7 @@ class Rows:
         result = self._epilogue.tensor(self._images if self._bits is None else self._bits)
         if boxes is not None:
             self._epilogue.fill(result, boxes)
-        return Pixels(result, None)
+        return Pixels(result, None, finished=True)
 
 
 def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:

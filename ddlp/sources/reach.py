@@ -163,10 +163,10 @@ class Reach:
             try:
                 return Place(name, link, share_spool(link), True)
             except DDLPError as error:
-                if self._transfer == "shared":
+                if self._transfer not in (None, "auto"):
                     raise NotShared(
-                        f"transfer='shared', but {name} and this host do not share a spool: {error}. Have this host see the "
-                        f"directory {welcome.spool} of the device (NFS or a cluster file system; never one disk mounted by "
+                        f"transfer={self._transfer!r}, but {name} and this host share no spool: {error}. Have this host see "
+                        f"the directory {welcome.spool} of the device (NFS or a cluster file system; never one disk mounted by "
                         "two systems) and name it in Device(spool=...), or leave transfer= out: batches are then sent over "
                         "the engine's socket."
                     ) from error

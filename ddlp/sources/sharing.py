@@ -13,10 +13,11 @@ from csd_engine.spool import look_at
 from ddlp.errors import DDLPError
 from ddlp.sources.link import EngineLink
 from ddlp.sources.travel import Luggage
+from ddlp.transfer.device import WAYS
 
 __all__ = ["NotShared", "TRANSFERS", "share_spool"]
 
-TRANSFERS = ("shared", "stream")
+TRANSFERS = ("auto", "shared", *WAYS, "stream")
 _PAUSES_S = (0.0, 0.2, 0.5)  # before each look: a network file system may show new files late
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -51,18 +52,25 @@ class Arithmetic:
             np.divide(values, std, out=values)
 
     def run_on_device(self, values: Tensor) -> Tensor:
-        """In place on a float32 tensor (batch, channels, height, width) on any device.
-
-        Constants are tensors there: for a Python number a GPU multiplies by the reciprocal.
-        """
-        if self.scale is not None:
-            scale = torch.tensor(float(self.scale), device=values.device)
-            values = values.mul_(scale) if self.multiply else values.div_(scale.view(1, 1, 1, 1))
-        if self.mean is not None:
-            values = values.sub_(torch.from_numpy(self.mean).to(values.device).view(1, -1, 1, 1))
-        if self.std is not None:
-            values = values.div_(torch.from_numpy(self.std).to(values.device).view(1, -1, 1, 1))
+        """In place on a float32 tensor (batch, channels, height, width) on any device."""
+        scale, mean, std = self._constants(values.device)
+        if scale is not None:
+            values = values.mul_(scale) if self.multiply else values.div_(scale)
+        if mean is not None:
+            values = values.sub_(mean)
+        if std is not None:
+            values = values.div_(std)
         return values
+
+    @functools.cache  # noqa: B019 - as long as its epilogue, on one device
+    def _constants(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Scale, mean and std as tensors on the device: for a Python number a GPU multiplies by the reciprocal.
+
+        Made once: each small copy would wait for the large ones before it.
+        """
+        given = (None if self.scale is None else np.array([self.scale]), self.mean, self.std)
+        scale, mean, std = (None if k is None else torch.from_numpy(k).to(device).view(1, -1, 1, 1) for k in given)
+        return scale, mean, std
 
 
 def _mean_and_std(base: np.ndarray, row: np.ndarray) -> tuple[np.float32, np.float32] | None:

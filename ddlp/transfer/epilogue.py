@@ -241,11 +241,19 @@ class Epilogue:
             values = torch.empty(planes.shape, dtype=torch.float32, device=images.device,
                                  memory_format=self.memory_format).copy_(planes)
             return self._arithmetic.run_on_device(values).to(self.dtype)
-        values = self._values().to(self.dtype).to(images.device)
+        values = self._values_on(images.device)
         result = torch.empty(planes.shape, dtype=self.dtype, device=images.device, memory_format=self.memory_format)
         for c in range(planes.shape[1]):
             result[:, c] = values[c][planes[:, c].to(torch.int32)]
         return result
+
+    @functools.cache  # noqa: B019 - as below
+    def _values_on(self, device: torch.device) -> Tensor:
+        return self._values().to(self.dtype).to(device)
+
+    @functools.cache  # noqa: B019 - as below
+    def _fills_on(self, device: torch.device) -> Tensor:
+        return self._mask_values().to(device)
 
     @functools.cache  # noqa: B019 - an epilogue lives as long as its loader, on one device
     def _exact_on(self, device: torch.device) -> bool:
@@ -259,7 +267,7 @@ class Epilogue:
 
     def _fill_together(self, result: Tensor, boxes: Tensor) -> Tensor:
         """All samples of one mask in one operation: a GPU is slow to start many small ones."""
-        fills = self._mask_values().to(result.device)
+        fills = self._fills_on(result.device)
         rows = torch.arange(result.shape[2], device=result.device)
         columns = torch.arange(result.shape[3], device=result.device)
         for mask in range(fills.shape[0]):

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import torch
 
 __all__ = ["Pool"]
 
@@ -24,10 +25,12 @@ class Pool:
 
     Args:
         spare: at most so many blocks of a size wait for their next use; those that waited longest are freed.
+        pinned: the memory is page-locked, for copies to a GPU. Whoever starts one keeps the array until it is done.
     """
 
-    def __init__(self, spare: int) -> None:
+    def __init__(self, spare: int, pinned: bool = False) -> None:
         self._spare = spare
+        self._allocate = _pinned if pinned else _page_aligned
         # By size in bytes. A block may come back in any thread at any moment, whatever locks that thread holds: so no lock
         # here, but operations of deques and dicts that are atomic, also without the GIL.
         self._blocks: dict[int, deque[np.ndarray]] = {}
@@ -42,7 +45,7 @@ class Pool:
         if size == 0:
             return np.empty(shape, kind)
         block = self._used(size)
-        return np.asarray(_Lent(self, _page_aligned(size) if block is None else block, shape, kind))
+        return np.asarray(_Lent(self, self._allocate(size) if block is None else block, shape, kind))
 
     def close(self) -> None:
         """Free what waits here, and from now on each block as it comes back."""
@@ -75,6 +78,11 @@ def _page_aligned(size: int) -> np.ndarray:
     memory = np.empty(size + _PAGE, np.uint8)
     begin = -memory.ctypes.data % _PAGE
     return memory[begin : begin + size]
+
+
+def _pinned(size: int) -> np.ndarray:
+    block: np.ndarray = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return block
 
 
 class _Lent:

@@ -97,7 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_argument("--label", default="", help="what comparisons call it; default: the command's first words")
     measure.add_argument("--batches", type=int, metavar="N", help="that the command trains on, for joules a batch")
     measure.add_argument("--samples", type=int, metavar="N", help="the same in samples")
-    measure.add_argument("--workers", type=int, default=0, metavar="N", help="its worker processes, for the model (%(default)s)")
+    measure.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="its worker processes, for the model (%(default)s)",
+    )  # fmt: skip
     measure.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     show = action("show", "print what was measured")
     show.add_argument("files", nargs="+", type=Path, metavar="FILE")

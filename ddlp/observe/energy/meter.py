@@ -54,9 +54,9 @@ class _Watched:
 
     def stop(self, ended_s: float) -> None:
         """Read it for the last time, see `start`."""
-        if self.source.prompt and not self._stop.is_set():
+        self._ended_s = ended_s  # a reading after it counts as one at it
+        if self.source.prompt:
             self._read()
-        self._ended_s = ended_s
         self._stop.set()
 
     def join(self) -> None:
@@ -100,7 +100,10 @@ def _devices(csd: str | Device | Iterable[str | Device] | None) -> list[Device]:
     from ddlp.sources.device import Device  # zmq and all: not for every import
 
     given = [csd] if isinstance(csd, (str, Device)) else csd
-    return [Device.at(one) if isinstance(one, str) else one for one in given]
+    try:
+        return [Device.at(one) if isinstance(one, str) else one for one in given]
+    except ValueError as error:
+        raise DDLPError(str(error)) from None
 
 
 class EnergyMeter:
@@ -312,4 +315,6 @@ class EnergyMeter:
             if part == CSD and host_measured and not self._devices:
                 notes.append("the engine ran on this computer: its joules are among the host's")
                 continue
+            if part == CSD and not self._devices:
+                notes.append("csd: the engine ran on this computer; the watts are a device's that would prepare as fast")
             parts.append(PartEnergy(part, power_w * seconds, True, (f"{power_w:g} W",), 1.0))

@@ -84,7 +84,8 @@ def test_this_host_alone(setting: str, request: pytest.FixtureRequest) -> None:
     variables = {**os.environ, "DDLP_KERNEL": setting}
     done = subprocess.run([sys.executable, "-m", "ddlp", "doctor", "--json"], env=variables, stdout=subprocess.PIPE)
     answer = json.loads(done.stdout)
-    (found,) = answer["checks"]
+    found = answer["checks"][0]
+    assert {one["check"] for one in answer["checks"]} == {"kernel", "gpu"}
     assert done.returncode == 0 and answer["healthy"]
     if setting:
         assert found["what"] == "no kernel on this host" and "DDLP_KERNEL" in answer["first"]

@@ -71,7 +71,7 @@ def test_of_the_embedded_engine(leaves_nothing, data, truth):
 
 
 def test_nonsense_is_refused(data):
-    with pytest.raises(ValueError, match="transfer='nfs': expected one of shared, stream, or None"):
+    with pytest.raises(ValueError, match="transfer='nfs': expected one of auto, shared, gds, pinned, mmap, stream, or None"):
         make_loader(data, "csd", transfer="nfs")
 
 
@@ -97,7 +97,7 @@ def test_one_path_on_two_disks(engines, data, truth, images, tmp_path, there):
     gc.collect()
     assert sorted(here.rglob("*")) == before
     loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=here), transfer="shared")
-    with pytest.raises(DDLPError, match=r"(?s)do not share a spool: .*Device\(spool=\.\.\.\), or leave transfer= out"):
+    with pytest.raises(DDLPError, match=r"(?s)share no spool: .*Device\(spool=\.\.\.\), or leave transfer= out"):
         train(loader)
 
 

@@ -1,0 +1,212 @@
+"""`ddlp bench gpu`: batch files into a GPU's memory, GB/s of each way, beside what the machine can do at most.
+
+The bound is a copy of the same bytes from page-locked memory; a raw read (as many threads as the `pinned` way has, into
+page-locked memory, no copy) says what the files give. Each way alone, then as a loader has it: two fetchers, each batch
+verified on the device and finished by the epilogue. Files are read from the page cache unless --cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from csd_engine.batchfile import BatchWriter, Layout, open_batch
+from csd_engine.layout import DATA_OFFSET
+from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, ratios, say, spread
+from ddlp.epoch import FETCHERS
+from ddlp.errors import DDLPError
+from ddlp.transfer.device import WAYS, ways
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.landing import Landing
+from ddlp.transfer.lane import CudaLane, Lane, PlainLane
+from ddlp.transfer.ways import BLOCK_BYTES, READERS, Way
+
+BOUND, RAW = "copy from page-locked memory", "raw read"
+ALONE, WHOLE = "{}: read", "{}: read, verified, finished"
+_AIM = 0.9  # of the bound
+
+
+@dataclass
+class Result:
+    """GB (1e9 bytes) a second, round by round. `missing`: ways that could not take part, and why."""
+
+    device: str
+    batch: int
+    file_mb: float
+    cold: bool
+    missing: dict[str, str] = field(default_factory=dict)
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench: nothing where there is no GPU."""
+    short = ["--rounds", "2", "--reads", "8"] if quick else []
+    return [("Batch files into the GPU's memory", short)] if torch.cuda.is_available() else []
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--device", default="cuda", help="cpu shows that it runs, its figures say nothing (%(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="images of a batch (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
+    parser.add_argument("--files", type=int, default=8, help="batch files (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
+    parser.add_argument("--reads", type=int, default=32, help="batches of a turn (%(default)s)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="W", help="of %(choices)s")
+    parser.add_argument("--spool", help="directory for the files (the system's temporary one)")
+    parser.add_argument("--cold", action="store_true", help="have the page cache forget the files before each turn")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BenchFailed("torch finds no GPU here (`nvidia-smi` says why); --device cpu shows that the benchmark runs.")
+    lane: Lane = CudaLane(device) if device.type == "cuda" else PlainLane(device)
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
+        result = measure(options, lane, Path(spool))
+    best = [name for name in (ALONE.format("pinned"),) if name in result.rates]
+    aims = [
+        Aim(f"{name}: of a {BOUND}", _AIM, statistics.median(ratios(result.rates[name], result.rates[BOUND]))) for name in best
+    ]
+    emit(options, result, table(result), aims)
+    return 0
+
+
+def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
+    """All rounds."""
+    layout = Layout(options.batch, options.size, options.size, 3)
+    files = [_written(spool, number, layout) for number in range(options.files)]
+    name = torch.cuda.get_device_name(lane.device) if lane.device.type == "cuda" else str(lane.device)
+    result = Result(name, options.batch, layout.file_bytes / 1e6, options.cold)
+    on_device = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
+    locked = torch.empty(layout.data_bytes, dtype=torch.uint8, pin_memory=lane.pinned)
+
+    def copy() -> None:
+        for _ in range(options.reads):
+            with lane.work():
+                on_device.copy_(locked, non_blocking=True)
+        lane.mark().wait()
+
+    def turn(work: Callable[[], None]) -> Callable[[], float]:
+        def timed() -> float:
+            if options.cold:
+                for path in files:
+                    _forget(path)
+            began = time.monotonic()
+            work()
+            return options.reads * layout.data_bytes / 1e9 / (time.monotonic() - began)
+
+        return timed
+
+    turns = {BOUND: turn(copy), RAW: turn(lambda: _raw(files, layout, options.reads, lane))}
+    opened: list[Way | Landing] = []
+    for name in options.ways:
+        try:
+            way = ways(lane, name)(spool)[0]
+        except DDLPError as error:
+            result.missing[name] = str(error)
+            continue
+        turns[ALONE.format(name)] = turn(_alone(way, lane, files, layout, options.reads))
+        landing = Landing(lane, ways(lane, name))
+        landing.open(spool)
+        opened += [way, landing]
+        turns[WHOLE.format(name)] = turn(_whole(landing, files, layout, options.reads))
+    try:
+        for one in turns.values():
+            one()  # memory, registration, the page cache
+        result.rates = alternate(turns, options.rounds, say, "GB/s")
+    finally:
+        for one_opened in opened:
+            one_opened.close()
+    return result
+
+
+def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout, reads: int) -> Callable[[], None]:
+    buffer = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
+    way.prepare(buffer)
+
+    def work() -> None:
+        for k in range(reads):
+            path = files[k % len(files)]
+            with open_batch(path, layout) as descriptor:
+                kept = way.read(path, descriptor, buffer, layout.data_bytes)
+                lane.mark().wait()
+                del kept
+
+    return work
+
+
+def _whole(landing: Landing, files: list[Path], layout: Layout, reads: int) -> Callable[[], None]:
+    table = torch.arange(256, dtype=torch.float32).div(255).repeat(3, 1)
+    epilogue = Epilogue(table, torch.zeros(0, 3))
+
+    def one(k: int) -> None:
+        number = k % len(files)
+        landing.read(epilogue, files[number], f"{number:032x}", number, layout)
+
+    def work() -> None:
+        with ThreadPoolExecutor(FETCHERS) as fetchers:
+            list(fetchers.map(one, range(reads)))
+
+    return work
+
+
+def _raw(files: list[Path], layout: Layout, reads: int, lane: Lane) -> None:
+    """The files' bytes by as many threads as the `pinned` way has, each into memory of its own."""
+
+    def part(work: tuple[int, int]) -> None:
+        number, start = work
+        place = memoryview(blocks[start // BLOCK_BYTES % READERS].numpy())
+        os.preadv(descriptors[number], [place[: min(BLOCK_BYTES, layout.data_bytes - start)]], DATA_OFFSET + start)
+
+    blocks = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=lane.pinned) for _ in range(READERS)]
+    descriptors = [os.open(path, os.O_RDONLY) for path in files]
+    try:
+        with ThreadPoolExecutor(READERS) as readers:
+            parts = [(k % len(files), start) for k in range(reads) for start in range(0, layout.data_bytes, BLOCK_BYTES)]
+            list(readers.map(part, parts))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _written(spool: Path, number: int, layout: Layout) -> Path:
+    writer = BatchWriter(str(spool), f"{number:032x}", number, layout)
+    draws = np.random.default_rng(number)
+    writer.write_rows(0, draws.integers(0, 256, layout.image_shape, dtype=np.uint8))
+    return Path(writer.publish())
+
+
+def _forget(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    where = "read from the disk" if result.cold else "in the page cache"
+    rows = [
+        f"{result.device}; batches of {result.batch}, {result.file_mb:.1f} MB each, {where}; GB/s, medians (least .. most)",
+        *(
+            f"{name:38}{spread(rates, '.2f'):>26}{statistics.median(ratios(rates, result.rates[BOUND])):10.3f} of the bound"
+            for name, rates in result.rates.items()
+        ),
+        *(f"{name}: not here: {why}" for name, why in result.missing.items()),
+    ]
+    return "\n".join(rows)

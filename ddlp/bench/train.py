@@ -1,0 +1,254 @@
+"""`ddlp bench train`: epochs of real models on a GPU, under DataLoader and under each strategy, beside their bound.
+
+The host has some cores, the engine others, as if they were a device's. The bound is what preparing and training allow:
+min(r_train, r_cpu + r_csd), with r_train of the same steps on a batch that lies in the GPU's memory, and r_cpu and r_csd of the
+loaders with one side each and no training. DataLoader has as many workers as served it best, pinned memory, prefetching.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from ddlp.bench import data
+from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread
+from ddlp.loader import DDLPLoader
+
+BASELINE = "DataLoader"
+STRATEGIES = ("cpu", "mte", "wrr")
+_AIM = 0.95  # of the bound, wrr
+_WARM = 8  # steps, or batches, before the clock starts
+
+
+@dataclass
+class Line:
+    """One contender: samples a second of each round, and the parts of the epochs that training waited and the CSD made."""
+
+    name: str
+    rates: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+    csd: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """Samples a second. ``bounds``: of each round."""
+
+    device: str
+    model: str
+    batch: int
+    batches: int
+    host_cpus: list[int]
+    engine_cpus: list[int]
+    workers: int = 0
+    r_train: list[float] = field(default_factory=list)
+    r_cpu: list[float] = field(default_factory=list)
+    r_csd: list[float] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def bounds(self) -> list[float]:
+        """Of each round."""
+        return [min(t, a + b) for t, a, b in zip(self.r_train, self.r_cpu, self.r_csd, strict=True)]
+
+
+def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+    """What `ddlp bench --all` runs of this bench: nothing where there is no GPU."""
+    short = ["--rounds", "1", "--batches", "20"] if quick else []
+    models = (("resnet50", "ResNet-50"), ("vit_b_16", "ViT-B/16"))
+    if not torch.cuda.is_available():
+        return []
+    return [(f"An epoch of {title} on the GPU", ["--model", name, *short]) for name, title in models]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    data.add_data(parser)
+    parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
+    parser.add_argument("--model", default="resnet50", help="of torchvision (%(default)s)")
+    parser.add_argument("--batch", type=int, default=128, help="batch size (%(default)s)")
+    parser.add_argument("--batches", type=int, default=100, help="batches of each epoch (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
+    parser.add_argument("--device", default="cuda", help="cpu shows that it runs (%(default)s)")
+    parser.add_argument("--host-cpus", type=int, help="cores of the host's side (three quarters of all)")
+    parser.add_argument("--engine-cpus", type=int, help="cores of the engine's side (the others)")
+    parser.add_argument("--workers", type=int, nargs="+", help="DataLoader's, the best is taken (as many as cores, and twice)")
+    parser.add_argument("--transfer", help="as DDLPLoader's (auto)")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise BenchFailed("torch finds no GPU here (`nvidia-smi` says why); --device cpu shows that the benchmark runs.")
+    options.directory = data.ensure_data(options.data, "imagenet1", options.mean_kb)
+    result = measure(options)
+    emit(options, result, table(result), aims(result))
+    return 0
+
+
+def measure(options: argparse.Namespace) -> Result:
+    """All rounds; each begins with another contender."""
+    usable = sorted(os.sched_getaffinity(0))
+    engines = options.engine_cpus or max(1, len(usable) // 4)
+    hosts = options.host_cpus or max(1, len(usable) - engines)
+    if hosts + engines > len(usable):
+        raise BenchFailed(f"{hosts} cores for the host and {engines} for the engine: there are {len(usable)}.")
+    host_cpus, engine_cpus = usable[:hosts], usable[-engines:]
+    os.environ["DDLP_ENGINE_CPUS"] = ",".join(map(str, engine_cpus))
+    device = torch.device(options.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    result = Result(name, options.model, options.batch, options.batches, host_cpus, engine_cpus)
+    result.lines = [Line(name) for name in (BASELINE, *STRATEGIES)]
+    with _on(host_cpus):
+        step = training(options.model, device)
+        candidates = options.workers or [hosts, 2 * hosts]
+        speeds = {workers: _prepared(_baseline(options, workers, _WARM + 16), options.batch) for workers in candidates}
+        result.workers = max(speeds, key=lambda workers: speeds[workers])
+        say(f"DataLoader: {', '.join(f'{w} workers {r:.0f}' for w, r in speeds.items())} samples/s without training")
+        loaders: dict[str, Any] = {BASELINE: _baseline(options, result.workers, options.batches)}
+        loaders |= {one: _ours(options, one, hosts) for one in (*STRATEGIES, "csd")}
+        for loader in loaders.values():
+            _prepared(loader, options.batch)  # workers and engines up, rates known
+        for k in range(options.rounds):
+            result.r_train.append(_resident(step, options, device))
+            result.r_cpu.append(_prepared(loaders["cpu"], options.batch))
+            result.r_csd.append(_prepared(loaders["csd"], options.batch))
+            bound = result.bounds[-1]
+            for line in rotated(result.lines, k):
+                line.rates.append(_epoch(loaders[line.name], step, options.batch, device))
+                if line.name != BASELINE:
+                    report = loaders[line.name].report()
+                    line.waiting.append(report.waiting_s / report.seconds)
+                    line.csd.append(report.batches_csd / options.batches)
+                say(f"round {k + 1}/{options.rounds}  {line.name:12} {line.rates[-1]:8.1f} samples/s, bound {bound:.1f}")
+    return result
+
+
+@contextmanager
+def _on(cpus: Iterable[int]) -> Iterator[None]:
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, set(cpus))
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
+
+
+def training(model: str, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """A step of SGD with momentum: bfloat16 under autocast and channels last on a GPU."""
+    import torchvision
+
+    on_gpu = device.type == "cuda"
+    network: nn.Module = torchvision.models.get_model(model, weights=None, num_classes=1000).to(device)
+    if on_gpu:
+        network = network.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = nn.functional.cross_entropy(network(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _dataset(options: argparse.Namespace, batches: int) -> Subset:
+    images: Any = data.dataset(options.directory, "imagenet1")
+    return Subset(images, [k % len(images) for k in range(batches * options.batch)])
+
+
+def _baseline(options: argparse.Namespace, workers: int, batches: int) -> DataLoader:
+    pinned = options.device != "cpu"
+    ahead: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
+    dataset = _dataset(options, batches)
+    return DataLoader(dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=pinned, **ahead)
+
+
+def _ours(options: argparse.Namespace, strategy: str, workers: int) -> DDLPLoader:
+    return DDLPLoader(
+        _dataset(options, options.batches), options.batch, shuffle=True, num_workers=workers, strategy=strategy,
+        device=options.device, transfer=None if strategy == "cpu" else options.transfer, seed=0,
+    )  # fmt: skip
+
+
+def _prepared(loader: Any, batch: int) -> float:
+    """Samples a second of an epoch without training."""
+    iterator = iter(loader)
+    warm = min(_WARM, len(loader) // 2)
+    for _ in range(warm):
+        next(iterator)
+    began, count = time.monotonic(), 0
+    for _ in iterator:
+        count += batch
+    return count / (time.monotonic() - began)
+
+
+def _resident(step: Callable[[torch.Tensor, torch.Tensor], None], options: argparse.Namespace, device: torch.device) -> float:
+    """Samples a second of training on a batch that lies in the device's memory."""
+    images = torch.rand(options.batch, 3, 224, 224, device=device)
+    labels = torch.randint(1000, (options.batch,), device=device)
+    steps = max(_WARM, options.batches // 2)
+    for _ in range(_WARM if device.type == "cuda" else 1):
+        step(images, labels)
+    _settled(device)
+    began = time.monotonic()
+    for _ in range(steps):
+        step(images, labels)
+    _settled(device)
+    return steps * options.batch / (time.monotonic() - began)
+
+
+def _epoch(loader: Any, step: Callable[[torch.Tensor, torch.Tensor], None], batch: int, device: torch.device) -> float:
+    """Samples a second of a whole epoch with training, to the end of its last step."""
+    began = time.monotonic()
+    count = 0
+    for images, labels in loader:
+        step(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
+        count += batch
+    _settled(device)
+    return count / (time.monotonic() - began)
+
+
+def _settled(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def aims(result: Result) -> list[Aim]:
+    """wrr against the bound."""
+    line = next(line for line in result.lines if line.name == "wrr")
+    return [Aim(f"wrr, {result.model}: of the bound", _AIM, statistics.median(ratios(line.rates, result.bounds)))]
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    rows = [
+        f"{result.device}, {result.model}, {result.batches} batches of {result.batch}; {len(result.host_cpus)} cores of the "
+        f"host, {len(result.engine_cpus)} of the engine; samples/s, medians (least .. most)",
+        f"r_train {spread(result.r_train)}, r_cpu {spread(result.r_cpu)}, r_csd {spread(result.r_csd)}, "
+        f"bound {spread(result.bounds)}",
+        "",
+        f"{'':24} {'samples/s':>26} {'of the bound':>26} {'waiting, %':>22} {'from the CSD, %':>16}",
+    ]
+    for line in result.lines:
+        name = f"{line.name}, {result.workers} workers" if line.name == BASELINE else line.name
+        waiting = spread([100 * part for part in line.waiting], ".1f") if line.waiting else ""
+        csd = f"{100 * statistics.median(line.csd):.0f}" if line.csd else ""
+        of_bound = spread(ratios(line.rates, result.bounds), ".3f")
+        rows.append(f"{name:24} {spread(line.rates):>26} {of_bound:>26} {waiting:>22} {csd:>16}")
+    return "\n".join(rows)

@@ -1,0 +1,77 @@
+"""The landing for a torch device: which ones take copies beside their work, and how files come there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ddlp.errors import DDLPError
+from ddlp.transfer.gds import GdsReader
+from ddlp.transfer.gdsneeds import ways_out, why_not
+from ddlp.transfer.gdsprobe import probe
+from ddlp.transfer.landing import Landing
+from ddlp.transfer.lane import CudaLane, Lane
+from ddlp.transfer.ways import GdsWay, MappedWay, PinnedWay, Way
+
+__all__ = ["WAYS", "landing_on"]
+
+WAYS = ("gds", "pinned", "mmap")  # by name, into a GPU's memory, from a spool that this host sees
+
+
+def landing_on(device: torch.device | str | None, transfer: str | None) -> Landing | None:
+    """Where batches for a GPU land; None for any other device, which gets them by a plain copy in the training thread.
+
+    ``transfer``: one of `WAYS`, else the fastest is taken. Raises DDLPError: there is no GPU.
+    """
+    wanted = torch.device(device or "cpu")
+    if wanted.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        raise DDLPError(
+            f"device={str(device)!r}: torch {torch.__version__} finds no GPU here. See what `nvidia-smi` says, and whether "
+            "this torch was built for CUDA (torch.version.cuda); or leave device= out."
+        )
+    lane = CudaLane(wanted)
+    return Landing(lane, ways(lane, transfer))
+
+
+def ways(lane: Lane, transfer: str | None) -> Callable[[Path], list[Way]]:
+    """What a `Landing` asks for: the way that the user wants, or those to choose from."""
+
+    def open_ways(spool: Path) -> list[Way]:
+        if transfer == "pinned":
+            return [PinnedWay(lane)]
+        if transfer == "mmap":
+            return [MappedWay(lane)]
+        if transfer == "gds":
+            return [_gds(spool)]
+        return [PinnedWay(lane), MappedWay(lane), *_gds_if_likely(lane, spool)]
+
+    return open_ways
+
+
+def _gds(spool: Path) -> Way:
+    """Direct reads, proven; or what the user's own $KVIKIO_COMPAT_MODE makes of them."""
+    if "KVIKIO_COMPAT_MODE" not in os.environ:
+        found = probe(spool)
+        if found.kind != "gds":
+            raise DDLPError(
+                f"transfer='gds': files in {spool} can't be read straight into the GPU's memory, only by way of the "
+                f"host's ({found.kind}): {found.reason}. {'; '.join(found.ways_out) or 'See docs/gpu.md'}. Or leave "
+                "transfer= out, for the fastest other way."
+            )
+    return GdsWay(GdsReader.open())
+
+
+def _gds_if_likely(lane: Lane, spool: Path) -> list[Way]:
+    """Where nothing is seen that stands in its way: no process should start cuFile, and be kept from forking, for nothing."""
+    if lane.device.type != "cuda" or why_not() is not None or ways_out(spool):
+        return []
+    try:
+        reader = GdsReader.open()
+    except DDLPError:
+        return []
+    return [GdsWay(reader)] if reader.through == "cufile" else []

@@ -1,0 +1,236 @@
+"""Where batches land that an accelerator's memory is meant for: copied, verified and finished on a lane beside the training.
+
+Whoever calls is a worker that made a batch or a fetcher that brings a device's; the training thread only orders its stream
+after a batch's mark. The memory that files are read into is used again and again and never handed out: the epilogue, which runs
+here, writes what the caller gets.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from csd_engine.batchfile import Layout, check_sum, open_batch, promised_checksum
+from csd_engine.checksum import BLOCK_BYTES, digest
+from ddlp.transfer.checksum import padded, sum_blocks
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.lane import Lane, Mark
+from ddlp.transfer.ways import Way
+
+__all__ = ["Landed", "Landing"]
+
+_ALIGNED = 4096  # bytes: what direct reads want
+_TRIALS = 3  # reads of one file by each way, before one is chosen
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A finished batch on the device, to be used after its mark. ``sample``: the bytes and boxes of the one asked for."""
+
+    images: Tensor
+    mark: Mark
+    sample: tuple[np.ndarray, np.ndarray | None] | None = None
+
+
+class Landing:
+    """Brings batches to a device. Any thread may; one loader's epochs share it.
+
+    Args:
+        lane: of the device.
+        open_ways: makes the ways to read files of a spool's directory. Of several the fastest by a short measurement on the
+            first file is taken, the others are closed. Raises DDLPError where none can be had.
+    """
+
+    def __init__(self, lane: Lane, open_ways: Callable[[Path], Sequence[Way]]) -> None:
+        self._lane, self._open_ways = lane, open_ways
+        self._lock = threading.Lock()
+        self._choosing = threading.Lock()
+        self._ways: list[Way] = []  # one, once it is chosen
+        self._slots: list[_Slot] = []  # not in use
+        self._closed = False
+        self._under_way: deque[tuple[Mark, object]] = deque()  # memory that is still being copied
+        self.remark = ""  # how batches come, and what was measured
+
+    @property
+    def pinned(self) -> bool:
+        """Whether batches should be made in page-locked memory."""
+        return self._lane.pinned
+
+    def open(self, directory: Path) -> None:
+        """Before the first file of this spool's directory. Raises DDLPError: they can't be read as the user wants it."""
+        with self._choosing:
+            if not self._ways:
+                self._ways = list(self._open_ways(directory))
+                self._tell()
+
+    def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> Landed:
+        """A batch in this process's memory (as `Epilogue` takes it): its copy and its epilogue are put on the lane.
+
+        Returns at once. The memory is kept until it has been copied, if it is page-locked.
+        """
+        with self._lane.work():
+            result = epilogue(images, boxes, self._lane.device)
+            mark = self._lane.mark()
+        with self._lock:
+            while self._under_way and self._under_way[0][0].passed():
+                self._under_way.popleft()
+            self._under_way.append((mark, (images, boxes)))
+        return Landed(result, mark)
+
+    def read(
+        self, epilogue: Epilogue, path: Path, identity: str, lease: int, layout: Layout, sample: int | None = None
+    ) -> Landed:
+        """A batch from its file, verified on the device and finished there. Blocks until it is.
+
+        Args:
+            epilogue: of the pipeline.
+            path, identity, lease, layout: as `csd_engine.batchfile.read_batch`.
+            sample: bring this sample's bytes back as well.
+
+        Raises:
+            MissingBatch, DamagedBatch: as `read_batch`.
+        """
+        with open_batch(path, layout) as descriptor:
+            promised = promised_checksum(descriptor, identity, lease, layout)
+            way = self._chosen(path, descriptor, layout)
+            slot = self._take(way, layout.data_bytes)
+            kept: object = None
+            try:
+                kept = way.read(path, descriptor, slot.data, layout.data_bytes)
+                with self._lane.work():
+                    landed = self._finish(epilogue, slot, layout, sample)
+                landed.mark.wait()
+                check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
+            finally:
+                self._give_back(slot, kept)
+        return landed
+
+    def _finish(self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None) -> Landed:
+        """On the lane: the sum of what was read, and the epilogue; nobody sees its result unless the sum is right."""
+        size = layout.data_bytes
+        whole = slot.data[: padded(size)]
+        whole[size:].zero_()
+        slot.sum.copy_(sum_blocks(whole), non_blocking=True)
+        images = whole[: layout.image_bytes].view(layout.image_shape)
+        boxes = None
+        if layout.boxes:
+            # cloned: numbers of four bytes can't begin anywhere
+            boxes = whole[layout.image_bytes : size].clone().view(torch.int32).view(layout.batch, layout.boxes, 4)
+        result = epilogue(images, boxes)
+        if 0 <= result.data_ptr() - slot.data.data_ptr() < len(slot.data):
+            result = result.clone()  # bytes that are delivered as they are
+        back = None
+        if sample is not None:
+            back = images[sample].cpu().numpy(), None if boxes is None else boxes[sample].cpu().numpy()
+        return Landed(result, self._lane.mark(), back)
+
+    def _take(self, way: Way, size: int) -> _Slot:
+        with self._lock:
+            slot = self._slots.pop() if self._slots else None
+        if slot is None or len(slot.data) < padded(size):
+            if slot is not None:
+                way.forget(slot.data)
+            slot = _Slot.make(padded(size), self._lane)
+            way.prepare(slot.data)
+        return slot
+
+    def _give_back(self, slot: _Slot, kept: object) -> None:
+        mark = self._lane.mark()
+        mark.wait()  # also after an error: nothing on the lane reads the slot or what was kept
+        del kept
+        with self._lock:
+            if not self._closed:
+                self._slots.append(slot)
+
+    def _chosen(self, path: Path, descriptor: int, layout: Layout) -> Way:
+        with self._choosing:
+            if len(self._ways) > 1:
+                seconds = self._measured(path, descriptor, layout)
+                best = min(self._ways, key=lambda way: seconds[way.name])
+                for way in self._ways:
+                    if way is not best:
+                        way.close()  # before its memory is freed
+                self._ways = [best]
+                rates = ", ".join(
+                    f"{name} {layout.data_bytes / s / 1e9:.1f} GB/s" if s < math.inf else f"{name} failed"
+                    for name, s in seconds.items()
+                )
+                self._tell(f", the fastest for the first one ({rates})")
+            return self._ways[0]
+
+    def _tell(self, why: str = "") -> None:
+        if len(self._ways) == 1:
+            self.remark = f"batches come by transfer={self._ways[0].name!r}{why}"
+
+    def _measured(self, path: Path, descriptor: int, layout: Layout) -> dict[str, float]:
+        """Seconds of each way's fastest read of this file, the ways taking turns."""
+        seconds: dict[str, float] = {}
+        slots = [_Slot.make(padded(layout.data_bytes), self._lane) for _ in self._ways]
+        for way, slot in zip(self._ways, slots, strict=True):
+            way.prepare(slot.data)
+        for _ in range(_TRIALS):
+            for way, slot in zip(self._ways, slots, strict=True):
+                began = time.monotonic()
+                try:
+                    kept = way.read(path, descriptor, slot.data, layout.data_bytes)
+                except OSError:
+                    seconds[way.name] = math.inf  # whoever reads next says what is wrong, if all fail
+                    continue
+                self._lane.mark().wait()
+                del kept
+                seconds[way.name] = min(seconds.get(way.name, math.inf), time.monotonic() - began)
+        for way, slot in zip(self._ways, slots, strict=True):
+            way.forget(slot.data)
+        return seconds
+
+    def settle(self) -> None:
+        """Wait until nothing is under way: the memory of batches that were brought is free then."""
+        with self._lock:
+            marks, self._under_way = self._under_way, deque()
+        for mark, _ in marks:
+            mark.wait()
+
+    def close(self) -> None:
+        """Let go of all memory and threads. Nothing may be brought any more."""
+        self.settle()
+        with self._lock:
+            self._closed = True
+            self._slots.clear()
+        with self._choosing:
+            ways, self._ways = self._ways, []
+        for way in ways:
+            way.close()
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Memory for one file at a time. ``data``: uint8 on the device; ``sum``: int32 on the host, the sum of its blocks."""
+
+    data: Tensor
+    sum: Tensor
+
+    @staticmethod
+    def make(size: int, lane: Lane) -> _Slot:
+        """Memory that nothing on the lane uses any more: a direct read does not wait for the lane."""
+        with lane.work():
+            slot = _Slot._make(size, lane)
+            mark = lane.mark()
+        mark.wait()
+        return slot
+
+    @staticmethod
+    def _make(size: int, lane: Lane) -> _Slot:
+        memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=lane.device)
+        begin = -memory.data_ptr() % _ALIGNED
+        return _Slot(
+            memory[begin : begin + size], torch.empty(BLOCK_BYTES // 4, dtype=torch.int32, pin_memory=lane.pinned)
+        )

@@ -1,0 +1,169 @@
+"""How a batch file's data come into an accelerator's memory: by page-locked memory, by a mapping, or straight.
+
+What is read is verified there, whichever way it came (`ddlp.transfer.landing`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from csd_engine.errors import MissingBatch
+from csd_engine.layout import DATA_OFFSET
+from ddlp.transfer.gds import GdsReader
+from ddlp.transfer.lane import Lane, Mark
+
+__all__ = ["GdsWay", "MappedWay", "PinnedWay", "Way"]
+
+READERS = 16
+BLOCK_BYTES = 4 << 20
+
+
+class Way(Protocol):
+    """Reads batch files' data. Any thread may."""
+
+    name: str
+
+    def prepare(self, buffer: Tensor) -> None:
+        """Data will come into this uint8 tensor on the device, again and again."""
+
+    def forget(self, buffer: Tensor) -> None:
+        """None will any more."""
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """The data of an open batch file, so many bytes, to the buffer's beginning: done, or on the lane, when it returns.
+
+        Returns:
+            What must be kept until the lane has done it.
+
+        Raises:
+            MissingBatch: the file ended early.
+            OSError: it can't be read.
+        """
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+
+
+class PinnedWay:
+    """Threads read into page-locked blocks, each of which is copied to the device while others are read.
+
+    Args:
+        lane: of the device.
+        readers: threads, and blocks.
+        block_bytes: of one block.
+    """
+
+    name = "pinned"
+
+    def __init__(self, lane: Lane, readers: int = READERS, block_bytes: int = BLOCK_BYTES) -> None:
+        self._lane, self._block_bytes = lane, block_bytes
+        self._blocks: queue.SimpleQueue[tuple[Tensor, Mark | None]] = queue.SimpleQueue()
+        for _ in range(readers):
+            self._blocks.put((torch.empty(block_bytes, dtype=torch.uint8, pin_memory=lane.pinned), None))
+        self._readers = ThreadPoolExecutor(readers, "ddlp-read")
+
+    def prepare(self, buffer: Tensor) -> None:
+        """As `Way`."""
+
+    forget = prepare
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """As `Way`."""
+        parts = [
+            self._readers.submit(self._part, descriptor, start, buffer[start : min(start + self._block_bytes, size)])
+            for start in range(0, size, self._block_bytes)
+        ]
+        wait(parts)  # all, also where one failed: they write to the buffer
+        for part in parts:
+            part.result()
+        return None
+
+    def _part(self, descriptor: int, start: int, place: Tensor) -> None:
+        block, mark = self._blocks.get()
+        try:
+            if mark is not None:
+                mark.wait()  # it is still being copied
+            memory = block[: len(place)]
+            _read_all(descriptor, memoryview(memory.numpy()), DATA_OFFSET + start)
+            with self._lane.work():
+                place.copy_(memory, non_blocking=True)
+                mark = self._lane.mark()
+        finally:
+            self._blocks.put((block, mark))
+
+    def close(self) -> None:
+        """As `Way`."""
+        self._readers.shutdown()
+
+
+def _read_all(descriptor: int, place: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(place):
+        count = os.preadv(descriptor, [place[done:]], offset + done)
+        if count == 0:
+            raise MissingBatch("the file ended early")
+        done += count
+
+
+class MappedWay:
+    """The file is mapped, and the driver copies from the page cache through its own page-locked memory.
+
+    Like every mapping it must not be cut short meanwhile, or the process dies of SIGBUS: for spools on a disk of this machine.
+    """
+
+    name = "mmap"
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def prepare(self, buffer: Tensor) -> None:
+        """As `Way`."""
+
+    forget = prepare
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """As `Way`."""
+        # Private and writable, as torch wants its memory; populated it would be copied at once, page by page.
+        mapping = mmap.mmap(descriptor, DATA_OFFSET + size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        data = torch.frombuffer(mapping, dtype=torch.uint8, offset=DATA_OFFSET, count=size)
+        with self._lane.work():
+            buffer[:size].copy_(data, non_blocking=True)
+        return data
+
+    def close(self) -> None:
+        """As `Way`."""
+
+
+class GdsWay:
+    """Past the host: the SSD's controller writes into the GPU's memory (GPUDirect Storage)."""
+
+    name = "gds"
+
+    def __init__(self, reader: GdsReader) -> None:
+        self._reader = reader
+
+    def prepare(self, buffer: Tensor) -> None:
+        """As `Way`."""
+        self._reader.register(buffer)
+
+    def forget(self, buffer: Tensor) -> None:
+        """As `Way`."""
+        self._reader.deregister(buffer)
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """As `Way`."""
+        if self._reader.read(path, buffer, DATA_OFFSET, size) < size:
+            raise MissingBatch("the file ended early")
+        return None
+
+    def close(self) -> None:
+        """As `Way`."""
+        self._reader.close()

@@ -1,0 +1,57 @@
+"""The benchmarks of a GPU, run small with the CPU as the device: the same code, real files, real engines, real models."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from ddlp.bench.train import Line, Result, aims, table
+from ddlp.cli import main
+
+
+def test_each_way_beside_its_bound(capsys, tmp_path):
+    small = ["--batch", "4", "--size", "64", "--rounds", "2", "--reads", "3", "--files", "2"]
+    saved = tmp_path / "figures.json"
+    assert main(["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "mmap", "--save", str(saved)]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads(saved.read_text())
+    assert set(figures["rates"]) == {
+        "copy from page-locked memory", "raw read", "pinned: read", "pinned: read, verified, finished", "mmap: read",
+        "mmap: read, verified, finished",
+    }  # fmt: skip
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in figures["rates"].values())
+    assert "cpu; batches of 4, 0.1 MB each, in the page cache; GB/s" in out and "pinned: read: of a copy from" in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_way_that_is_not_here_is_said(capsys):
+    assert main(["bench", "gpu", "--device", "cpu", "--batch", "2", "--size", "32", "--rounds", "1", "--reads", "1"]) == 0
+    assert "gds: not here: " in capsys.readouterr().out
+    assert main(["bench", "gpu"]) == 1
+    assert main(["bench", "train"]) == 1
+    assert capsys.readouterr().err.count("torch finds no GPU here") == 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
+def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
+    monkeypatch.setenv("DDLP_ENGINE_CPUS", "")  # the bench sets it; this has it as before afterwards
+    sizes = ["--batch", "2", "--batches", "16", "--rounds", "1", "--host-cpus", "1", "--engine-cpus", "1", "--workers", "0"]
+    model = ["--device", "cpu", "--model", "shufflenet_v2_x0_5"]
+    assert main(["bench", "train", "--data", str(small_sets), *model, *sizes, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    lines = {line["name"]: line for line in figures["lines"]}
+    assert list(lines) == ["DataLoader", "cpu", "mte", "wrr"]
+    assert lines["cpu"]["csd"] == [0.0] and 0 < lines["mte"]["csd"][0] < 1
+    assert all(line["rates"][0] > 0 for line in lines.values())
+    assert figures["aims"][0]["what"] == "wrr, shufflenet_v2_x0_5: of the bound"
+
+
+def test_the_bound_is_the_slower_of_training_and_both_sides_together():
+    result = Result("a GPU", "a model", 8, 10, [0], [1], r_train=[100.0, 300.0], r_cpu=[150.0, 150.0], r_csd=[50.0, 50.0])
+    assert result.bounds == [100.0, 200.0]
+    result.lines = [Line("DataLoader", [50.0, 60.0]), Line("wrr", [95.0, 190.0], [0.1, 0.2], [0.25, 0.5])]
+    assert [aim.measured for aim in aims(result)] == [pytest.approx(0.95)]
+    assert "0.950 (0.950 .. 0.950)" in table(result) and "15.0 (10.0 .. 20.0)" in table(result)

@@ -1,0 +1,144 @@
+"""Whole epochs that land on a device: the same samples and bits, in every strategy, also where files are damaged.
+
+With this machine's CPU as a device without streams, on the very path of a GPU: workers and fetchers bring, verify and finish
+the batches, the training thread uses them after their marks. And on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from scene import make_loader, train, until
+from test_damage import WAYS as DAMAGES
+from test_damage import Vandal, flip
+
+from ddlp.errors import DDLPError
+from ddlp.transfer.device import landing_on, ways
+from ddlp.transfer.landing import Landing
+from ddlp.transfer.lane import PlainLane
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=NO_GPU)])
+def lands(request, monkeypatch):
+    """Options of a loader whose batches land."""
+
+    def plain(device, transfer):
+        if device is None:  # the reference
+            return None
+        lane = PlainLane(torch.device(device))
+        return Landing(lane, ways(lane, plain.transfer or transfer))
+
+    def options(transfer=None, **others):
+        if request.param == "cuda":
+            return {"device": "cuda", "transfer": transfer, **others}
+        plain.transfer = transfer if transfer in ("pinned", "mmap") else None
+        return {"device": "cpu", "transfer": None if plain.transfer else transfer, **others}
+
+    if request.param == "cpu":
+        monkeypatch.setattr("ddlp.loader.landing_on", plain)
+    return options
+
+
+def on_cpu(batches):
+    return [[images.cpu(), labels.cpu()] for images, labels in batches]
+
+
+@pytest.mark.parametrize("transfer", [None, "pinned", "mmap", "stream"])
+def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
+    loader = make_loader(data, "csd", **lands(transfer))
+    truth.check(on_cpu(train(loader)))
+    truth.check(on_cpu(train(loader)), 1)
+    report = loader.report()
+    assert report.batches_csd == 40 and not len(told), list(told)
+    if transfer != "stream":
+        measured = "the fastest for the first one (pinned " if transfer is None else f"transfer='{transfer}'"
+        assert any("batches come by transfer=" in note and measured in note for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("strategy", ["cpu", "mte", "wrr", "ordered"])
+def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, workers):
+    loader = make_loader(data, strategy, num_workers=workers, **lands())
+    took_part = False
+    for epoch in range(30):  # an engine takes its time to start where others work
+        truth.check(on_cpu(train(loader, 0.01)), epoch)
+        report = loader.report()
+        assert report.batches_cpu + report.batches_csd == 40 and not len(told), list(told)
+        took_part = report.batches_csd > 0
+        if epoch and (took_part or strategy == "cpu"):
+            break
+    assert took_part == (strategy != "cpu")
+
+
+@pytest.mark.parametrize("way", DAMAGES, ids=lambda way: way.__name__)
+def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
+    loader = make_loader(data, "mte", ratio=0.5, **lands("pinned"))
+    vandal = Vandal(leaves_nothing, way, 4)
+    truth.check(on_cpu(train(loader, 0.02, at={17: vandal})))
+    assert vandal.batches == len(told) == 4, list(told)
+    assert all("was not used" in text and DAMAGES[way] in text and "host prepares it again" in text for text in told)
+
+
+def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands, monkeypatch):
+    """Else the test above could pass by something else: without it the damaged bits are delivered."""
+    monkeypatch.setattr("ddlp.transfer.landing.check_sum", lambda found, promised: None)
+    loader = make_loader(data, "mte", ratio=0.5, **lands("pinned"))
+    vandal = Vandal(leaves_nothing, flip, 4)
+    with pytest.raises(AssertionError):
+        truth.check(on_cpu(train(loader, 0.02, at={17: vandal})))
+    assert not len(told)
+
+
+def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkeypatch):
+    """The audited sample is the file's own: a host that reckons otherwise is told so."""
+    loader = make_loader(data, "csd", audit=1, **lands("mmap"))
+    assert len(train(loader)) == 40 and not len(told), list(told)
+    monkeypatch.setattr("ddlp.sources.csd.host_digest", lambda recipe, item: "other")
+    monkeypatch.setattr("ddlp.sources.csd._compare_bits", lambda *_: None)
+    train(make_loader(data, "wrr", audit=1, **lands("mmap")))
+    assert any("has other pixels than the host computes" in text for text in told), list(told)
+
+
+def test_what_was_delivered_is_the_callers_to_change(leaves_nothing, data, truth, lands):
+    """Each batch is spoilt after its step; those that come later are right all the same, and it stays as it was left."""
+    loader = make_loader(data, "wrr", output="uint8", memory_format=torch.channels_last, **lands())
+    reference = make_loader(data, "cpu", output="uint8", memory_format=torch.channels_last)
+    expected = {int(label): image for images, labels in reference for image, label in zip(images, labels)}
+    kept = []
+    for images, labels in loader:
+        for image, label in zip(images.cpu(), labels.tolist()):
+            assert torch.equal(image, expected[label])
+        images.fill_(len(kept))
+        kept.append(images)
+    assert all(bool((images == number).all()) for number, images in enumerate(kept)) and len(kept) == 40
+
+
+def test_readers_end_with_the_loader(leaves_nothing, data, lands):
+    def readers():
+        return [thread for thread in threading.enumerate() if thread.name.startswith("ddlp-read")]
+
+    loader = make_loader(data, "csd", **lands("pinned"))
+    iterator = iter(loader)
+    next(iterator)
+    assert readers()
+    del loader
+    next(iterator)  # it outlives its loader, and needs them still
+    del iterator
+    until(lambda: not readers(), 10, "no reader left")
+
+
+def test_ways_into_a_gpu_want_a_gpu(data):
+    for way in ("gds", "pinned", "mmap"):
+        with pytest.raises(ValueError, match=f"transfer='{way}' brings batches into a GPU's memory: give device='cuda'"):
+            make_loader(data, "csd", transfer=way)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_said_in_one_line(leaves_nothing, data):
+    with pytest.raises(DDLPError, match=r"device='cuda:1': torch .* finds no GPU here\. See what `nvidia-smi` says"):
+        iter(make_loader(data, "cpu", device="cuda:1"))
+    assert landing_on("cpu", None) is None and landing_on(None, None) is None

@@ -1,0 +1,134 @@
+"""What only a GPU shows: batches and steps on different streams, each at its own time."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torchvision import transforms as T
+
+from ddlp import DDLPLoader, ImageArrays
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+BATCH, BATCHES = 64, 24
+LONG = 2_000_000_000  # cycles of the GPU's clock: about a second
+
+
+@pytest.fixture(scope="module")
+def data():
+    images = np.random.default_rng(5).integers(0, 256, (BATCH * BATCHES, 64, 64, 3), dtype=np.uint8)
+    return ImageArrays(images, range(len(images)), T.Compose([T.RandomHorizontalFlip(), T.ToTensor()]))
+
+
+@pytest.fixture(scope="module")
+def sums(data):
+    """Of each sample's numbers as float64: sums of so few that they are exact."""
+    loader = DDLPLoader(data, BATCH, seed=3, output=torch.uint8)
+    return {int(y): int(x.long().sum()) for images, labels in loader for x, y in zip(images, labels)}
+
+
+def loader(data, strategy="wrr", **options):
+    return DDLPLoader(data, BATCH, strategy=strategy, seed=3, output=torch.uint8, device="cuda", **options)
+
+
+def check(found, sums):
+    assert len(found) == BATCHES
+    for totals, labels in found:
+        for total, label in zip(totals.tolist(), labels.tolist()):
+            assert total == sums[label]
+
+
+def total(images):
+    return images.long().sum((1, 2, 3))
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr"])
+def test_the_training_thread_never_waits_for_the_gpu(data, sums, strategy):
+    """The step's stream is busy for a second; all batches are given out meanwhile, and are right when it comes to them."""
+    one = loader(data, strategy)
+    list(one)  # an engine up, memory there
+    torch.cuda.synchronize()
+    torch.cuda._sleep(5 * LONG)
+    busy = torch.cuda.Event()
+    busy.record()
+    one.set_epoch(0)
+    found = [(total(images), labels) for images, labels in one]
+    assert not busy.query(), "the epoch was not given out while the step's stream was busy"
+    check(found, sums)
+
+
+def test_a_batch_is_used_after_it_is_there(data, sums, monkeypatch):
+    """Copies and epilogues come late: the step, whose stream is idle, must not read before them."""
+    from ddlp.transfer.lane import CudaLane
+
+    work = CudaLane.work
+
+    def late(self):
+        with work(self):
+            torch.cuda._sleep(LONG // 20)
+        return work(self)
+
+    monkeypatch.setattr(CudaLane, "work", late)
+    found = [(total(images), labels) for images, labels in loader(data, "cpu")]
+    check(found, sums)
+
+
+def test_memory_is_not_used_again_before_the_step_has_read_it(data, sums):
+    """Each batch is dropped at once, while the step that reads it still stands in the queue."""
+    found = []
+    for images, labels in loader(data):
+        torch.cuda._sleep(LONG // 50)
+        found.append((total(images), labels))
+        del images
+    check(found, sums)
+
+
+def test_on_a_stream_of_the_users_own(data, sums):
+    mine = torch.cuda.Stream()
+    found = []
+    with torch.cuda.stream(mine):
+        for images, labels in loader(data):
+            torch.cuda._sleep(LONG // 100)
+            found.append((total(images), labels))
+            del images
+    mine.synchronize()
+    check(found, sums)
+
+
+def test_nothing_is_synchronised_in_the_training_thread(data):
+    """torch raises where an operation would wait for the GPU."""
+    one = loader(data, "cpu")
+    list(one)  # constants are copied once
+    iterator = iter(one)
+    next(iterator)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in iterator:
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory_does_not_grow_with_the_epochs(data):
+    one = loader(data)
+    for _ in range(2):
+        list(one)
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved()
+    for _ in range(4):
+        for images, _ in one:
+            del images
+    assert torch.cuda.memory_reserved() <= before + (64 << 20)
+
+
+def test_host_batches_are_made_in_page_locked_memory(data):
+    one = loader(data, "cpu")
+    iterator = iter(one)
+    next(iterator)
+    pool = iterator.recipe.pool
+    assert torch.from_numpy(pool.empty((BATCH, 64, 64, 3), np.uint8)).is_pinned()

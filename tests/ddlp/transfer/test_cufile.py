@@ -1,0 +1,105 @@
+"""cuFile's settings: read with their comments, made strict, and obeyed by the libcufile that torch brings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlp.transfer.cufile import in_force, quiet_log, read_settings, strict, wants_p2pdma
+
+SETTINGS = """{
+    // "logging": {"dir": "/nowhere"},
+    "logging": {"level": "ERROR" /* or TRACE */},
+    "properties": {
+        "max_direct_io_size_kb": 16384,  // in "KB"
+        "allow_compat_mode": true, "rdma_dev_addr_list": ["http://10.0.0.1"]
+    }
+}
+"""
+LIBRARY = next((Path(torch.__file__).parents[1] / "nvidia").glob("*/lib/libcufile.so.0"), None)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "cufile.json"
+    path.write_text(SETTINGS)
+    return path
+
+
+def test_settings_are_read_and_made_strict(file: Path, tmp_path: Path) -> None:
+    settings = read_settings({"CUFILE_ENV_PATH_JSON": str(file)})
+    assert settings == read_settings({}, str(file))
+    assert settings["properties"]["rdma_dev_addr_list"] == ["http://10.0.0.1"] and settings["logging"] == {"level": "ERROR"}
+    made = strict(settings)
+    assert made["properties"]["allow_compat_mode"] is False and settings["properties"]["allow_compat_mode"] is True
+    assert made["properties"]["max_direct_io_size_kb"] == 16384 and not wants_p2pdma(made, {})
+    assert wants_p2pdma(strict(settings, p2pdma=True), {})
+    assert wants_p2pdma({}, {"CUFILE_USE_PCIP2PDMA": "true"})
+    assert not wants_p2pdma(strict({}, p2pdma=True), {"CUFILE_USE_PCIP2PDMA": "false"})
+    file.write_text("[1]")
+    assert read_settings({}, str(file)) == {} == read_settings({}, str(tmp_path / "none"))
+    file.write_text("{")
+    assert read_settings({}, str(file)) == {}
+    assert strict({"properties": None}) == {"properties": {"allow_compat_mode": False}}
+
+
+def test_the_log_goes_nowhere_unless_the_user_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(file))
+    monkeypatch.setenv("CUFILE_LOGFILE_PATH", "/my/log")
+    quiet_log()
+    assert os.environ["CUFILE_LOGFILE_PATH"] == "/my/log"
+    monkeypatch.delenv("CUFILE_LOGFILE_PATH")
+    file.write_text('{"logging": {"dir": "/var/log"}}')
+    quiet_log()
+    assert "CUFILE_LOGFILE_PATH" not in os.environ
+    monkeypatch.setenv("CUFILE_LOGFILE_PATH", "")
+    monkeypatch.delenv("CUFILE_LOGFILE_PATH")  # both undone at the end, whatever is set between
+    file.write_text("{}")
+    quiet_log()
+    assert os.environ["CUFILE_LOGFILE_PATH"] == os.devnull
+
+
+OPEN = """
+import ctypes, json, os, sys, threading, time
+from ddlp.transfer.cufile import in_force, quiet_log
+quiet_log()
+assert in_force() is None  # not loaded
+library = ctypes.CDLL(sys.argv[1])
+# Without a driver this spins for ever where the compatibility mode is allowed; what it goes by can be asked all the same.
+opening = threading.Thread(target=library.cuFileDriverOpen, daemon=True)
+opening.start()
+end = time.monotonic() + 20
+while time.monotonic() < end and opening.is_alive() and in_force() == (False, False):
+    time.sleep(0.01)
+found = in_force()
+print(json.dumps([found, opening.is_alive() and found == (False, False), os.listdir()]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="this torch brings no libcufile")
+@pytest.mark.parametrize("made_strict", [True, False])
+def test_the_real_library_obeys_the_file(made_strict: bool, file: Path, tmp_path: Path) -> None:
+    """The proof of a direct read rests on this."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("CUFILE_")}
+    variables |= {"CUFILE_ENV_PATH_JSON": str(file), "PYTHONPATH": os.getcwd()}
+    if made_strict:
+        file.write_text(json.dumps(strict(read_settings(variables))))
+    work = tmp_path / "work"
+    work.mkdir()
+    command = [sys.executable, "-c", OPEN, str(LIBRARY)]
+    done = subprocess.run(command, env=variables, cwd=work, stdout=subprocess.PIPE, timeout=60)
+    found, never_opened, left = json.loads(done.stdout)
+    assert found == [not made_strict, False] and not never_opened and left == []  # no cufile.log either
+
+
+def test_no_library_no_answer() -> None:
+    code = "from ddlp.transfer.cufile import in_force; print(in_force())"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout == "None\n"
+    assert in_force() in (None, (False, False), (True, False), (True, True), (False, True))
