@@ -51,12 +51,19 @@ class Measured:
 
     Args:
         reports: what the files hold.
-        baseline: the strategy that stands for the paper's CPU columns.
-        many: the number of workers that stands for the paper's 16 extra processes.
+        baseline: the strategy that stands for the paper's CPU columns; None: dataloader if it was measured, else cpu.
+        many: the number of workers that stands for the paper's 16 extra processes; None: the most measured.
+
+    Raises:
+        ValueError: there are no complete runs.
     """
 
-    def __init__(self, reports: Sequence[dict[str, Any]], baseline: str, many: int) -> None:
-        self.baseline, self.many = baseline, many
+    def __init__(self, reports: Sequence[dict[str, Any]], baseline: str | None = None, many: int | None = None) -> None:
+        runs = [run for report in reports for run in report["runs"] if run["complete"]]
+        if not runs:
+            raise ValueError("no finished runs")
+        self.baseline = baseline or ("dataloader" if any(run["strategy"] == "dataloader" for run in runs) else "cpu")
+        self.many: int = many or max(run["workers"] for run in runs) or 16
         self._runs: dict[tuple[Setup, str, str, int], list[dict[str, Any]]] = {}
         for report in reports:
             for run in report["runs"]:
@@ -160,7 +167,8 @@ def _savings(times: dict[str, float]) -> list[str]:
     cells = []
     for column in COLUMNS:
         baseline = None if column.startswith(("cpu", "csd")) else times.get("cpu" + column[3:])
-        cells.append(percent(saved(times.get(column), baseline)).replace(NONE, ""))
+        value = saved(times.get(column), baseline)
+        cells.append("" if value is None else percent(value))
     return cells
 
 
@@ -324,6 +332,11 @@ def read(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
+def tables(measured: Measured) -> str:
+    """All of them."""
+    return "\n\n".join(make(measured) for make in (table6, table7, table8, table9, figure8))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -332,16 +345,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--baseline", choices=["dataloader", "cpu"], help="stands for the paper's CPU (default: dataloader if it was measured)")
     add("--processes", type=int, metavar="N", help="workers that stand for the paper's 16 (default: the most measured)")
     options = parser.parse_args(arguments)
-    reports = read(options.report)
-    runs = [run for report in reports for run in report["runs"] if run["complete"]]
-    if not runs:
-        print(f"paper_tables: no finished runs in {options.report}; the training templates write them there", file=sys.stderr)
+    try:
+        measured = Measured(read(options.report), options.baseline, options.processes)
+    except ValueError as error:
+        print(f"paper_tables: {error} in {options.report}; the training templates write them there", file=sys.stderr)
         return 1
-    strategies = {run["strategy"] for run in runs}
-    baseline = options.baseline or ("dataloader" if "dataloader" in strategies else "cpu")
-    many = options.processes or max(run["workers"] for run in runs) or 16
-    measured = Measured(reports, baseline, many)
-    text = "\n\n".join(make(measured) for make in (table6, table7, table8, table9, figure8))
+    text = tables(measured)
     print(text)
     path = options.report / "paper_tables.md"
     path.write_text(f"# The DDLP paper's figures and own ones\n\n{text}\n")

@@ -290,6 +290,8 @@ def train(
     warm_up(training, task, options)
     engine = wake_engine(task, options, strategy)
     first, middle = _resumed(training, run, options)
+    if first or middle is not None:
+        tqdm.write(f"rank {rank} goes on from {options.checkpoint}: epoch {first + 1}", file=sys.stderr)
     torch.manual_seed(seed + rank)  # dropout draws from it
     with Interrupt(after_the_step=ranks == 1) as interrupt:
         for number in range(first, options.epochs):
@@ -333,7 +335,6 @@ def _resumed(training: Training, run: Run, options: Any) -> tuple[int, Any]:
         part.load_state_dict(state[name])
     if run.ranks == 1:  # of several the file knows the first one's figures alone
         run.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
-    print(f"going on from {options.checkpoint}: epoch {state['next'] + 1}")
     return state["next"], state["loader"]
 
 
