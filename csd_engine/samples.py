@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import warnings
 from typing import Callable, Optional, Tuple
 
@@ -18,6 +19,7 @@ from csd_engine.errors import OperatorFailed, SampleError
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context
 from csd_engine.keyed import Keyed
+from csd_engine.readtime import READING
 from csd_engine.regular import OpenFile
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import compile_plan
@@ -65,11 +67,17 @@ def prepare_sample(
     """
     index, occurrence = item
     try:
-        source = reader.open(index)
+        began = time.monotonic()
+        try:
+            source = reader.open(index)
+        finally:
+            READING.seconds += time.monotonic() - began
         if isinstance(source, OpenFile):
             fast = kernel()
             if fast is None:
+                began = time.monotonic()
                 data = content(source)
+                READING.seconds += time.monotonic() - began
             else:
                 context = fast.context()
                 keyed = Keyed(seed, epoch, index, occurrence)
@@ -105,10 +113,12 @@ def _by_kernel(
     before_decoding: Optional[Callable[[int], None]],
 ) -> bool:
     """Read and close the file, and make the sample; False where that is Pillow's, and `context.content()` has the file."""
+    began = time.monotonic()
     try:
         size = context.read(source.descriptor, source.size)
     finally:
         os.close(source.descriptor)
+        READING.seconds += time.monotonic() - began
     # Pillow warns of images above this, or refuses them; the user may have set it.
     if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
         return False

@@ -72,12 +72,16 @@ class EpochRun(Heard):
         self._error: BaseException | None = None
         self._tidings = Tidings()
         self._pid = os.getpid()
-        self._prepare = partial(prepare_batch, recipe) if dali is None else dali.begin(self.warn, self.remark)
+        self._prepare = self._preparing(dali)
         rates.host.parallel = workers
         loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
         self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
         for thread in self._threads:
             thread.start()
+
+    def _preparing(self, dali: DaliHost | None) -> Callable[[int, Callable[[], bool], bool], Pixels]:
+        """What makes a batch of the host."""
+        return partial(prepare_batch, self.recipe) if dali is None else dali.begin(self.warn, self.remark)
 
     # -- the training thread -------------------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ class EpochIterator(_BaseDataLoaderIter):
     """Gives the batches of one epoch. Ends its threads and the device's job when it is exhausted, closed or dropped."""
 
     _pin_memory_thread = None
+    run_kind: Callable[..., EpochRun] = EpochRun
     keep: Any = None  # what must live as long as this iterator
 
     def __init__(
@@ -157,7 +158,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 landing.settle()
             on_closed()
 
-        self.run = EpochRun(
+        self.run = self.run_kind(
             self.recipe,
             ledger,
             make_strategy(ledger, rates),

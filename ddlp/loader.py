@@ -22,6 +22,7 @@ from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
 from ddlp.notices import warn_user
+from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.plan import is_built_in, is_random
 from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
@@ -79,6 +80,7 @@ class DDLPLoader(DataLoader):
         backend: who prepares the host's batches: ``"native"``, ddlp's own code; ``"dali"``, NVIDIA DALI on the CPU: the same
             samples, the same random draws, and pixels nearly torchvision's (docs/dali.md says how nearly).
         allow_different_bits: take a device whose Pillow makes other pixels than this host's.
+        record: a directory, or a `ddlp.observe.Recorder`, for what every thread does: ``ddlp analyse`` tells of it.
 
     Raises:
         ValueError: arguments that contradict each other, as DataLoader.
@@ -87,6 +89,7 @@ class DDLPLoader(DataLoader):
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
+    _watchers: tuple[Any, ...] = ()  # of the next epoch, see ddlp.observe.checked
     _is_accelerate_prepared = True  # else Accelerator.prepare puts a loader of its own in this one's place
 
     def __init__(
@@ -124,6 +127,7 @@ class DDLPLoader(DataLoader):
         batch_transform: Callable[[Any], Any] | None = None,
         backend: str = "native",
         allow_different_bits: bool = False,
+        record: str | os.PathLike[str] | Recorder | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -160,6 +164,7 @@ class DDLPLoader(DataLoader):
         self.batch_transform = batch_transform
         self.backend = backend
         self.allow_different_bits = allow_different_bits
+        self.record = record
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._resume_seed: int | None = None
@@ -276,6 +281,7 @@ class DDLPLoader(DataLoader):
         warn_if_not_shared(self)
         now = self._portable_now()
         if now is None:
+            warn_if_not_recorded(self)
             user_code: UserCodeIterator
             if isinstance(kept, UserCodeIterator):
                 user_code = kept
@@ -303,7 +309,7 @@ class DDLPLoader(DataLoader):
         devices = () if reach is None else reach.names
         if reach is not None:
             reach.epoch_began()
-        iterator = EpochIterator(
+        iterator = iterator_kind(self)(
             self,
             now,
             seed=seed,

@@ -1,0 +1,339 @@
+"""Where the time of a recorded epoch went, and which stage limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddlp.observe.engine_time import DeviceTime, device_times
+from ddlp.observe.events import Exhausted, Fetched, HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Rested, Step
+from ddlp.observe.profile import Profile
+from ddlp.observe.run import EpochTrace
+from ddlp.observe.spans import Span, both, clip, length, less, union, within
+
+__all__ = ["ADVICE", "Analysis", "Resource", "analyse"]
+
+READ, CPU, CSD, TRANSFER, TRAINING, WAITING = (
+    "read", "CPU preprocessing", "CSD preprocessing", "transfer", "training", "waiting",
+)  # fmt: skip
+SPOOL, START = "spool space", "start"
+OUTSIDE = "before and after"
+LIMIT = 0.05  # of the epoch: training that waits less than this for batches is what limits
+
+ADVICE = {
+    READ: "faster storage for the data set, more of it in memory, or files opened by more workers (num_workers=)",
+    CPU: "more host cores (num_workers=), smaller images on disk, decode='fast', or a device that takes its part (csd=)",
+    CSD: "a faster device or more of its workers, or a strategy in which the host helps (wrr, ordered)",
+    TRANSFER: "a shared spool instead of the socket, a faster link or disk, output='uint8'",
+    TRAINING: "nothing here: data are ready when training asks. A faster accelerator, or larger batches",
+    SPOOL: "a larger spool (spool_bytes=, --quota): the device rests since nothing drains it",
+    START: "longer epochs: training waited for the first batches most",
+}
+
+
+@dataclass(frozen=True)
+class Resource:
+    """What one resource did, in seconds of its ``lanes`` (workers, threads) together: wall_s is lanes times the epoch's.
+
+    busy: at work on a batch. waiting: it could have worked and had to wait for others. idle: nothing (left) to do for it.
+    """
+
+    name: str
+    lanes: int
+    wall_s: float
+    busy_s: float
+    waiting_s: float
+    idle_s: float
+
+    @property
+    def unaccounted_s(self) -> float:
+        """What none of the three explains: its own book-keeping, messages, a device's other jobs."""
+        return self.wall_s - self.busy_s - self.waiting_s - self.idle_s
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An epoch's seconds.
+
+    Attributes:
+        stages: work of each stage in seconds, over all workers together; more than the wall's where they work side by side.
+        seconds: each second of the wall once, as training saw it: training, transfer (targets joined, copies begun), waiting
+            for a stage, and what came before the first batch was asked for and after the last.
+        resources: host workers, engine, transfer, accelerator, training thread.
+        overlap: seconds in which two stages were at work at once; a stage with itself: at work at all.
+        limit: the stage that limits, with ``advice`` on what would move it.
+        bound_s: the least time for these samples at the measured rates: n / (r_cpu + r_csd), or training alone if that is more.
+        training_parts: forward, backward, optimizer, where a profile of torch on the CPU is given.
+    """
+
+    epoch: int
+    strategy: str
+    wall_s: float
+    batches: dict[str, int]
+    samples: int
+    stages: dict[str, float]
+    seconds: dict[str, float]
+    resources: tuple[Resource, ...]
+    overlap: dict[str, dict[str, float]]
+    limit: str
+    advice: str
+    bound_s: float | None
+    training_parts: dict[str, float]
+    counts: dict[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def images_per_s(self) -> float:
+        """Samples delivered a second."""
+        return self.samples / self.wall_s if self.wall_s else 0.0
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        data = asdict(self)
+        data["images_per_s"] = self.images_per_s
+        for given, resource in zip(data["resources"], self.resources, strict=True):
+            given["unaccounted_s"] = resource.unaccounted_s
+        return data
+
+
+def analyse(trace: EpochTrace, profile: Profile | None = None) -> Analysis:
+    """Where the time of an epoch went; with a profile of torch, the accelerator's part from there."""
+    return _Epoch(trace, profile).analysis()
+
+
+class _Epoch:
+    """One epoch's spans by stage."""
+
+    def __init__(self, trace: EpochTrace, profile: Profile | None) -> None:
+        self.trace, self.wall_s = trace, trace.wall_s
+        self.host, self.steps, self.fetched = trace.of(HostBatch), trace.of(Step), trace.of(Fetched)
+        self.devices: list[DeviceTime] = device_times(trace)
+        self.training = self._training()
+        self.handing = [(step.got_at, step.handed_at) for step in self.steps]
+        self.host_spans = union((b.began_at, b.ended_at) for b in self.host)
+        self.csd_spans = union(work.span for device in self.devices for work in device.work)
+        self.fetch_spans = union((f.began_at, f.ended_at) for f in self.fetched)
+        took = sum(b.ended_at - b.began_at for b in self.host)
+        self.read_part = min(1.0, sum(b.read_s for b in self.host) / took) if took else 0.0
+        self.first_waits: dict[str, float] = {}  # what training waited for before its first batch
+        self.profile = profile
+        self.busy: list[Span] | None = None
+        self.copies: list[Span] | None = None
+        if profile is not None and (busy := self._here(profile.busy)):
+            self.busy, self.copies = busy, self._here(profile.copies)
+
+    def _here(self, spans: list[Span]) -> list[Span]:
+        """Spans in Unix seconds as moments of this epoch."""
+        clock = self.trace.began.clock
+        return clip([(begin - clock, end - clock) for begin, end in spans], 0.0, self.wall_s)
+
+    def _training(self) -> list[Span]:
+        """From each batch until training asked for the next one, or the epoch was broken off."""
+        asked = [step.asked_at for step in self.steps[1:]]
+        asked += [e.asked_at for e in self.trace.of(Exhausted)][:1] or [self.wall_s]
+        return [(step.handed_at, at) for step, at in zip(self.steps, asked, strict=False)]
+
+    def analysis(self) -> Analysis:
+        trace, seconds = self.trace, self._seconds()
+        limit = self._limit(seconds)
+        sides = {"cpu": 0, "csd": 0}
+        for step in self.steps:
+            sides[step.side] += 1
+        return Analysis(
+            epoch=trace.began.epoch,
+            strategy=trace.began.strategy,
+            wall_s=self.wall_s,
+            batches=sides,
+            samples=sum(step.samples for step in self.steps),
+            stages=self._stages(seconds),
+            seconds=seconds,
+            resources=tuple(self._resources()),
+            overlap=self._overlap(),
+            limit=limit,
+            advice=ADVICE[limit],
+            bound_s=self._bound_s(),
+            training_parts=self._training_parts(),
+            counts=self._counts(),
+            notes=tuple(self._notes()),
+        )
+
+    # -- stages --------------------------------------------------------------------------------------------------
+
+    def _stages(self, seconds: dict[str, float]) -> dict[str, float]:
+        read_s = sum(b.read_s for b in self.host)
+        return {
+            READ: read_s,
+            CPU: sum(b.ended_at - b.began_at for b in self.host) - read_s,
+            CSD: sum(device.busy_s for device in self.devices),
+            TRANSFER: sum(f.ended_at - f.began_at for f in self.fetched) + length(self.handing),
+            TRAINING: length(self.training),
+            WAITING: sum(s for name, s in seconds.items() if name.startswith(WAITING)),
+        }
+
+    def _overlap(self) -> dict[str, dict[str, float]]:
+        """The paper's question which stages run side by side, answered by measurement. Reading is part of the host's."""
+        training = self.training if self.busy is None else self.busy
+        stages = {
+            CPU: self.host_spans,
+            CSD: self.csd_spans,
+            TRANSFER: union([*self.fetch_spans, *self.handing, *(self.copies or ())]),
+            TRAINING: union(training),
+        }
+        return {a: {b: length(both(stages[a], stages[b])) for b in stages} for a in stages}
+
+    def _training_parts(self) -> dict[str, float]:
+        if self.profile is None or self.busy is None:
+            return {}
+        return {name: length(self._here(spans)) for name, spans in self.profile.parts.items()}
+
+    # -- each second of the wall, as training saw it -------------------------------------------------------------
+
+    def _seconds(self) -> dict[str, float]:
+        seconds = {TRAINING: length(self.training), TRANSFER: length(self.handing)}
+        waits = {READ: 0.0, CPU: 0.0, CSD: 0.0, TRANSFER: 0.0, START: 0.0}
+        made = {b.position: b for b in self.host if b.outcome == "made"}
+        brought = {f.position: f for f in self.fetched if not f.trouble}
+        leased = {(e.device, e.lease): e.at for e in self.trace.of(LeaseGiven)}
+        published = {(e.device, e.lease): e.at for e in self.trace.of(Published)}
+        for step in self.steps:
+            wait = [(step.asked_at, step.got_at)]
+            if step.side == "cpu" and step.position in made:
+                batch = made[step.position]
+                self._blame_host(waits, batch, clip(wait, batch.began_at, step.got_at))
+                earlier = clip(wait, 0.0, batch.began_at)
+            elif step.side == "csd" and step.position in brought:
+                fetch = brought[step.position]
+                key = fetch.device, fetch.lease
+                out, back = leased.get(key, fetch.began_at), published.get(key, fetch.began_at)
+                waits[TRANSFER] += length(clip(wait, back, step.got_at))
+                waits[CSD] += length(clip(wait, out, back))
+                earlier = clip(wait, 0.0, out)
+            else:  # its making was not recorded
+                earlier = wait
+            self._blame_who_works(waits, earlier)
+            if step is self.steps[0]:
+                self.first_waits = dict(waits)
+        seconds |= {f"{WAITING} for {name}": s for name, s in waits.items()}
+        at_end = sum(e.at - e.asked_at for e in self.trace.of(Exhausted)[:1])
+        seconds[OUTSIDE] = at_end
+        if self.steps:
+            ended = self.trace.of(Exhausted)
+            seconds[OUTSIDE] += self.steps[0].asked_at + (self.wall_s - ended[0].at if ended else 0.0)
+        return seconds
+
+    @staticmethod
+    def _blame_host(waits: dict[str, float], batch: HostBatch, spans: list[Span]) -> None:
+        """Time with a host batch in work: reading has its share of it."""
+        took = batch.ended_at - batch.began_at
+        part = min(1.0, batch.read_s / took) if took > 0 else 0.0
+        waits[READ] += part * length(spans)
+        waits[CPU] += (1.0 - part) * length(spans)
+
+    def _blame_who_works(self, waits: dict[str, float], spans: list[Span]) -> None:
+        """Time before the batch that came was begun: who was at work on others is what training waited for."""
+        left = spans
+        for name, at_work in ((CPU, self.host_spans), (CSD, self.csd_spans), (TRANSFER, self.fetch_spans)):
+            found = [piece for begin, end in left for piece in within(at_work, begin, end)]
+            left = less(left, found)
+            waits[name] += length(found) * (1.0 - self.read_part if name == CPU else 1.0)
+            waits[READ] += length(found) * (self.read_part if name == CPU else 0.0)
+        waits[START] += length(left)
+
+    def _limit(self, seconds: dict[str, float]) -> str:
+        """What training waited for most; training itself where it hardly waited. The first batch is no stage's fault."""
+        waits = {name: seconds[f"{WAITING} for {name}"] - s for name, s in self.first_waits.items()}
+        first_s = sum(self.first_waits.values())
+        if sum(waits.values()) < LIMIT * self.wall_s:
+            if seconds[TRANSFER] > seconds[TRAINING]:
+                return TRANSFER
+            return START if first_s > seconds[TRAINING] else TRAINING
+        most = max(waits, key=waits.__getitem__)
+        return SPOOL if most in (CPU, CSD, READ) and self._spool_is_full() else most
+
+    def _spool_is_full(self) -> bool:
+        """The devices rested for a tenth of the epoch or more, and mostly with a full spool."""
+        quota = sum(device.quota for device in self.devices)
+        rested = sum(d.waiting_s for d in self.devices) > 0.1 * self.wall_s * sum(d.workers for d in self.devices)
+        return bool(quota) and rested and 2 * sum(step.held >= quota for step in self.steps) > len(self.steps)
+
+    # -- resources -----------------------------------------------------------------------------------------------
+
+    def _resources(self) -> Iterable[Resource]:
+        began = self.trace.began
+        yield self._threads("host workers", "host", began.workers, ((b.worker, b.began_at, b.ended_at) for b in self.host))
+        if self.devices:
+            yield Resource(
+                "engine",
+                sum(device.workers for device in self.devices),
+                self.wall_s * sum(device.workers for device in self.devices),
+                sum(device.busy_s for device in self.devices),
+                sum(device.waiting_s for device in self.devices),
+                sum(device.idle_s for device in self.devices),
+            )
+        if began.fetchers:
+            fetches = ((f.fetcher, f.began_at, f.ended_at) for f in self.fetched)
+            yield self._threads("transfer", "transfer", began.fetchers, fetches)
+        asked = length((step.asked_at, step.got_at) for step in self.steps)
+        handed, trained = length(self.handing), length(self.training)
+        first, last = self._asking()
+        idle = first + self.wall_s - last
+        if self.busy is None:
+            yield Resource("accelerator", 1, self.wall_s, trained, asked + handed, idle)
+        else:
+            without = less([(0.0, self.wall_s)], union(self.busy))
+            held_up = length(both(without, union([*((s.asked_at, s.got_at) for s in self.steps), *self.handing])))
+            yield Resource("accelerator", 1, self.wall_s, length(union(self.busy)), held_up, length(without) - held_up)
+        yield Resource("training thread", 1, self.wall_s, trained + handed, asked, idle)
+
+    def _asking(self) -> tuple[float, float]:
+        """When training asked for the first batch, and when it knew that there are no more."""
+        if not self.steps:
+            return self.wall_s, self.wall_s
+        ended = self.trace.of(Exhausted)
+        return self.steps[0].asked_at, ended[0].asked_at if ended else self.wall_s
+
+    def _threads(self, name: str, who: str, lanes: int, work: Iterable[tuple[int, float, float]]) -> Resource:
+        """Threads of ours: what they did and how long they rested was recorded, each by itself."""
+        rested = [e for e in self.trace.of(Rested) if e.who == who]
+        done = list(work)
+        first, last = [self.wall_s] * lanes, [0.0] * lanes
+        for number, began_at, ended_at in (*done, *((e.number, e.began_at, e.ended_at) for e in rested)):
+            first[number], last[number] = min(first[number], began_at), max(last[number], ended_at)
+        outside_s = sum(begin + max(0.0, self.wall_s - max(begin, end)) for begin, end in zip(first, last, strict=True))
+        busy_s = sum(ended_at - began_at for _, began_at, ended_at in done)
+        waiting_s = sum(e.ended_at - e.began_at for e in rested if not e.last)
+        idle_s = sum(e.ended_at - e.began_at for e in rested if e.last) + outside_s
+        return Resource(name, lanes, lanes * self.wall_s, busy_s, waiting_s, idle_s)
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    def _bound_s(self) -> float | None:
+        batches = len(self.steps)
+        made = [b.ended_at - b.began_at for b in self.host if b.outcome == "made"]
+        rate = self.trace.began.workers / (sum(made) / len(made)) if made and sum(made) else 0.0
+        for device in self.devices:
+            done = [work.span[1] - work.span[0] for work in device.work if work.published]
+            rate += device.workers / (sum(done) / len(done)) if done and sum(done) else 0.0
+        return max(batches / rate, length(self.training)) if rate else None
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "leases given": len(self.trace.of(LeaseGiven)),
+            "leases taken back": len(self.trace.of(LeaseCancelled)),
+            "host batches dropped": sum(b.outcome == "dropped" for b in self.host),
+            "files not used": sum(bool(f.trouble) for f in self.fetched),
+            "devices lost": len(self.trace.of(Lost)),
+        }
+
+    def _notes(self) -> Iterable[str]:
+        if not self.trace.whole:
+            yield "the epoch's end was not recorded: its process ended before, or is still at it"
+        if self.trace.left_out:
+            yield f"{self.trace.left_out} events were left out: they came faster than they could be written"
+        for lost in self.trace.of(Lost):
+            yield f"{lost.device} was lost after {lost.at:.1f} s: {lost.reason}"
+        if self.profile is not None and self.busy is None:
+            yield f"{self.profile.path} is not of this epoch's time"
+        elif self.profile is None:
+            yield "the accelerator's time is the training thread's; a profile of torch in the run's directory tells its own"

@@ -1,0 +1,344 @@
+"""The logic checker: watches an epoch and proves or refutes what the loader promises.
+
+    for images, labels in ddlp.observe.checked(loader):
+        ...                                     # the verdict is printed at the epoch's end
+
+It keeps its own books: what was delivered, in which order, whether a device's file was published and had the checksum of what
+was read from it. A sample of batches is made again by Pillow's operators and compared, targets are looked up again, what was
+delivered is looked at again one step later.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from ddlp.delivered import Delivered
+from ddlp.errors import DDLPError
+from ddlp.ledger import Side
+from ddlp.loader import DDLPLoader
+from ddlp.observe.events import EpochBegan, Event, HostBatch, LeaseGiven, Published
+from ddlp.observe.reference import Header, checksum, digest, expected_images, expected_targets, own_target, read_header
+from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED, Claim, Refuted, Verdict
+from ddlp.observe.watched import Observer, WatchedIterator
+from ddlp.portable import Portable
+from ddlp.ranges import RangeSet
+from ddlp.sources.host import Pixels, Recipe
+
+__all__ = ["Checked", "Refuted", "Verdict", "checked"]
+
+FIRST = 2  # batches of each side that are examined closely, before every so many-th is
+KEPT = 8  # delivered batches that are looked at again, those delivered last
+
+
+def checked(
+    loader: DDLPLoader,
+    *,
+    every: int = 10,
+    rows: int | None = 8,
+    raises: bool = False,
+    say: Callable[[str], object] | None = print,
+) -> Checked:
+    """The loader's batches, watched by the checker: iterate over it instead of the loader.
+
+    Args:
+        loader: its data set and transforms must be such that ddlp prepares them itself (``loader.explain()`` tells).
+        every: the first batches of each side and every so many-th are made again and looked at again later. 1: all.
+        rows: samples of such a batch that are made again; None: all.
+        raises: raise `Refuted` at the first finding, in place of the batch; else iteration goes on.
+        say: is given the verdict's text at the end of each epoch; None: nobody is.
+
+    Raises:
+        DDLPError: at iter(), where torch's own workers prepare the batches.
+    """
+    return Checked(loader, every, rows, raises, say)
+
+
+class Checked:
+    """What `checked` returns. ``verdicts``: one for each epoch begun."""
+
+    def __init__(
+        self, loader: DDLPLoader, every: int, rows: int | None, raises: bool, say: Callable[[str], object] | None
+    ) -> None:
+        if every < 1 or (rows is not None and rows < 1):
+            raise ValueError(f"every={every!r}, rows={rows!r}: 1 or more")
+        self.loader = loader
+        self.verdicts: list[Verdict] = []
+        self._every, self._rows, self._raises, self._say = every, rows, raises, say
+
+    @property
+    def verdict(self) -> Verdict:
+        """The last epoch's, or that on the one under way so far. Raises DDLPError before the first."""
+        if not self.verdicts:
+            raise DDLPError("verdict: no epoch has begun; iterate over it first")
+        return self.verdicts[-1]
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        check = EpochCheck(self.loader, self._every, self._rows)
+        self.loader._watchers = (check,)
+        try:
+            iterator = iter(self.loader)
+        finally:
+            self.loader._watchers = ()
+        if not isinstance(iterator, WatchedIterator):
+            raise DDLPError("checked(): torch's own workers prepare this loader's batches; loader.explain() says why")
+        self.verdicts.append(check.verdict)
+        return _CheckedIterator(iterator, check, self._raises, self._say)
+
+
+class _CheckedIterator:
+    def __init__(
+        self, inner: WatchedIterator, check: EpochCheck, raises: bool, say: Callable[[str], object] | None
+    ) -> None:
+        self._inner, self._check, self._raises, self._say = inner, check, raises, say
+
+    def __iter__(self) -> _CheckedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        check = self._check
+        check.look_again()
+        try:
+            batch = next(self._inner)
+        except StopIteration:
+            if not check.verdict.over:
+                check.over()
+                if self._say is not None:
+                    self._say(str(check.verdict))
+            self._raise()
+            raise
+        except Exception:
+            check.raised(self._inner.run.delivered())
+            raise
+        self._raise()
+        return batch
+
+    def _raise(self) -> None:
+        if self._raises:
+            for claim in self._check.verdict.claims.values():
+                if claim.against:
+                    raise Refuted(f"{claim.name}: {claim.against[0]}")
+
+
+class EpochCheck(Observer):
+    """The checker's books on one epoch. Threads of the epoch write into sets of their own; the training thread judges."""
+
+    _recipe: Recipe
+    _portable: Portable
+    _collate: Callable[[Any], Any]
+
+    def __init__(self, loader: DDLPLoader, every: int, rows: int | None) -> None:
+        self._dataset: Any = loader.dataset
+        self._sampler, self._batched = loader._index_sampler, loader._auto_collation
+        self._every, self._rows = every, rows
+        self._dali, self._bits_may_differ = loader.backend == "dali", loader.allow_different_bits
+        of = {ONCE: "samples", ORDER: "batches", BITS: "samples made again", LABELS: "labels", COMPLETE: "batches",
+              UNCHANGED: "tensors looked at again"}  # fmt: skip
+        self.verdict = Verdict(0, "", {name: Claim(name, of=what) for name, what in of.items()})
+        self._made: set[int] = set()  # positions that a host worker has finished
+        self._leased: dict[int, int] = {}  # lease -> position
+        self._published: set[int] = set()  # leases
+        self._headers: dict[int, Header | None] = {}
+        self._verified: set[int] = set()  # positions of which a device's file was read, and was what it says
+        self._delivered = RangeSet()
+        self._before = 0  # batches delivered before a resume
+        self._down = False  # mte's second part has begun
+        self._steps = {Side.HOST: 0, Side.CSD: 0}
+        self._kept: list[tuple[int, weakref.ref[torch.Tensor], int, str]] = []
+
+    # -- what the epoch's threads do -----------------------------------------------------------------------------
+
+    def began(self, iterator: WatchedIterator, event: EpochBegan) -> None:
+        """As `Observer.began`."""
+        self._recipe, self._portable = iterator.recipe, iterator._portable
+        self._collate = iterator._collate_fn
+        self._delivered = RangeSet(iterator.run.delivered())
+        self._before = len(self._delivered)
+        self.verdict.epoch, self.verdict.strategy = event.epoch, event.strategy
+
+    def saw(self, event: Event) -> None:
+        """As `Observer.saw`."""
+        if isinstance(event, HostBatch) and event.outcome == "made":
+            self._made.add(event.position)
+        elif isinstance(event, LeaseGiven):
+            self._leased[event.lease] = event.position
+        elif isinstance(event, Published):
+            self._published.add(event.lease)
+
+    def reading(self, lease: int, position: int, path: Path) -> None:
+        """As `Observer.reading`."""
+        if lease not in self._published:
+            self._refute(COMPLETE, f"the file of batch {position} was read before the device said that it is published")
+        if self._leased.get(lease) != position:
+            self._refute(COMPLETE, f"lease {lease} is of batch {self._leased.get(lease)}, and was read as batch {position}")
+        self._headers[lease] = read_header(path)
+
+    def read(self, lease: int, position: int, pixels: Pixels) -> None:
+        """As `Observer.read`."""
+        header = self._headers.pop(lease, None)
+        if header is None:
+            self.verdict.claims[COMPLETE].unseen = "files that this host does not see were not summed up again"
+        elif pixels.finished and header.lease == lease and header.whole:
+            self.verdict.claims[COMPLETE].unseen = "what a device summed up was not summed up again"
+        elif header.lease != lease or not header.whole:
+            self._refute(COMPLETE, f"batch {position} was taken from a file that is not whole, or not of lease {lease}")
+        elif header.checksum != checksum(pixels):
+            self._refute(COMPLETE, f"batch {position} as it was read has another checksum than its file says")
+        self._verified.add(position)
+
+    # -- the training thread -------------------------------------------------------------------------------------
+
+    def handed(self, delivered: Delivered, batch: Any) -> None:
+        """As `Observer.handed`."""
+        position, side = delivered.position, delivered.side
+        self._arrived(position)
+        claim = self.verdict.claims[COMPLETE]
+        claim.looked_at += 1
+        if position not in (self._made if side is Side.HOST else self._verified):
+            by = "a worker of the host had finished it" if side is Side.HOST else "its file was read and verified"
+            self._refute(COMPLETE, f"batch {position} was delivered before {by}")
+        images, targets = (batch[0], batch[1]) if self._batched else (batch[0][None], batch[1])
+        close = self._steps[side] < FIRST or sum(self._steps.values()) % self._every == 0
+        self._steps[side] += 1
+        self._check_labels(position, targets, close)
+        if close:
+            self._check_bits(position, side, images)
+            self._keep(position, batch)
+
+    def raised(self, delivered: list[tuple[int, int]]) -> None:
+        """A batch raised its error in its place; these positions are delivered by now."""
+        for begin, end in delivered:
+            for position in range(begin, end):
+                if position not in self._delivered:
+                    self._arrived(position)
+
+    def look_again(self) -> None:
+        """Whether what was delivered is still what it was, as far as somebody holds it and has not changed it himself."""
+        kept, self._kept = self._kept, []
+        for position, reference, version, before in kept:
+            tensor = reference()
+            if tensor is None or tensor._version != version:
+                continue
+            self.verdict.claims[UNCHANGED].looked_at += 1
+            if digest(tensor) != before:
+                self._refute(UNCHANGED, f"a tensor of batch {position} was changed after delivery, not through torch")
+            else:
+                self._kept.append((position, reference, version, before))
+        self._kept = self._kept[-KEPT:]
+
+    def over(self) -> None:
+        """The epoch has ended: what is missing?"""
+        self.verdict.over = True
+        length = len(self._recipe.plan)
+        missing = [str(p) for p in range(length) if p not in self._delivered]
+        if missing:
+            self._refute(ONCE, f"{len(missing)} of {length} batches never came: {', '.join(missing[:8])}")
+        self._check_sampler()
+
+    # -- one promise each ----------------------------------------------------------------------------------------
+
+    def _arrived(self, position: int) -> None:
+        once = self.verdict.claims[ONCE]
+        once.looked_at += self._recipe.plan.size(position)
+        if position in self._delivered:
+            self._refute(ONCE, f"batch {position} came twice")
+            return
+        self._check_order(position)
+        self._delivered.add(position)
+
+    def _check_order(self, position: int) -> None:
+        claim, strategy = self.verdict.claims[ORDER], self.verdict.strategy
+        if strategy == "wrr":
+            claim.unseen = "wrr promises none"
+            return
+        claim.looked_at += 1
+        first, last = self._delivered.first_missing(), self._delivered.last_missing(len(self._recipe.plan))
+        if strategy == "mte":
+            self._down = self._down or (position == last and position != first)
+            expected = last if self._down else first
+        else:
+            expected = first
+        if position != expected:
+            self._refute(ORDER, f"batch {position} came where {strategy} promises batch {expected}")
+
+    def _check_sampler(self) -> None:
+        """The plan's own indices, where the sampler is one that gives each sample once."""
+        outer: Any = self._sampler
+        size, drop_last = 1, False
+        if type(outer) is BatchSampler:
+            outer, size, drop_last = outer.sampler, outer.batch_size, outer.drop_last
+        random = type(outer) is RandomSampler and not outer.replacement
+        if not (random or type(outer) is SequentialSampler):
+            self.verdict.claims[ONCE].unseen = f"{type(outer).__name__} says which samples come, and how often"
+            return
+        plan = self._recipe.plan
+        indices = np.array([i for p in range(len(plan)) for i in plan.indices(p)], dtype=np.int64)
+        counts = np.bincount(indices, minlength=1)
+        wanted = len(outer) - len(outer) % size if drop_last else len(outer)
+        if counts.max() > -(-wanted // max(1, len(self._dataset))) or len(indices) != wanted:
+            twice = [str(i) for i in np.flatnonzero(counts > 1)[:8]]
+            self._refute(ONCE, f"the batches hold {len(indices)} samples of {wanted}; more than once: {', '.join(twice)}")
+        elif not random and not np.array_equal(indices, np.arange(wanted)):
+            self._refute(ORDER, f"{type(outer).__name__} counts up; the batches' indices do not")
+
+    def _check_labels(self, position: int, targets: Any, close: bool) -> None:
+        claim = self.verdict.claims[LABELS]
+        expected = expected_targets(self._recipe, self._portable, position)
+        claim.looked_at += len(expected)
+        if not self._equal(targets, self._collate(tuple(expected) if self._batched else expected[0])):
+            self._refute(LABELS, f"batch {position} came with other labels than its samples have")
+        if close and not self._portable.dataset.has_target_transform:
+            index = self._recipe.plan.indices(position)[0]
+            try:
+                own = own_target(self._dataset, index)
+            except Exception:  # noqa: S110 - a sample that can't be read has no say
+                return
+            if not self._equal(self._collate([own]), self._collate([expected[0]])):
+                self._refute(LABELS, f"the data set itself gives another label for index {index} (batch {position})")
+
+    @staticmethod
+    def _equal(a: Any, b: Any) -> bool:
+        ours, theirs = tree_leaves(a), tree_leaves(b)
+        return len(ours) == len(theirs) and all(
+            torch.equal(x.cpu(), y.cpu()) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else bool(x == y)
+            for x, y in zip(ours, theirs, strict=True)
+        )
+
+    def _check_bits(self, position: int, side: Side, images: torch.Tensor) -> None:
+        claim = self.verdict.claims[BITS]
+        if (self._dali and side is Side.HOST) or (self._bits_may_differ and side is Side.CSD):
+            claim.unseen = "not of DALI's batches, nor of a device's that may make other pixels"
+            return
+        n = len(images)
+        count = n if self._rows is None else min(self._rows, n)
+        rows = sorted({(position + k * n // count) % n for k in range(count)})
+        expected = expected_images(self._recipe, self._portable, position, rows)
+        claim.looked_at += len(rows)
+        found = images.detach().cpu()[rows]
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            what = f"{found.dtype} {tuple(found.shape)} instead of {expected.dtype} {tuple(expected.shape)}"
+            self._refute(BITS, f"batch {position} ({side.value}) is {what}")
+            return
+        for k, row in enumerate(rows):
+            if not torch.equal(found[k], expected[k]):
+                values = int((found[k] != expected[k]).sum())
+                where = self._recipe.reader.where(self._recipe.plan.items(position)[row][0])
+                self._refute(BITS, f"{where} (batch {position}, row {row}, by the {side.value}) differs in {values} values")
+
+    def _keep(self, position: int, batch: Any) -> None:
+        for tensor in tree_leaves(batch):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+                self._kept.append((position, weakref.ref(tensor), tensor._version, digest(tensor)))
+
+    def _refute(self, name: str, text: str) -> None:
+        self.verdict.claims[name].against.append(text)

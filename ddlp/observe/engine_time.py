@@ -1,0 +1,112 @@
+"""What the devices' engines did, from what this host saw of them: leases given, taken back, published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ddlp.observe.events import Joined, LeaseCancelled, LeaseFailed, LeaseGiven, Lost, Published
+from ddlp.observe.run import EpochTrace
+from ddlp.observe.spans import Span
+
+__all__ = ["DeviceTime", "DeviceWork", "device_times"]
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """A batch that a device was at. A published one's time is its worker's own word; of others it is what the host saw."""
+
+    lease: int
+    position: int
+    span: Span
+    published: bool
+
+
+@dataclass
+class DeviceTime:
+    """One device in one epoch; seconds are worker-seconds: so many as ``workers`` have in the wall's time."""
+
+    device: str
+    workers: int = 1
+    quota: int = 0
+    work: list[DeviceWork] = field(default_factory=list)
+    busy_s: float = 0.0
+    waiting_s: float = 0.0  # without a lease while others were to come, or with one that its workers were not at: it was on
+    # its way, or other jobs had their turn
+    idle_s: float = 0.0  # not there yet, lost, or nothing left to do
+
+
+@dataclass
+class _Queue:
+    """A device's leases in the order in which they were given: the first ``workers`` of them are at work."""
+
+    workers: int
+    given: dict[int, tuple[int, float]] = field(default_factory=dict)  # lease -> position, when
+    began: dict[int, float] = field(default_factory=dict)  # of those at work
+
+    def begin(self, at: float) -> None:
+        for lease in list(self.given)[: self.workers]:
+            self.began.setdefault(lease, at)
+
+
+def device_times(trace: EpochTrace) -> list[DeviceTime]:
+    """Every device that joined."""
+    return [_device_time(trace, device) for device in trace.began.devices if any(e.device == device for e in trace.of(Joined))]
+
+
+def _device_time(trace: EpochTrace, device: str) -> DeviceTime:
+    time, queue = DeviceTime(device), _Queue(1)
+    present, now = False, 0.0
+    without_s = 0.0  # without a lease since the last event: waiting, if another lease follows, else idle
+    in_hand_s = 0.0
+
+    def until(moment: float) -> None:
+        nonlocal now, without_s, in_hand_s
+        passed_s, now = max(0.0, moment - now), max(now, moment)
+        if present:
+            in_hand = min(queue.workers, len(queue.given))
+            in_hand_s += passed_s * in_hand
+            without_s += passed_s * (queue.workers - in_hand)
+        else:
+            time.idle_s += passed_s * queue.workers
+
+    for event in trace.events:
+        if not isinstance(event, (Joined, Lost, LeaseGiven, LeaseCancelled, LeaseFailed, Published)) or event.device != device:
+            continue
+        if isinstance(event, Joined):
+            queue.workers = time.workers = event.workers
+            time.quota = event.quota
+        until(event.at)
+        if isinstance(event, Joined):
+            present = True
+        elif isinstance(event, Lost):
+            present = False
+            for lease in list(queue.given):
+                _end(time, queue, lease, now, None)
+        elif isinstance(event, LeaseGiven) or event.lease in queue.given:
+            time.waiting_s += without_s
+            without_s = 0.0
+            if isinstance(event, LeaseGiven):
+                queue.given[event.lease] = event.position, now
+            else:
+                _end(time, queue, event.lease, now, event.busy_s if isinstance(event, Published) else None)
+        queue.begin(now)
+    until(trace.wall_s)
+    for lease in list(queue.given):
+        _end(time, queue, lease, trace.wall_s, None)
+    time.idle_s += without_s
+    time.waiting_s += max(0.0, in_hand_s - time.busy_s)
+    return time
+
+
+def _end(time: DeviceTime, queue: _Queue, lease: int, at: float, busy_s: float | None) -> None:
+    position, given_at = queue.given.pop(lease)
+    began_at = queue.began.pop(lease, None)
+    if busy_s is not None:
+        span = max(at - busy_s, given_at), at
+        time.busy_s += busy_s
+    elif began_at is not None and at > began_at:
+        span = began_at, at
+        time.busy_s += at - began_at
+    else:
+        return
+    time.work.append(DeviceWork(lease, position, span, busy_s is not None))

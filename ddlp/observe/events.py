@@ -1,0 +1,207 @@
+"""What is recorded of an epoch: one named tuple a kind of event, one JSON line each.
+
+Names that end in ``at`` are moments, of the monotonic clock while the epoch runs, in seconds since its beginning where they are
+written or read. Names that end in ``_s`` are durations in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+__all__ = [
+    "EpochBegan",
+    "EpochEnded",
+    "Event",
+    "Exhausted",
+    "Fetched",
+    "HostBatch",
+    "Joined",
+    "LeaseCancelled",
+    "LeaseFailed",
+    "LeaseGiven",
+    "Lost",
+    "Published",
+    "Rested",
+    "Step",
+    "from_line",
+    "to_line",
+]
+
+FORMAT = 1
+
+
+class EpochBegan(NamedTuple):
+    """The first line of a file: what ran. ``clock`` is the wall clock (Unix seconds) at moment 0."""
+
+    format: int
+    ddlp: str
+    clock: float
+    pid: int
+    rank: int
+    epoch: int
+    strategy: str
+    batches: int  # 0: not known when the epoch began
+    batch_size: int
+    workers: int
+    fetchers: int
+    devices: list[str]
+    target: str  # where batches are delivered: cpu, cuda:0, ...
+
+
+class HostBatch(NamedTuple):
+    """A host worker was at a batch. ``read_s``: of that time, opening and reading files; ``cpu_s``: its processor time."""
+
+    worker: int
+    position: int
+    began_at: float
+    ended_at: float
+    read_s: float
+    cpu_s: float
+    outcome: str  # made; dropped: the device's copy was first; failed: a sample could not be prepared
+
+
+class Rested(NamedTuple):
+    """A thread had nothing that it could do. ``last``: and nothing came any more."""
+
+    who: str  # host, transfer
+    number: int
+    began_at: float
+    ended_at: float
+    last: bool
+
+
+class Joined(NamedTuple):
+    """A device joined the epoch."""
+
+    device: str
+    at: float
+    workers: int
+    quota: int  # batches in its spool
+
+
+class LeaseGiven(NamedTuple):
+    """A device was told to prepare a batch."""
+
+    device: str
+    lease: int
+    position: int
+    at: float
+
+
+class LeaseCancelled(NamedTuple):
+    """A lease was taken back before it was published: the host makes or has made the batch."""
+
+    device: str
+    lease: int
+    at: float
+
+
+class LeaseFailed(NamedTuple):
+    """A device could not prepare a batch."""
+
+    device: str
+    lease: int
+    at: float
+    reason: str
+
+
+class Published(NamedTuple):
+    """A device's batch stands in its spool; ``busy_s`` is its worker's own time on it. ``position`` -1: nobody wants it."""
+
+    device: str
+    lease: int
+    position: int
+    at: float
+    busy_s: float
+
+
+class Lost(NamedTuple):
+    """A device is gone; its leases went back to the host."""
+
+    device: str
+    at: float
+    reason: str
+
+
+class Fetched(NamedTuple):
+    """A device's batch was brought into memory: read and verified until ``read_at``, converted until ``ended_at``."""
+
+    fetcher: int
+    device: str
+    lease: int
+    position: int
+    began_at: float
+    read_at: float
+    ended_at: float
+    trouble: str  # why it could not be used
+
+
+class Step(NamedTuple):
+    """The training thread asked for a batch, got it, and had it (targets joined, on its way to the device).
+
+    Then it trained until it asked again. The counts are of batches, at ``got_at``: ready in memory, in the devices' spools.
+    """
+
+    position: int
+    side: str  # cpu, csd
+    samples: int
+    asked_at: float
+    got_at: float
+    handed_at: float
+    ready_host: int
+    ready_csd: int
+    in_spool: int
+    held: int  # of the spools' quota: those being written included
+
+
+class Exhausted(NamedTuple):
+    """The training thread asked, and all batches were delivered."""
+
+    asked_at: float
+    at: float
+
+
+class EpochEnded(NamedTuple):
+    """The last line. ``left_out``: events for which there was no room."""
+
+    at: float
+    left_out: int
+
+
+Event = (
+    EpochBegan | HostBatch | Rested | Joined | LeaseGiven | LeaseCancelled | LeaseFailed | Published | Lost | Fetched | Step
+    | Exhausted | EpochEnded
+)  # fmt: skip
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        EpochBegan, HostBatch, Rested, Joined, LeaseGiven, LeaseCancelled, LeaseFailed, Published, Lost, Fetched, Step,
+        Exhausted, EpochEnded,
+    )
+}  # fmt: skip
+_MOMENTS = {name: [field == "at" or field.endswith("_at") for field in kind._fields] for name, kind in _KINDS.items()}
+
+
+def to_line(event: Event, origin: float) -> str:
+    """An event as a line of JSON; its moments are from ``origin`` on."""
+    name = type(event).__name__
+    fields: dict[str, Any] = {"event": name}
+    values: tuple[Any, ...] = event
+    for field, value, moment in zip(event._fields, values, _MOMENTS[name], strict=True):
+        if moment:
+            value = round(value - origin, 6)
+        elif isinstance(value, float) and field != "clock":
+            value = round(value, 6)
+        fields[field] = value
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def from_line(line: str) -> Event:
+    """The event of a line. Raises ValueError where it is none."""
+    fields = json.loads(line)
+    try:
+        event: Event = _KINDS[fields.pop("event")](**fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not an event of a recorded run: {line[:80]!r} ({type(error).__name__}: {error})") from None
+    return event

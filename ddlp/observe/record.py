@@ -1,0 +1,133 @@
+"""Recording: what a run's threads did, as JSON lines, written by a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ddlp.iterator import EpochIterator
+from ddlp.notices import warn_user
+from ddlp.observe.events import EpochBegan, EpochEnded, Event, to_line
+from ddlp.observe.watched import Observer, WatchedIterator
+
+if TYPE_CHECKING:
+    from ddlp.loader import DDLPLoader
+
+__all__ = ["Recorder", "Recording", "iterator_kind", "warn_if_not_recorded"]
+
+LIMIT = 1 << 16  # events that wait to be written: some 10 MB
+_LOOK_S = 1.0  # what a process loses at most that is killed
+
+
+class Recorder:
+    """Records every epoch of a loader: ``DDLPLoader(..., record=Recorder("runs/x"))``, or just ``record="runs/x"``.
+
+    Each epoch is a file of its own there, ``0000.jsonl`` and so on in the order in which they began. Several loaders and
+    processes may share a directory. Pickles.
+
+    Args:
+        directory: made with the first epoch.
+        limit: events kept in memory until they are written; beyond that they are left out, and counted.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], limit: int = LIMIT) -> None:
+        self.directory = Path(directory)
+        self.limit = limit
+
+    def begin(self) -> Recording:
+        """An epoch begins. Raises OSError where nothing can be written."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        number = sum(1 for _ in self.directory.glob("*.jsonl"))
+        while True:
+            try:
+                file = open(self.directory / f"{number:04d}.jsonl", "x", encoding="utf-8")
+            except FileExistsError:  # another loader's
+                number += 1
+            else:
+                return Recording(file, self.limit)
+
+
+def iterator_kind(loader: DDLPLoader) -> Callable[..., EpochIterator]:
+    """What iterates over the epoch that begins now: mostly an `EpochIterator`; a watched one where somebody watches.
+
+    Raises OSError where nothing can be recorded.
+    """
+    watchers, loader._watchers = loader._watchers, ()
+    if loader.record is not None:
+        recorder = loader.record if isinstance(loader.record, Recorder) else Recorder(loader.record)
+        watchers = (recorder.begin(), *watchers)
+    return partial(WatchedIterator, watchers) if watchers else EpochIterator
+
+
+def warn_if_not_recorded(loader: DDLPLoader) -> None:
+    """Say, once, that torch's own workers are not watched."""
+    if loader.record is not None and "record" not in loader._told:
+        loader._told.add("record")
+        warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
+
+
+class Recording(Observer):
+    """One epoch's file. Any thread may tell it what it saw."""
+
+    def __init__(self, file: TextIO, limit: int = LIMIT) -> None:
+        self._file = file
+        self._limit = limit
+        self._origin = time.monotonic()
+        self.clock = time.time()
+        self._events: deque[Event] = deque()
+        self._left_out = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._writer: threading.Thread | None = None
+
+    def began(self, iterator: WatchedIterator, event: EpochBegan) -> None:
+        """Write that first, though the epoch's threads are at work already."""
+        self._events.appendleft(event)
+        self._writer = threading.Thread(target=self._write, name="ddlp-record", daemon=True)
+        self._writer.start()
+
+    def saw(self, event: Event) -> None:
+        """Take an event; costs its thread a microsecond."""
+        waiting = len(self._events)
+        if waiting >= self._limit:
+            self._left_out += 1
+            return
+        self._events.append(event)
+        if waiting * 2 == self._limit:
+            self._wake.set()
+
+    def closed(self) -> None:
+        """The epoch is over: write what is left."""
+        if self._closing:
+            return
+        if self._writer is None:  # the epoch could not begin
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+            return
+        self._events.append(EpochEnded(time.monotonic(), self._left_out))
+        self._closing = True
+        self._wake.set()
+        self._writer.join()
+
+    def _write(self) -> None:
+        try:
+            with self._file as file:
+                over = False
+                while not over:
+                    self._wake.wait(_LOOK_S)
+                    self._wake.clear()
+                    over = self._closing  # before the look at the events: the last one was added before that
+                    while self._events:
+                        file.write(to_line(self._events.popleft(), self._origin) + "\n")
+                    file.flush()
+        except OSError as error:  # a full disk is no reason to end the training
+            self._limit = 0
+            self._events.clear()
+            warnings.warn(f"ddlp: recording into {self._file.name} ended: {error}. Free space there.", stacklevel=1)

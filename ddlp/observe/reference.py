@@ -1,0 +1,87 @@
+"""What a batch must be, made a second time by the slow and plain way: Pillow's operators, the user's own data set, the file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from csd_engine.checksum import Checksum
+from csd_engine.keyed import Keyed
+from ddlp.portable import Portable
+from ddlp.sources.host import Pixels, Recipe
+from ddlp.usercode import keyed_globals
+
+__all__ = ["Header", "checksum", "digest", "expected_images", "expected_targets", "own_target", "read_header"]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a published batch file says of itself."""
+
+    lease: int
+    checksum: str
+    whole: bool  # it has as many bytes as its tensors need
+
+
+def read_header(path: Path) -> Header | None:
+    """The header of a batch file, read as a safetensors file; None where this host does not see it."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            tensors = json.loads(file.read(length))
+        about = tensors.pop("__metadata__")
+        end = 8 + length + max(tensor["data_offsets"][1] for tensor in tensors.values())
+        return Header(int(about["lease"]), about["checksum"], path.stat().st_size == end)
+    except OSError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return Header(-1, "", False)
+
+
+def checksum(pixels: Pixels) -> str:
+    """The checksum that a batch file must have for these bytes."""
+    running = Checksum()
+    for tensor in (pixels.images, pixels.boxes):
+        if tensor is not None:
+            running.update(np.ascontiguousarray(tensor.cpu().numpy()).reshape(-1).view(np.uint8).data)
+    return running.hexdigest()
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of a tensor's values, wherever it is."""
+    values = tensor.detach().cpu().contiguous()
+    return hashlib.blake2b(values.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+
+
+def expected_images(recipe: Recipe, portable: Portable, position: int, rows: list[int]) -> torch.Tensor:
+    """Some rows of a batch as the pipeline's reference (Pillow's operators, no kernel) and the epilogue make them."""
+    items, reader = recipe.plan.items(position), portable.dataset.reader()
+    images = np.empty((len(rows), *recipe.shape), np.uint8)
+    boxes = np.zeros((len(rows), recipe.pipeline.boxes, 4), np.int32) if recipe.pipeline.boxes else None
+    for k, row in enumerate(rows):
+        index, occurrence = items[row]
+        with reader.image(index) as image:
+            keyed = Keyed(recipe.seed, recipe.epoch, index, occurrence)
+            recipe.pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
+    return portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+
+
+def expected_targets(recipe: Recipe, portable: Portable, position: int) -> list[Any]:
+    """A batch's targets, one by one."""
+    found = []
+    for index, occurrence in recipe.plan.items(position):
+        with keyed_globals(Keyed(recipe.seed, recipe.epoch, index, occurrence).u64()):
+            found.append(portable.dataset.target(index))
+    return found
+
+
+def own_target(dataset: Any, index: int) -> Any:
+    """What the user's data set itself gives as the target of this index of its own; the global generators stay as they are."""
+    with keyed_globals(0):
+        return dataset[index][1]

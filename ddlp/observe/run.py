@@ -1,0 +1,75 @@
+"""Recorded runs as they are read again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ddlp.errors import DDLPError
+from ddlp.observe.events import FORMAT, EpochBegan, EpochEnded, Event, from_line
+
+__all__ = ["EpochTrace", "epoch_files", "read_epoch", "read_run"]
+
+_E = TypeVar("_E")
+
+
+@dataclass(frozen=True)
+class EpochTrace:
+    """One recorded epoch. ``wall_s``: from its beginning to its end; where that is not there, to the last that was seen."""
+
+    path: Path
+    began: EpochBegan
+    events: tuple[Event, ...]
+    wall_s: float
+    whole: bool  # its end was recorded
+    left_out: int
+
+    def of(self, kind: type[_E]) -> list[_E]:
+        """The events of one kind, in the order in which they were recorded."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def epoch_files(run: str | os.PathLike[str]) -> list[Path]:
+    """The files of a run's epochs; ``run`` may be one of them. Raises DDLPError where there are none."""
+    path = Path(run)
+    files = [path] if path.is_file() else sorted(path.glob("*.jsonl"))
+    if not files:
+        raise DDLPError(f"{path}: no recorded run is there. DDLPLoader(..., record={str(path)!r}) records one.")
+    return files
+
+
+def read_run(run: str | os.PathLike[str]) -> list[EpochTrace]:
+    """All epochs of a recorded run. Raises DDLPError as `read_epoch`."""
+    return [read_epoch(file) for file in epoch_files(run)]
+
+
+def read_epoch(path: str | os.PathLike[str]) -> EpochTrace:
+    """One epoch. A last line that is cut off (the process was killed) is left out.
+
+    Raises:
+        DDLPError: it can't be read, or is no recorded epoch.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DDLPError(f"{path} can't be read: {error}") from error
+    cut_off = lines.pop()
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            events.append(from_line(line))
+        except ValueError as error:
+            raise DDLPError(f"{path}, line {number}: {error}. Record the run again.") from None
+    began = events.pop(0) if events else None
+    if not isinstance(began, EpochBegan):
+        raise DDLPError(f"{path} does not begin as a recorded epoch does: {(lines or [cut_off])[0][:80]!r}")
+    if began.format != FORMAT:
+        raise DDLPError(f"{path} was recorded by ddlp {began.ddlp} in format {began.format}; this version reads {FORMAT}")
+    last = events[-1] if events else None
+    if isinstance(last, EpochEnded):
+        return EpochTrace(path, began, tuple(events[:-1]), last.at, True, last.left_out)
+    latest = max((getattr(e, f) for e in events for f in e._fields if f == "at" or f.endswith("_at")), default=0.0)
+    return EpochTrace(path, began, tuple(events), latest, False, 0)

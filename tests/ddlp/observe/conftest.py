@@ -1,0 +1,109 @@
+"""Fixtures: small images, and a loader with real delays in real stages that says how long they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision import transforms
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
+
+from scene import dataset, make_images  # noqa: E402
+
+from ddlp import DDLPLoader, ImageArrays, load_operators  # noqa: E402
+from ddlp.sources.fetching import Fetching  # noqa: E402
+from ddlp.translate.datasets import _PartReader  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def hard_limit() -> Iterator[None]:
+    """A hang is a failure."""
+
+    def over(*_: Any) -> None:
+        raise TimeoutError("the test hangs: 60 s are over")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Eighty small JPEG files with their numbers as targets, random crops and masks."""
+    return dataset(make_images(tmp_path_factory.mktemp("images"), 80))
+
+
+PROBED = 2  # samples that a device makes before its first lease, to be compared: a batch has no more
+
+
+class Delays:
+    """Makes loaders whose stages sleep, and adds up how long each really slept, in seconds."""
+
+    def __init__(self, home: Path, patch: pytest.MonkeyPatch) -> None:
+        self._log, self._patch = home / "slept", patch
+        self.slept: Counter[str] = Counter()
+
+    def _slow(self, kind: str, seconds: float, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def slowed(*arguments: Any) -> Any:
+            began = time.monotonic()
+            time.sleep(seconds)
+            self.slept[kind] += time.monotonic() - began
+            return inner(*arguments)
+
+        return slowed
+
+    def loader(
+        self, batches: int, *, read_s: float = 0, host_s: float = 0, device_s: float = 0, fetch_s: float = 0, **options: Any
+    ) -> DDLPLoader:
+        """Batches of two small samples: reading and preparing delayed a sample, fetching a batch."""
+        if read_s:
+            self._patch.setattr(_PartReader, "open", self._slow("read", read_s, _PartReader.open))
+        if fetch_s:
+            self._patch.setattr(Fetching, "read", self._slow("fetch", fetch_s, Fetching.read))
+        operators = load_operators(Path(__file__).with_name("slow.py"))
+        slow = operators.slow(log=str(self._log), host=os.getpid(), host_s=host_s, device_s=device_s)
+        images = ImageArrays(
+            np.zeros((2 * batches, 8, 8, 3), np.uint8), range(2 * batches), transforms.Compose([slow, transforms.ToTensor()])
+        )
+        return DDLPLoader(images, 2, seed=0, **options)
+
+    def train(self, loader: Any, step_s: float) -> None:
+        """An epoch with an accelerator that sleeps. What was slept before is forgotten."""
+        self.slept.clear()
+        for kind in ("host", "device"):
+            Path(f"{self._log}.{kind}").unlink(missing_ok=True)
+        for _ in loader:
+            began = time.monotonic()
+            time.sleep(step_s)
+            while not self._joined(loader):  # the host has a few batches ready then, and waits as well
+                time.sleep(step_s)
+            self.slept["training"] += time.monotonic() - began
+        for kind in ("host", "device"):
+            path = Path(f"{self._log}.{kind}")
+            times = [float(line) for line in path.read_text().split()] if path.exists() else []
+            self.slept[kind] = sum(times[PROBED:] if kind == "device" else times)
+
+    @staticmethod
+    def _joined(loader: Any) -> bool:
+        return all(account.alive for account in loader._last.run.ledger.devices.values())
+
+    def warm(self) -> None:
+        """Have the engine of this machine up: later loaders join it at once."""
+        self.train(self.loader(2, strategy="csd"), 0)
+
+
+@pytest.fixture
+def delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Delays]:
+    yield Delays(tmp_path, monkeypatch)

@@ -1,0 +1,183 @@
+"""The analyser on epochs of whole seconds, written down by hand, and its commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddlp.cli import main
+from ddlp.observe import analyse, chrome_trace, read_epoch
+from ddlp.observe.analysis import CPU, CSD, READ, SPOOL, START, TRAINING, TRANSFER
+from ddlp.observe.events import (
+    FORMAT,
+    EpochBegan,
+    EpochEnded,
+    Exhausted,
+    Fetched,
+    HostBatch,
+    Joined,
+    LeaseCancelled,
+    LeaseGiven,
+    Lost,
+    Published,
+    Rested,
+    Step,
+    to_line,
+)
+
+BEGAN = EpochBegan(FORMAT, "0", 1000.0, 1, 0, 0, "wrr", 4, 2, 1, 1, ["d"], "cpu")
+
+# A host batch is made in 4 s, 1 of them reading; the device's takes 6 s, is fetched in 1 s; a step takes 2 s.
+TWO_SIDES = [
+    HostBatch(0, 0, 0.0, 4.0, 1.0, 3.0, "made"),
+    Joined("d", 1.0, 1, 2),
+    LeaseGiven("d", 1, 3, 2.0),
+    LeaseGiven("d", 2, 2, 2.0),
+    Step(0, "cpu", 2, 0.0, 4.0, 4.5, 0, 0, 0, 2),
+    HostBatch(0, 1, 5.0, 9.0, 1.0, 3.0, "made"),
+    Rested("host", 0, 4.0, 5.0, False),
+    Published("d", 1, 3, 8.5, 6.0),
+    Rested("transfer", 0, 0.0, 8.5, False),
+    Fetched(0, "d", 1, 3, 8.5, 9.0, 9.5, ""),
+    Step(1, "cpu", 2, 6.5, 9.0, 9.0, 0, 0, 1, 2),
+    Step(3, "csd", 2, 11.0, 11.0, 11.5, 0, 0, 0, 1),
+    LeaseCancelled("d", 2, 13.0),
+    HostBatch(0, 2, 11.0, 15.0, 1.0, 3.0, "made"),
+    Step(2, "cpu", 2, 13.5, 15.0, 15.0, 0, 0, 0, 0),
+    Rested("host", 0, 9.0, 11.0, False),
+    Rested("host", 0, 15.0, 17.5, True),
+    Rested("transfer", 0, 9.5, 17.5, True),
+    Exhausted(17.0, 17.0),
+    EpochEnded(18.0, 0),
+]
+
+
+def written(path: Path, events: list, began: EpochBegan = BEGAN) -> Path:
+    path.write_text("".join(to_line(event, 0.0) + "\n" for event in [began, *events]))
+    return path
+
+
+def found(path: Path, events: list, began: EpochBegan = BEGAN):
+    return analyse(read_epoch(written(path / "0000.jsonl", events, began)))
+
+
+def test_every_second_has_its_place(tmp_path):
+    analysis = found(tmp_path, TWO_SIDES)
+    assert analysis.wall_s == 18 and analysis.batches == {"cpu": 3, "csd": 1} and analysis.samples == 8
+    assert analysis.seconds == pytest.approx(
+        {
+            TRAINING: 2 + 2 + 2 + 2, TRANSFER: 0.5 + 0.5,
+            # A quarter of each wait for a host batch is reading.
+            "waiting for read": 0.25 * (4 + 2.5 + 1.5), "waiting for CPU preprocessing": 0.75 * (4 + 2.5 + 1.5),
+            "waiting for CSD preprocessing": 0, "waiting for transfer": 0, "waiting for start": 0,
+            "before and after": 1.0,
+        }
+    )  # fmt: skip
+    # The second lease is at work from 8.5 on, when the first is published, until it is taken back.
+    assert analysis.stages == pytest.approx(
+        {READ: 3, CPU: 9, CSD: 6 + 4.5, TRANSFER: 1 + 1, TRAINING: 8, "waiting": 8}
+    )
+    resources = {r.name: (r.lanes, r.busy_s, r.waiting_s, r.idle_s) for r in analysis.resources}
+    assert resources == {
+        "host workers": (1, 12.0, 3.0, 3.0),
+        "engine": (1, 10.5, 1.5, 6.0),  # 1 s without a lease, 0.5 s more than its own word; not there for 1 s, done for 5 s
+        "transfer": (1, 1.0, 8.5, 8.5),
+        "accelerator": (1, 8.0, 9.0, 1.0),
+        "training thread": (1, 9.0, 8.0, 1.0),
+    }
+    assert all(abs(r.unaccounted_s) < 1e-9 for r in analysis.resources)
+    assert analysis.overlap[CPU] == pytest.approx({CPU: 12, CSD: 1.5 + 4 + 2, TRANSFER: 0.5 + 0.5, TRAINING: 3.5})
+    assert analysis.overlap[TRAINING][TRAINING] == pytest.approx(8) and analysis.overlap[CSD][TRANSFER] == pytest.approx(2)
+    assert analysis.limit == CPU and "num_workers" in analysis.advice
+    assert analysis.bound_s == pytest.approx(4 / (1 / 4 + 1 / 6))
+    assert analysis.counts["leases taken back"] == 1 and analysis.counts["leases given"] == 2
+
+
+def step(position: int, side: str, asked: float, got: float, held: int = 0) -> Step:
+    return Step(position, side, 2, asked, got, got, 0, 0, 0, held)
+
+
+def test_waiting_before_a_batch_is_begun_is_whose_work_goes_on(tmp_path):
+    analysis = found(tmp_path, [
+        Joined("d", 0.0, 1, 2),
+        LeaseGiven("d", 1, 3, 0.0), Published("d", 1, 3, 2.0, 2.0), Fetched(0, "d", 1, 3, 2.0, 2.5, 3.0, ""),
+        HostBatch(0, 0, 4.0, 6.0, 0.0, 2.0, "dropped"),
+        HostBatch(0, 1, 7.0, 8.0, 0.0, 1.0, "made"),
+        step(1, "cpu", 0.0, 8.0), Exhausted(8.0, 8.0), EpochEnded(8.0, 0),
+    ])  # fmt: skip
+    waits = {n.removeprefix("waiting for "): s for n, s in analysis.seconds.items() if n.startswith("waiting")}
+    assert waits == {READ: 0, CPU: 3, CSD: 2, TRANSFER: 1, START: 2}
+
+
+def test_a_late_file_is_waited_for_by_stages(tmp_path):
+    events = [
+        Joined("d", 0.0, 1, 2),
+        LeaseGiven("d", 1, 0, 1.0), Published("d", 1, 0, 4.0, 3.0), Fetched(0, "d", 1, 0, 5.0, 6.0, 7.0, ""),
+        step(0, "csd", 0.0, 7.0), Exhausted(8.0, 8.0), EpochEnded(8.0, 0),
+    ]  # fmt: skip
+    analysis = found(tmp_path, events)
+    assert analysis.seconds["waiting for CSD preprocessing"] == 3 and analysis.seconds["waiting for transfer"] == 3
+    assert analysis.seconds["waiting for start"] == 1 and analysis.limit == START
+
+
+def test_a_full_spool_is_named(tmp_path):
+    events = [Joined("d", 0.0, 1, 1), HostBatch(0, 0, 0.0, 1.0, 0, 1, "made"), step(0, "cpu", 0.0, 1.0, 1)]
+    for k in range(1, 9):
+        events += [HostBatch(0, k, float(k), k + 1.0, 0, 1, "made"), step(k, "cpu", k + 0.1, k + 1.0, 1)]
+    device = [LeaseGiven("d", 1, 20, 0.0), Published("d", 1, 20, 1.0, 1.0), LeaseGiven("d", 2, 21, 8.9)]
+    end = [Exhausted(9.1, 9.1), EpochEnded(9.2, 0)]
+    assert found(tmp_path, [*events, *device, *end]).limit == SPOOL
+    assert found(tmp_path, [*(e._replace(held=0) if isinstance(e, Step) else e for e in events), *device, *end]).limit == CPU
+
+
+def test_a_lost_device(tmp_path):
+    analysis = found(tmp_path, [
+        Joined("d", 1.0, 2, 4), LeaseGiven("d", 1, 3, 1.0), LeaseGiven("d", 2, 2, 1.0), Lost("d", 3.0, "killed"),
+        Joined("d", 5.0, 2, 4), LeaseGiven("d", 3, 3, 5.0), Published("d", 3, 3, 8.0, 3.0), EpochEnded(10.0, 0),
+    ])  # fmt: skip
+    engine = next(r for r in analysis.resources if r.name == "engine")
+    assert (engine.lanes, engine.busy_s, engine.idle_s + engine.waiting_s) == (2, 2 * 2 + 3, 20 - 7)
+    assert analysis.counts["devices lost"] == 1 and "killed" in analysis.notes[0]
+
+
+def test_an_epoch_without_a_batch(tmp_path):
+    analysis = found(tmp_path, [Rested("host", 0, 0.0, 1.0, True), Exhausted(0.5, 0.5), EpochEnded(1.0, 0)])
+    assert analysis.bound_s is None and analysis.images_per_s == 0 and sum(analysis.seconds.values()) < 1.01
+
+
+def test_as_a_chrome_trace(tmp_path):
+    trace = chrome_trace(read_epoch(written(tmp_path / "0000.jsonl", TWO_SIDES)))
+    events = json.loads(json.dumps(trace))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["engine d, worker 0", "host worker 0", "training thread", "transfer 0"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {names[e["tid"]] for e in spans} == set(names.values())
+    for tid in names:  # Perfetto drops what overlaps without being nested
+        open_until: list[float] = []
+        for e in sorted((e for e in spans if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
+            while open_until and open_until[-1] <= e["ts"]:
+                open_until.pop()
+            assert not open_until or e["ts"] + e["dur"] <= open_until[-1] + 1e-6, e
+            open_until.append(e["ts"] + e["dur"])
+    of_training = [e for e in spans if names[e["tid"]] == "training thread" and e["cat"] == "training"]
+    assert sum(e["dur"] for e in of_training) == pytest.approx(8e6)
+    assert {e["name"] for e in events if e["ph"] == "C"} == {"ready batches", "spool, batches"}
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["d joined", "lease 2 taken back from d"]
+
+
+def test_the_commands(tmp_path, capsys):
+    written(tmp_path / "0000.jsonl", TWO_SIDES)
+    written(tmp_path / "0001.jsonl", TWO_SIDES, BEGAN._replace(epoch=1))
+    assert main(["analyse", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "epoch 1, wrr: 18.00 s" in said and "limit: CPU preprocessing" in said and "--all" in said
+    assert main(["analyse", str(tmp_path), "--all", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert [one["epoch"] for one in both] == [0, 1] and both[0]["resources"][0]["unaccounted_s"] == 0
+    assert main(["trace", str(tmp_path)]) == 0
+    assert "ui.perfetto.dev" in capsys.readouterr().out
+    assert json.loads((tmp_path / "0001.trace.json").read_text())["traceEvents"]
+    assert main(["analyse", str(tmp_path / "nothing")]) == 1
+    assert "record=" in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""Real sleeps in real stages: the analyser finds them where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlp.observe import Analysis, analyse, read_run
+from ddlp.observe.analysis import CPU, CSD, READ, TRAINING, TRANSFER
+
+WITHIN = 0.05
+
+
+def analysed(delays: Any, run: Path, step_s: float, batches: int, **options: Any) -> Analysis:
+    if options["strategy"] != "cpu":
+        delays.warm()
+    delays.train(delays.loader(batches, record=run, **options), step_s)
+    return analyse(read_run(run)[-1])
+
+
+def adds_up(found: Analysis) -> None:
+    for one in found.resources:
+        assert abs(one.unaccounted_s) <= 0.02 * one.wall_s, one
+        assert min(one.busy_s, one.waiting_s, one.idle_s) > -0.001 * one.wall_s, one
+    assert sum(found.seconds.values()) == pytest.approx(found.wall_s, rel=0.02)
+
+
+def test_every_stage_at_once(delays, tmp_path):
+    found = analysed(
+        delays, tmp_path / "run", 0.03, 50, strategy="wrr",
+        read_s=0.01, host_s=0.02, device_s=0.03, fetch_s=0.02,
+    )  # fmt: skip
+    slept, stages = delays.slept, found.stages
+    assert found.batches["cpu"] >= 10 and found.batches["csd"] >= 10
+    assert stages[READ] == pytest.approx(slept["read"], rel=WITHIN)
+    assert stages[CPU] == pytest.approx(slept["host"], rel=WITHIN)
+    assert stages[CSD] == pytest.approx(slept["device"], rel=WITHIN)
+    assert stages[TRANSFER] == pytest.approx(slept["fetch"], rel=WITHIN)
+    assert stages[TRAINING] == pytest.approx(slept["training"], rel=WITHIN)
+    adds_up(found)
+    named = {one.name: one for one in found.resources}
+    assert set(named) == {"host workers", "engine", "transfer", "accelerator", "training thread"}
+    assert named["engine"].busy_s == pytest.approx(slept["device"], rel=WITHIN)
+    assert named["accelerator"].busy_s == pytest.approx(slept["training"], rel=WITHIN)
+    # Both sides sleep most of the time, at the same time.
+    shared, host_s = found.overlap[CPU][CSD], found.overlap[CPU][CPU]
+    assert shared == found.overlap[CSD][CPU] <= min(host_s, found.overlap[CSD][CSD])
+    assert shared > 0.5 * min(host_s, found.overlap[CSD][CSD])
+
+
+@pytest.mark.parametrize(
+    ("limit", "step_s", "options"),
+    [
+        (READ, 0.002, {"strategy": "cpu", "read_s": 0.015, "host_s": 0.001}),
+        (CPU, 0.002, {"strategy": "cpu", "host_s": 0.015, "num_workers": 2}),
+        (CSD, 0.002, {"strategy": "csd", "device_s": 0.015}),
+        (TRANSFER, 0.002, {"strategy": "csd", "fetch_s": 0.06}),
+        (TRAINING, 0.03, {"strategy": "ordered", "host_s": 0.002, "device_s": 0.004}),
+    ],
+    ids=["read", "cpu", "csd", "transfer", "training"],
+)
+def test_the_stage_that_limits(delays, tmp_path, limit, step_s, options):
+    found = analysed(delays, tmp_path / "run", step_s, 30, **options)
+    adds_up(found)
+    assert found.limit == limit, found
+    waited = {name: s for name, s in found.seconds.items() if name.startswith("waiting") and not name.endswith("start")}
+    if limit == TRAINING:
+        assert found.seconds[TRAINING] == pytest.approx(delays.slept["training"], rel=WITHIN)
+    else:
+        assert max(waited, key=waited.get) == f"waiting for {limit}"
+        slept = delays.slept[{READ: "read", CPU: "host", CSD: "device", TRANSFER: "fetch"}[limit]]
+        assert found.stages[limit] == pytest.approx(slept, rel=WITHIN)
