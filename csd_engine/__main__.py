@@ -138,6 +138,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="for benches: work F times slower, as a device's processor would",
     )
     add("--cpus", type=_cpus, metavar="LIST", help="run on these CPUs only, e.g. 1 or 2,3")
+    add("--sys", metavar="DIR", default="/sys", help="where /sys is, for the sensors; in a container: where the host's is")
     add("--parent", type=int, default=0, metavar="PID", help="end when this parent process is gone")
     add(
         "--members",
@@ -192,6 +193,7 @@ def _run(options: argparse.Namespace, members: Optional[Members]) -> None:
             exit_with_stdin=options.exit_with_stdin,
             members=members,
             operators=operators,
+            sys=options.sys,
         )
     )
 

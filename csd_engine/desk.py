@@ -106,8 +106,8 @@ class Desk:
         spool = self._spool
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
 
-    def status(self) -> say.Status:
-        """Return how the engine and its computer are."""
+    def status(self, sys: str) -> say.Status:
+        """Return how the engine and its computer are; `sys` is where /sys is."""
         now, spool = time.monotonic(), self._spool
         jobs = [
             say.JobStatus(
@@ -123,7 +123,7 @@ class Desk:
             self._meter.total, self._meter.per_s(now),
             *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
-            computer.temperature_c(), computer.load(), say.shorten(self.note),
+            computer.temperature_c(sys), computer.load(), say.shorten(self.note),
         )  # fmt: skip
 
     def drop_host(self, peer: bytes) -> None:

@@ -22,6 +22,7 @@ from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.parcels import Parcels
 from csd_engine.received import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
 from csd_engine.roots import Roots
+from csd_engine.sensors import read_all, sensors
 from csd_engine.spool import Spool, look_at, remove_tree
 from csd_engine.turnstile import large_bytes
 from csd_engine.versions import versions
@@ -32,6 +33,7 @@ _LOG = logging.getLogger("csd_engine")
 _TICK_S = 0.5  # how soon a dead parent, a silent host or freed disk space is noticed
 _RESTART_S = 1.0  # pause before a worker that died at once is started again
 _WORKER_GRACE_S = 2.0
+_SENSORS_TOLD = 256  # more than any computer has
 _CANCEL_GRACE_S = 5.0  # a worker looks for a cancel after each sample
 
 
@@ -56,6 +58,7 @@ class EngineOptions:
     exit_with_stdin: bool = False
     members: Optional[Members] = None
     operators: Optional[OperatorDirectory] = None
+    sys: str = "/sys"
 
 
 class Service:
@@ -107,6 +110,7 @@ class Service:
             say.Release: self._desk.release,
             say.Ping: self._ping,
             say.AskStatus: self._status,
+            say.AskSensors: self._tell_sensors,
             say.CloseJob: self._desk.close_job,
         }
 
@@ -210,7 +214,8 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        self._door.send(peer, say.Welcome(versions(), *quotas, str(spool.directory), self._options.workers))
+        known = {**versions(), "sensors": "1"}  # it understands AskSensors
+        self._door.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
         pong = self._desk.heard(peer, message)
@@ -220,8 +225,13 @@ class Service:
         return say.shorten("; ".join(filter(None, (note, self._trouble))))
 
     def _status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
-        status = self._desk.status()
+        status = self._desk.status(self._options.sys)
         self._door.send(peer, replace(status, note=self._with_trouble(status.note)))
+
+    def _tell_sensors(self, peer: bytes, _: say.AskSensors, __: bytes) -> None:
+        # Looked for each time: chips come and go, and it costs a listing of a small directory.
+        readings = read_all(sensors(self._options.sys))[:_SENSORS_TOLD]
+        self._door.send(peer, say.Sensors(tuple(readings)))
 
     def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
         spool = self._spool

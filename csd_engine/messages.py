@@ -27,8 +27,10 @@ from csd_engine.fields import text as _text
 from csd_engine.fields import truth as _truth
 from csd_engine.fields import tuple_of as _tuple
 from csd_engine.fields import versions as _versions
+from csd_engine.sensors import PARTS, Reading
 
 __all__ = [
+    "AskSensors",
     "AskStatus",
     "Cancel",
     "Cancelled",
@@ -55,9 +57,11 @@ __all__ = [
     "Probe",
     "ProbeDone",
     "Published",
+    "Reading",
     "Refused",
     "Release",
     "Seen",
+    "Sensors",
     "Status",
     "Welcome",
 ]
@@ -84,6 +88,9 @@ class JobStatus(NamedTuple):
 _job_status = _tuple(
     _text(r"[0-9a-f]{0,8}", "at most 8 hex digits"), _name, _count, _count, _count, _rate, _count, _count, _anything
 )
+
+_part = _text("|".join(PARTS), "a part of a computer")
+_reading = _tuple(_anything, _part, _optional(_number(0, 1e18)), _optional(_number(-1e9, 1e9)), _number(0, 1e18))
 
 
 @dataclass(frozen=True)
@@ -347,6 +354,18 @@ class Status(Message):
 
 
 @dataclass(frozen=True)
+class AskSensors(Message):
+    """Host: what do your sensors of power and energy say? Only to an engine whose Welcome has `sensors` among its versions."""
+
+
+@dataclass(frozen=True)
+class Sensors(Message):
+    """Engine: `csd_engine.sensors.Reading` of each that can be read now; none where the computer has none."""
+
+    readings: Tuple[Reading, ...] = _checked(_list(lambda value: Reading(*_reading(value)), 256))
+
+
+@dataclass(frozen=True)
 class CloseJob(Message):
     """Host: the job is over; everything of it is removed."""
 
@@ -362,5 +381,6 @@ class JobClosed(Message):
 
 MESSAGES: Tuple[Type[Message], ...] = (
     Hello, Welcome, Refused, OpenJob, JobOpen, NeedFile, FilePart, Look, Seen, Probe, ProbeDone, Lease, Published, Measured,
-    Fetch, Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, CloseJob, JobClosed,
+    Fetch, Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, AskSensors,
+    Sensors, CloseJob, JobClosed,
 )  # fmt: skip

@@ -20,6 +20,7 @@ _COMMANDS = {
     "stop": ("ddlp.deploy.stop", "stop a device's engine"),
     "start": ("ddlp.deploy.start", "start it again"),
     "doctor": ("ddlp.deploy.doctor", "find out what is wrong with a device, and what to do"),
+    "energy": ("ddlp.observe.energy.command", "what runs take in energy: meters, measuring, comparing"),
     "analyse": ("ddlp.observe.analysis_command", "where the time of a recorded run went, and which stage limits it"),
     "trace": ("ddlp.observe.trace", "a recorded run as a Chrome trace for Perfetto"),
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),

@@ -38,7 +38,9 @@ if [ -n "${DDLP_GPU_PYTHON:-}" ]; then
   done
   # shellcheck disable=SC2086 # names, to be split
   [ -z "$needed" ] || "$PY" -m pip install ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} $needed
-  "$PY" -c 'import kvikio' 2>/dev/null || "$PY" -m pip install ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} kvikio-cu13 ||
+  # torch has libcufile already, and reading wants no cupy, which is what kvikio's own requirements bring (some hundred MB).
+  "$PY" -c 'import torch, kvikio' 2>/dev/null || "$PY" -m pip install ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} \
+    --no-deps kvikio-cu13 libkvikio-cu13 rapids-logger packaging ||
     echo "gpu_check: no kvikio; what needs it is skipped" >&2
   export PYTHONPATH=$PWD
 else

@@ -13,7 +13,7 @@ source scripts/setup_venv.sh
 systems="" boards="" output=""
 end() { # what runs in the background; boards and half-made systems are taken down by whoever made them
   trap '' INT TERM
-  [ -z "$boards" ] || { kill -INT "$boards" && wait "$boards"; } 2>/dev/null || true
+  [ -z "$boards" ] || { kill -INT -- "-$boards" && wait "$boards"; } 2>/dev/null || true
   [ -z "$systems" ] || { kill -TERM -- "-$systems" && wait "$systems"; } 2>/dev/null || true
   [ -z "$output" ] || rm -f "$output"
 }
@@ -37,7 +37,13 @@ if [ -n "$beside" ]; then
   systems=""
   output=$(mktemp)
   # A shell has what it starts in the background ignore Ctrl-C; these are to take their boards down then.
-  env --default-signal=INT "$PY" -m pytest --durations=10 tests/board >"$output" 2>&1 &
+  # After them what needs no other processes, so that there are two at work all the time and never three.
+  # shellcheck disable=SC2016 # for that bash to expand
+  env --default-signal=INT setsid bash -c 'status=0
+    trap "exit 130" INT
+    "$0" -m pytest --durations=10 tests/board || status=$?
+    "$0" -m pytest --durations=10 --ignore=tests/board -m "not real_processes" || status=$?
+    exit $status' "$PY" >"$output" 2>&1 &
   boards=$!
 fi
 if [ $# -eq 0 ]; then
@@ -49,9 +55,9 @@ if [ $# -eq 0 ]; then
   "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
 fi
 if [ -n "$beside" ]; then
-  echo "test: pytest; tests/board at the same time, its output follows"
+  echo "test: pytest, the tests of real processes; tests/board and the others at the same time, their output follows"
   status=0
-  "$PY" -m pytest --ignore=tests/board || status=$?
+  "$PY" -m pytest --durations=25 --ignore=tests/board -m real_processes || status=$?
   wait "$boards" || status=$?
   boards=""
   cat "$output"

@@ -21,7 +21,8 @@ REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/test_embedded",
     "ddlp/test_operators_travel",
     "csd_engine/test_engine", "csd_engine/test_status", "csd_engine/test_parcels", "csd_engine/test_memory",
-    "csd_engine/test_supervisor", "board/",
+    "csd_engine/test_supervisor", "csd_engine/test_sensors", "board/", "templates/", "ddlp/observe/energy/test_device",
+    "ddlp/observe/energy/test_command", "ddlp/observe/energy/test_meter",
 )  # fmt: skip
 
 
@@ -43,8 +44,8 @@ def need_kernel() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if importlib.util.find_spec("pytest_rerunfailures") is None:
-        return
     for item in items:
         if any(f"tests/{part}" in item.nodeid for part in REAL_PROCESSES):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.real_processes)
+            if importlib.util.find_spec("pytest_rerunfailures") is not None:
+                item.add_marker(pytest.mark.flaky(reruns=2))

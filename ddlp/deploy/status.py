@@ -14,6 +14,7 @@ import csd_engine
 from csd_engine import protocol as say
 from csd_engine.build import build
 from csd_engine.errors import EngineError
+from csd_engine.sensors import Reading, whole
 from ddlp.deploy import book
 from ddlp.deploy.options import add_json
 from ddlp.errors import DDLPError
@@ -23,7 +24,8 @@ TIMEOUT_S = 5.0
 _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[J"
 _COLUMNS = (
-    "device", "state", "version", "kernel", "jobs", "images/s", "memory", "free", "spool", "disk free", "temperature", "load",
+    "device", "state", "version", "kernel", "jobs", "images/s", "memory", "free", "spool", "disk free",
+    "temperature", "power", "load",
 )  # fmt: skip
 
 
@@ -36,6 +38,13 @@ class Answer:
     status: say.Status | None
     error: str = ""
     warnings: tuple[str, ...] = ()
+    sensors: tuple[Reading, ...] = ()  # of power and energy
+
+    @property
+    def power_w(self) -> float | None:
+        """What the device draws now, where it has a sensor that tells."""
+        watts = [one.watts for one in whole(self.sensors) if one.watts is not None]
+        return sum(watts) if watts else None
 
     def to_data(self) -> dict[str, object]:
         """Plain data for JSON."""
@@ -44,7 +53,8 @@ class Answer:
             status = {**asdict(self.status), "jobs": [job._asdict() for job in self.status.jobs]}
         return {
             "name": self.name, "address": self.address, "reachable": status is not None, "error": self.error,
-            "warnings": list(self.warnings), "status": status,
+            "warnings": list(self.warnings), "status": status, "sensors": [one._asdict() for one in self.sensors],
+            "power_w": self.power_w,
         }  # fmt: skip
 
 
@@ -57,11 +67,12 @@ def ask(name: str, timeout_s: float = TIMEOUT_S) -> Answer:
         link = device.link()
         try:
             status = link.status(timeout_s)
+            sensors = link.sensors(timeout_s) or ()
         finally:
             link.close()
     except (DDLPError, EngineError, ValueError, OSError) as error:
         return Answer(name, address, None, str(error))
-    return Answer(name, address, status, "", tuple(_warnings(status)))
+    return Answer(name, address, status, "", tuple(_warnings(status)), sensors)
 
 
 def ask_all(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> list[Answer]:
@@ -114,6 +125,7 @@ def _row(answer: Answer) -> tuple[str, ...]:
         f"{_size(status.resident_bytes)} of {_size(status.memory_total_bytes)}", _size(status.memory_available_bytes),
         f"{status.spool_batches} batches, {_size(status.spool_bytes)} of {_size(status.quota_bytes)}",
         _size(status.free_bytes), "-" if status.temperature_c is None else f"{status.temperature_c:.0f} C",
+        "-" if answer.power_w is None else f"{answer.power_w:.3g} W",
         f"{status.load[0]:.1f} on {status.cores}",
     )  # fmt: skip
 

@@ -103,7 +103,7 @@ class EngineLink:
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
-        self._asking: deque[queue.SimpleQueue[say.Status | None]] = deque()  # who waits for a status
+        self._asking: deque[queue.SimpleQueue[say.Message | None]] = deque()  # who waits for a status or for sensors
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
         self._bell: Bell | None = None  # wakes the thread
@@ -214,16 +214,30 @@ class EngineLink:
             EngineRefused, EngineUnreachable: as `open`.
             EngineGone: the engine is lost, or did not answer in time.
         """
+        status = self._ask(say.AskStatus(), timeout_s)
+        assert isinstance(status, say.Status)
+        return status
+
+    def sensors(self, timeout_s: float = ANSWER_TIMEOUT_S) -> tuple[say.Reading, ...] | None:
+        """Ask what the device's sensors of power and energy say; None: its engine is too old. Raises as `status`."""
+        if "sensors" not in self.open().versions:
+            return None
+        told = self._ask(say.AskSensors(), timeout_s)
+        assert isinstance(told, say.Sensors)
+        return told.readings
+
+    def _ask(self, question: say.Message, timeout_s: float) -> say.Message:
         self.open()
-        answers: queue.SimpleQueue[say.Status | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[say.Message | None] = queue.SimpleQueue()
         with self._lock:
             self._check()
             self._asking.append(answers)  # under the lock: in the order of the questions
-            self._submit(say.encode(say.AskStatus()))
+            self._submit(say.encode(question))
         try:
             answer = answers.get(timeout=timeout_s)
         except queue.Empty:
-            raise EngineGone(f"the engine at {self.address} did not tell its status within {timeout_s:g} s.") from None
+            what = "its status" if isinstance(question, say.AskStatus) else "what its sensors say"
+            raise EngineGone(f"the engine at {self.address} did not tell {what} within {timeout_s:g} s.") from None
         if answer is None:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost}")
         return answer
@@ -340,7 +354,7 @@ class EngineLink:
             self._send_part(wire, message)
         elif isinstance(message, say.Seen):
             self._seen.put(message)
-        elif isinstance(message, say.Status):
+        elif isinstance(message, (say.Status, say.Sensors)):
             if self._asking:
                 self._asking.popleft().put(message)
         elif isinstance(message, say.Refused) and not message.job:

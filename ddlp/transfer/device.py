@@ -19,6 +19,7 @@ from ddlp.transfer.ways import GdsWay, MappedWay, PinnedWay, Way
 __all__ = ["WAYS", "landing_on"]
 
 WAYS = ("gds", "pinned", "mmap")  # by name, into a GPU's memory, from a spool that this host sees
+_COPIES_ASKED_FOR = ("ON", "TRUE", "YES", "1")  # of $KVIKIO_COMPAT_MODE
 
 
 def landing_on(device: torch.device | str | None, transfer: str | None) -> Landing | None:
@@ -54,8 +55,8 @@ def ways(lane: Lane, transfer: str | None) -> Callable[[Path], list[Way]]:
 
 
 def _gds(spool: Path) -> Way:
-    """Direct reads, proven; or what the user's own $KVIKIO_COMPAT_MODE makes of them."""
-    if "KVIKIO_COMPAT_MODE" not in os.environ:
+    """Direct reads, proven; or kvikio's copies, where the user has asked for these."""
+    if os.environ.get("KVIKIO_COMPAT_MODE", "").upper() not in _COPIES_ASKED_FOR:
         found = probe(spool)
         if found.kind != "gds":
             raise DDLPError(

@@ -153,6 +153,8 @@ def as_os_error(error: RuntimeError, path: str | os.PathLike[str]) -> OSError:
 
 
 def _load() -> Any:
+    import torch  # noqa: F401 - first: it loads its own libcufile, which kvikio does not find where torch lies on a path of its own
+
     try:
         import kvikio
         import kvikio.buffer

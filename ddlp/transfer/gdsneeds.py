@@ -17,6 +17,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlp.transfer.cufile import read_settings, wants_p2pdma
+
 __all__ = ["Disk", "Place", "ask_p2pdma", "gpus", "nvidia_fs", "place_of", "ways_out", "why_not"]
 
 _KERNEL = (6, 2)
@@ -158,16 +160,20 @@ def ask_p2pdma(root: str | os.PathLike[str] = "/") -> tuple[str, ...]:
 
 
 def ways_out(
-    directory: str | os.PathLike[str], root: str | os.PathLike[str] = "/", *, p2pdma_on: bool = False
+    directory: str | os.PathLike[str], root: str | os.PathLike[str] = "/", *, p2pdma_on: bool | None = None
 ) -> tuple[str, ...]:
     """What would make reads from a directory direct: each an imperative with its reason, causes first.
+
+    Empty where nothing is seen that stands in the way, which is no proof.
 
     Args:
         directory: the spool, or where batch files lie.
         root: of the file tree that /proc, /sys, /boot and /run are looked up in.
-        p2pdma_on: cuFile is told to use PCI P2PDMA.
+        p2pdma_on: cuFile is told to use PCI P2PDMA; None: as its settings and environment have it.
     """
     root = Path(root)
+    if p2pdma_on is None:
+        p2pdma_on = wants_p2pdma(read_settings())
     place = place_of(directory, root)
     ways = [] if place is None else _of_place(place)
     if place is not None and place.disk is not None and not ways:
@@ -237,7 +243,7 @@ def _of_driver(root: Path, p2pdma_on: bool, place: Place | None) -> list[str]:
         return [f"{load}; or go without it by PCI P2PDMA, which wants " + ", and ".join(wants)]
     if not p2pdma_on:
         return ["set CUFILE_USE_PCIP2PDMA=true: this system seems to have what PCI P2PDMA wants, and it is off in cuFile"]
-    return [f"{load}: PCI P2PDMA is on in cuFile, and alone it did not do"]
+    return []
 
 
 def _kernel_config(root: Path, release: str) -> str:

@@ -28,6 +28,7 @@ __all__ = ["Probe", "probe"]
 
 _OFFSET = 4096  # where a batch file's data begin
 _SIZE = 32 << 20
+_LOOK = "look into cuFile's log (CUFILE_LOGFILE_PATH=FILE, CUFILE_LOGGING_LEVEL=TRACE): nothing is seen that stands in the way"
 _LIMIT_S = 60.0  # torch, CUDA and cuFile start within ten seconds even where disks are slow
 
 
@@ -85,15 +86,17 @@ def probe(directory: str | os.PathLike[str], *, limit_s: float = _LIMIT_S, root:
 
 def judge(outcomes: dict[str, Outcome], ways: tuple[str, ...]) -> Probe:
     """What the reads mean together. ``outcomes``: of "strict", and if that failed "p2pdma", "cufile" and "posix"."""
+    ways = ways or (_LOOK,)
     direct, cufile, posix = (outcomes.get(name, Outcome(False)) for name in ("strict", "cufile", "posix"))
     if direct.ok and direct.usual == "cufile":
         return Probe("gds", "a probe read with every compatibility mode off brought the file's bytes", (), direct.gb_per_s)
     if direct.ok:
         way = "set KVIKIO_COMPAT_MODE=OFF: a probe read with it was direct"
-        return Probe("posix", "kvikio goes round cuFile, though direct reads work", (way, *ways), None)
+        ways = (way, *(one for one in ways if one != _LOOK))
+        return Probe("posix", "kvikio goes round cuFile, though direct reads work", ways, None)
     if outcomes.get("p2pdma", Outcome(False)).ok:
         way = "set CUFILE_USE_PCIP2PDMA=true: a probe read with it was direct"
-        ways = (way, *(one for one in ways if "CUFILE_USE_PCIP2PDMA" not in one))
+        ways = (way, *(one for one in ways if one != _LOOK and "CUFILE_USE_PCIP2PDMA" not in one))
     if cufile.ok and cufile.usual == "cufile":
         return Probe("cufile-compat", f"with compatibility modes off: {direct.why}", ways, cufile.gb_per_s)
     if cufile.ok:

@@ -145,10 +145,9 @@ class MappedWay:
 class GdsWay:
     """Past the host: the SSD's controller writes into the GPU's memory (GPUDirect Storage)."""
 
-    name = "gds"
-
     def __init__(self, reader: GdsReader) -> None:
         self._reader = reader
+        self.name = "gds" if reader.through == "cufile" else "gds: kvikio without cuFile"
 
     def prepare(self, buffer: Tensor) -> None:
         """As `Way`."""

@@ -40,6 +40,8 @@ MESSAGES = [
         {"numpy": "2"}, 1.5, 2, 4, (say.JobStatus("0123abcd", "job-1-ab", 24, 8, 3, 12.5, 1, 2, "full"),), 24, 12.5,
         9, 8, 7, 6, 5, 4, 3, 2, 1, 0, None, (0.5, 0.25, 0.0), "",
     ),
+    say.AskSensors(),
+    say.Sensors((say.Reading("rapl/package-0", "cpu", 5.5, None, 262143.3), say.Reading("ina219/power1", "", None, -0.5))),
     say.CloseJob("j"),
     say.JobClosed("j"),
 ]

@@ -15,6 +15,13 @@ ROOT = "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw,errors=remount-ro\
 PROC = "23 22 0:22 / /proc rw,nosuid,nodev,noexec,relatime shared:5 - proc proc rw\n"
 
 
+@pytest.fixture(autouse=True)
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this machine's cuFile."""
+    monkeypatch.delenv("CUFILE_USE_PCIP2PDMA", raising=False)
+    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / "none"))
+
+
 class System:
     """A recorded system; what is given is written on top of a kernel 6.8 with one GPU and nothing in the way."""
 
@@ -74,13 +81,17 @@ def test_nvme_ext4_and_nvidia_fs_want_nothing(tmp_path: Path) -> None:
     assert "lists no nvme" in way and "DOCA" in way
 
 
-def test_nvme_xfs_and_p2pdma_want_cufile_to_be_told(tmp_path: Path) -> None:
+def test_nvme_xfs_and_p2pdma_want_cufile_to_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(tmp_path, NVME_XFS).nvme()
     assert not nvidia_fs(tmp_path) and ask_p2pdma(tmp_path) == ()
     (way,) = system.ways("/nvme/spool")
     assert way.startswith("set CUFILE_USE_PCIP2PDMA=true")
-    (way,) = system.ways("/nvme/spool", p2pdma_on=True)
-    assert way.startswith("load nvidia-fs")
+    assert system.ways("/nvme/spool", p2pdma_on=True) == ()
+    monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", "true")
+    assert system.ways("/nvme/spool") == ()
+    system.write("proc/driver/nvidia/version", OLD_DRIVER)
+    (way,) = system.ways("/nvme/spool")
+    assert way.startswith("load nvidia-fs") and "not the open one" in way
 
 
 def test_an_old_system_with_a_sata_drive(tmp_path: Path) -> None:

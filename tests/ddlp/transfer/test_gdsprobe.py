@@ -48,6 +48,12 @@ def test_what_the_reads_mean_together(outcomes, kind, speed, reason, first) -> N
     assert sum("CUFILE_USE_PCIP2PDMA" in way for way in found.ways_out) <= 1
 
 
+def test_a_failure_that_nothing_explains_still_says_where_to_look() -> None:
+    assert "CUFILE_LOGGING_LEVEL" in judge({"strict": BAD, "cufile": GOOD}, ()).ways_out[0]
+    for outcomes in ({"strict": ROUND}, {"strict": BAD, "p2pdma": GOOD, "cufile": GOOD}, {"strict": GOOD}):
+        assert not any("CUFILE_LOGGING_LEVEL" in way for way in judge(outcomes, ()).ways_out)
+
+
 def alive(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,184 @@
+"""Power and energy sensors that Linux shows below /sys: powercap's RAPL domains, and hwmon's power chips (INA2xx and others).
+
+Reading one costs the open and read of a file or two. What the files hold: Documentation/power/powercap and
+Documentation/hwmon/sysfs-interface.rst of the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+__all__ = ["PARTS", "Reading", "Sensor", "hwmon", "rapl", "read_all", "sensors", "whole"]
+
+# What a sensor measures: processor packages, memory, a GPU, the whole computer; "" something that is inside one of these, or
+# that nobody can tell.
+PARTS = ("cpu", "dram", "gpu", "machine", "")
+
+_CHIPS = (
+    ("gpu", re.compile(r"amdgpu|i915|xe|nouveau")),
+    ("machine", re.compile(r"ina\d.*|power_meter|corsairpsu")),
+)
+_INPUT_RAIL = re.compile(r".*(_in|(^|[^a-z])(vin|input|total))", re.IGNORECASE)  # VDD_IN, POM_5V_IN; not VIN_SYS_5V0
+
+
+class Reading(NamedTuple):
+    """What a sensor said: `joules` since some moment, or `watts` now; the other is None."""
+
+    sensor: str
+    part: str
+    joules: Optional[float]
+    watts: Optional[float]
+    range_j: float = 0.0  # where a counter of joules begins again at 0; 0: it never does
+
+
+class Sensor(NamedTuple):
+    """One sensor; its value is the product of its files' integers, divided by 1e6."""
+
+    name: str  # unique on this computer, e.g. rapl/package-0, ina3221/VDD_IN
+    part: str
+    files: Tuple[Path, ...]
+    counts: bool  # joules so far; else watts now
+    range_j: float = 0.0
+
+    def read(self) -> Reading:
+        """Read it.
+
+        Raises:
+            OSError: it sleeps, is gone or may not be read.
+            ValueError: it says something else than a number.
+        """
+        value = 1.0
+        for file in self.files:
+            value *= int(file.read_text())
+        value /= 1e6  # microjoules, microwatts, millivolts times milliamperes
+        return Reading(self.name, self.part, value if self.counts else None, None if self.counts else value, self.range_j)
+
+
+def read_all(found: Iterable[Sensor]) -> List[Reading]:
+    """Read those that can be read now."""
+    readings = []
+    for sensor in found:
+        try:
+            readings.append(sensor.read())
+        except (OSError, ValueError):
+            continue
+    return readings
+
+
+def sensors(sys: str = "/sys") -> List[Sensor]:
+    """Return all sensors of this computer."""
+    return rapl(sys) + hwmon(sys)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _by_numbers(path: Path) -> Tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", path.name)))
+
+
+def rapl(sys: str = "/sys") -> List[Sensor]:
+    """Return the RAPL domains, readable or not. A package that two interfaces show (msr and mmio) is counted once."""
+    root = Path(sys) / "class" / "powercap"
+    found: List[Sensor] = []
+    packages: Set[str] = set()
+    # The domains of the msr interface first: what mmio shows of the same package is the same energy once more.
+    for interface in ("intel-rapl", "intel-rapl-mmio"):
+        shown = {}
+        for zone in sorted(root.glob(interface + ":*"), key=_by_numbers):
+            name, numbers = _text(zone / "name"), _by_numbers(zone)
+            if not name:
+                continue
+            if len(numbers) == 1:
+                shown[numbers[0]] = name
+            parent = shown.get(numbers[0], "")
+            if parent in packages:
+                continue
+            if len(numbers) > 1:
+                part, name = "dram" if name == "dram" else "", f"{parent}/{name}"
+            else:
+                part = "cpu" if name.startswith("package") else "dram" if name.startswith("dram") else ""
+            range_j = _text(zone / "max_energy_range_uj")
+            files = (zone / "energy_uj",)
+            found.append(Sensor("rapl/" + name, part, files, True, int(range_j) / 1e6 if range_j.isdigit() else 0.0))
+        packages.update(shown.values())
+    return found
+
+
+def hwmon(sys: str = "/sys") -> List[Sensor]:
+    """Return hwmon's sensors of power and energy, of chips that have them."""
+    found: List[Sensor] = []
+    seen = set()
+    for monitor in sorted((Path(sys) / "class" / "hwmon").glob("hwmon*"), key=_by_numbers):
+        chip = _text(monitor / "name") or _text(monitor / "device" / "name")
+        part = next((part for part, names in _CHIPS if names.fullmatch(chip)), "")
+        directory = monitor if (monitor / "name").exists() else monitor / "device"  # kernels before 3.15
+        for label, files, counts in _channels(directory, chip.startswith("ina")):
+            name = base = f"{chip or monitor.name}/{label}"
+            number = 1
+            while name in seen:
+                number += 1
+                name = f"{base}-{number}"
+            seen.add(name)
+            found.append(Sensor(name, part, files, counts))
+    return found
+
+
+def _channels(directory: Path, multiply: bool) -> List[Tuple[str, Tuple[Path, ...], bool]]:
+    """Return (label, files, counts) of each channel of a chip: its counters of energy, else its powers, else its rails'
+    voltage times current.
+    """
+    try:
+        names = set(os.listdir(str(directory)))
+    except OSError:
+        return []
+
+    def numbered(*patterns: str) -> List[Tuple[int, str]]:
+        return sorted(
+            {int(match[1]): name for pattern in patterns for name in names for match in [re.fullmatch(pattern, name)] if match}
+            .items()
+        )  # fmt: skip
+
+    def label(number: int, *kinds: str) -> str:
+        for kind in kinds:
+            text = _text(directory / f"{kind}{number}_label")
+            if text:
+                return text
+        return f"{kinds[0]}{number}"
+
+    energies = numbered(r"energy(\d+)_input")
+    if energies:
+        return [(label(number, "energy"), (directory / name,), True) for number, name in energies]
+    powers = numbered(r"power(\d+)_average", r"power(\d+)_input")  # the last one counts where there are both
+    if powers:
+        return [(label(number, "power", "in", "curr"), (directory / name,), False) for number, name in powers]
+    if not multiply:
+        return []
+    # An INA3221 has three rails; its in4 to in7 and curr4 are shunts and sums.
+    return [
+        (label(number, "in", "curr"), (directory / name, directory / f"curr{number}_input"), False)
+        for number, name in numbered(r"in([1-3])_input")
+        if f"curr{number}_input" in names
+    ]
+
+
+def whole(readings: Sequence[Reading], chosen: Sequence[str] = ()) -> List[Reading]:
+    """Return those readings that together are a whole computer's, none of them twice.
+
+    The `chosen` ones by name; else the rail that all the others hang on, where its label tells; else all rails; else the
+    processor packages and the memory.
+    """
+    if chosen:
+        return [one for one in readings if one.sensor in chosen]
+    rails = [one for one in readings if one.part == "machine"]
+    inputs = [one for one in rails if _INPUT_RAIL.fullmatch(one.sensor)]
+    if inputs or rails:
+        return inputs[:1] or rails
+    return [one for one in readings if one.part in ("cpu", "dram")]

@@ -1,0 +1,69 @@
+"""A device's own sensors, asked through its engine over a connection of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from csd_engine.sensors import Reading, whole
+from ddlp.errors import DDLPError
+from ddlp.observe.energy.model import CSD
+from ddlp.observe.energy.tally import interval_s
+
+if TYPE_CHECKING:
+    from ddlp.sources.device import Device
+    from ddlp.sources.link import EngineLink
+
+__all__ = ["DeviceSensors"]
+
+_TIMEOUT_S = 5.0
+_POWER_INTERVAL_S = 1.0  # a message to and fro, and a small board reads a few files
+
+
+class DeviceSensors:
+    """The sensors of a device: those that together are all of it, or the ``chosen`` ones. Each is of the part ``csd``."""
+
+    prompt = False
+
+    def __init__(self, device: Device, chosen: tuple[str, ...] = ()) -> None:
+        self.name = device.label
+        self.interval_s = _POWER_INTERVAL_S
+        self._device = device
+        self._chosen = chosen
+        self._link: EngineLink | None = None
+
+    def open(self) -> None:
+        """Connect, and see whether it has any. Raises DDLPError where it has none, EngineError where it can't be reached."""
+        self._link = self._device.link()
+        try:
+            told = self._link.sensors(_TIMEOUT_S)
+            if told is None:
+                raise DDLPError(f"its engine is too old to tell; ddlp deploy --name {self.name} --upgrade")
+            counted = whole(told, self._chosen)
+            if not counted:
+                raise DDLPError(self._none(told))
+            ranges = [one.range_j for one in counted if one.joules is not None]
+            self.interval_s = _POWER_INTERVAL_S if len(ranges) < len(counted) else min(map(interval_s, ranges))
+            self._chosen = tuple(one.sensor for one in counted)  # the same ones from now on, whichever sleeps
+        except BaseException:
+            self.close()
+            raise
+
+    def _none(self, told: tuple[Reading, ...]) -> str:
+        names = ", ".join(one.sensor for one in told)
+        if self._chosen:
+            return f"it has no sensor {', '.join(self._chosen)}, but {names or 'none'}"
+        return f"it has no sensor of its power{f', only {names}' if names else ''}"
+
+    def read(self) -> list[Reading]:
+        """Ask. Raises EngineError where it doesn't answer."""
+        if self._link is None or self._link.lost is not None:
+            self.close()
+            self._link = self._device.link()
+        told = self._link.sensors(_TIMEOUT_S) or ()
+        return [one._replace(sensor=f"{self.name} {one.sensor}", part=CSD) for one in whole(told, self._chosen)]
+
+    def close(self) -> None:
+        """Close the connection."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()

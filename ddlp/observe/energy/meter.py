@@ -1,0 +1,320 @@
+"""`EnergyMeter`: what an epoch, or anything else between two moments, takes in energy."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from csd_engine.errors import EngineError
+from ddlp.errors import DDLPError
+from ddlp.notices import warn_user
+from ddlp.observe.energy.device import DeviceSensors
+from ddlp.observe.energy.external import ExternalMeter
+from ddlp.observe.energy.model import CSD, HOST, PaperModel, Tariff
+from ddlp.observe.energy.nvml import find_gpus
+from ddlp.observe.energy.result import MACHINE, EnergyResult, PartEnergy
+from ddlp.observe.energy.sources import Absent, Source, local_sources
+from ddlp.observe.energy.tally import Tally
+
+if TYPE_CHECKING:
+    from ddlp.report import EpochReport
+    from ddlp.sources.device import Device
+
+__all__ = ["EnergyMeter"]
+
+_TROUBLE = (DDLPError, EngineError, OSError)
+_LAST_READING_S = 10.0
+_LONGEST_GAP_S = 5.0  # at least: a thread may be late on a busy machine
+_ENOUGH = 0.98  # of the time metered counts as all of it
+_told: set[str] = set()
+
+
+class _Watched:
+    """One source while it is measured, and the thread that reads it and lets it go in the end."""
+
+    def __init__(self, source: Source, clock: Callable[[], float]) -> None:
+        self.source = source
+        self.tallies: dict[str, tuple[str, Tally]] = {}  # sensor -> its part and joules
+        self.trouble = ""
+        self._clock = clock
+        self._longest_s = max(_LONGEST_GAP_S, 10 * source.interval_s)
+        self._ended_s = float("inf")
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddlp-energy", daemon=True)
+
+    def start(self) -> None:
+        """Read it for the first time; where that takes long, its thread does, and nobody waits."""
+        if self.source.prompt:
+            self._read()
+        self._thread.start()
+
+    def stop(self, ended_s: float) -> None:
+        """Read it for the last time, see `start`."""
+        self._ended_s = ended_s  # a reading after it counts as one at it
+        if self.source.prompt:
+            self._read()
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait for its thread, no longer than a while."""
+        if self._thread.ident is None:
+            self.source.close()
+            return
+        self._thread.join(_LAST_READING_S)
+        if self._thread.is_alive():
+            self.trouble = "it did not answer any more"
+
+    def _run(self) -> None:
+        try:
+            if not self.source.prompt:
+                self._read()
+            while not self._stop.wait(self.source.interval_s):
+                self._read()
+            if not self.source.prompt:
+                self._read()
+        finally:
+            self.source.close()
+
+    def _read(self) -> None:
+        with self._lock:
+            before_s = self._clock()
+            try:
+                readings = self.source.read()
+            except _TROUBLE as error:
+                self.trouble = str(error)
+                return
+            now_s = min((before_s + self._clock()) / 2, self._ended_s)
+            for one in readings:
+                if one.sensor not in self.tallies:
+                    self.tallies[one.sensor] = one.part, Tally(self._longest_s)
+                self.tallies[one.sensor][1].add(one, now_s)
+
+
+def _devices(csd: str | Device | Iterable[str | Device] | None) -> list[Device]:
+    if csd is None:
+        return []
+    from ddlp.sources.device import Device  # zmq and all: not for every import
+
+    given = [csd] if isinstance(csd, (str, Device)) else csd
+    try:
+        return [Device.at(one) if isinstance(one, str) else one for one in given]
+    except ValueError as error:
+        raise DDLPError(str(error)) from None
+
+
+class EnergyMeter:
+    """Measures what happens within ``with``: each time anew, so that one meter does for all epochs of a run.
+
+        meter = EnergyMeter.auto()
+        with meter:
+            for images, labels in loader: ...
+        print(meter.result(loader.report(), workers=loader.num_workers))
+
+    It counts the whole computer, whoever works there: of several ranks on one, let one measure.
+
+    Args:
+        sources: what is read; `auto` finds them.
+        absent: meters that are not there, for the results.
+        model: what fills in for the host's and the devices' meters; None: nothing does.
+        devices: how many devices the run uses, metered or not.
+        tariff: price and emissions.
+        clock: monotonic, seconds.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source] = (),
+        absent: Sequence[Absent] = (),
+        *,
+        model: PaperModel | None = PaperModel(),  # noqa: B008  (immutable)
+        devices: int = 0,
+        tariff: Tariff = Tariff(),  # noqa: B008
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sources = tuple(sources)
+        self.absent = tuple(absent)
+        self._model = model
+        self._devices = devices
+        self._tariff = tariff
+        self._clock = clock
+        self._watched: list[_Watched] = []
+        self._failed: list[Absent] = []
+        self._began_s = 0.0
+        self._running = False
+        self._seconds: float | None = None
+
+    @classmethod
+    def auto(
+        cls,
+        csd: str | Device | Iterable[str | Device] | None = None,
+        external: Iterable[str] = (),
+        *,
+        csd_sensors: Iterable[str] = (),
+        model: PaperModel | None = PaperModel(),  # noqa: B008
+        tariff: Tariff = Tariff(),  # noqa: B008
+        sys: str = "/sys",
+    ) -> EnergyMeter:
+        """A meter of all that can be measured here: RAPL, hwmon, NVIDIA's GPUs, the devices' own sensors.
+
+        Args:
+            csd: the devices, as DDLPLoader's ``csd=``; None: the engine on this machine, which the host's meters see.
+            external: meters of yours, see `ddlp.observe.energy.external`.
+            csd_sensors: which of the devices' sensors count; none: those that together are the whole device.
+            model, tariff: see the class.
+            sys: where /sys is.
+
+        Raises:
+            DDLPError: an external meter that does not work, or a device that is not known.
+        """
+        local, absent = local_sources(sys)
+        gpus, no_gpus = find_gpus()
+        sources: list[Source] = [*local, *([gpus] if gpus is not None else [])]
+        absent += [no_gpus] if no_gpus is not None else []
+        devices = _devices(csd)
+        sources += [DeviceSensors(one, tuple(csd_sensors)) for one in devices]
+        for spec in external:
+            meter = ExternalMeter(spec)
+            meter.open()
+            sources.append(meter)
+        for one in absent:
+            if one.refused and str(one) not in _told:
+                _told.add(str(one))
+                warn_user(f"ddlp: {one}")
+        return cls(sources, absent, model=model, devices=len(devices), tariff=tariff)
+
+    def __enter__(self) -> EnergyMeter:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to measure; what was measured before is forgotten. Raises DDLPError while a measurement is under way."""
+        if self._running:
+            raise DDLPError("this EnergyMeter measures already; stop it first, or make another one")
+        self._watched, self._failed, self._seconds, self._running = [], [], None, True
+        try:
+            for source in self.sources:
+                try:
+                    source.open()
+                    self._watched.append(_Watched(source, self._clock))
+                except _TROUBLE as error:
+                    why, _, todo = str(error).partition("; ")
+                    self._failed.append(Absent(source.name, why, todo))
+            self._began_s = self._clock()
+            for one in self._watched:
+                one.start()
+        except BaseException:
+            self.stop()
+            self._seconds = None
+            raise
+
+    def stop(self) -> None:
+        """Read all meters for the last time and let them go. Does nothing where nothing is measured."""
+        if not self._running:
+            return
+        self._running = False
+        ended_s = self._clock()
+        self._seconds = ended_s - self._began_s
+        for one in self._watched:
+            one.stop(ended_s)
+        for one in self._watched:
+            one.join()
+            for _, tally in one.tallies.values():
+                tally.finish(self._began_s, ended_s)
+
+    def result(
+        self,
+        report: EpochReport | None = None,
+        *,
+        workers: int = 0,
+        batches: int | None = None,
+        samples: int | None = None,
+        label: str = "",
+        host_cpu_s: float | None = None,
+    ) -> EnergyResult:
+        """What was measured last, and the model's figure for the host and the devices where nothing measured them.
+
+        Args:
+            report: the loader's, of the epoch that was measured: strategy, batches, samples, the host's times.
+            workers: worker processes beside the training one, for the model.
+            batches, samples: without a report, or where more than its epoch was measured.
+            label: what it is called in comparisons; the strategy by default.
+            host_cpu_s: processor seconds of the host, without a report.
+
+        Raises:
+            DDLPError: nothing was measured, or the measurement is under way.
+        """
+        if self._seconds is None or self._running:
+            raise DDLPError("nothing was measured yet: result() comes after the with block (or after stop())")
+        seconds = self._seconds
+        strategy = report.strategy if report is not None else None
+        notes = [text for one in self._watched for _, tally in one.tallies.values() for text in tally.notes]
+        notes += [f"{one.source.name}: {one.trouble}" for one in self._watched if one.trouble]
+        parts = self._measured(seconds, notes)
+        self._add_modelled(parts, strategy, workers, seconds, notes)
+        if int(os.environ.get("LOCAL_RANK") or 0):
+            notes.append("every rank's meter counts the whole computer: add up those of one rank a computer only")
+        preparing_s = None
+        if report is not None:
+            made = report.batches_cpu + report.batches_csd
+            batches = made if batches is None else batches
+            samples = report.samples if samples is None else samples
+            host_cpu_s = report.host_cpu_s if host_cpu_s is None else host_cpu_s
+            if report.rate_cpu and made:
+                preparing_s = report.samples * report.batches_cpu / made / report.rate_cpu
+            elif not report.batches_cpu:
+                preparing_s = 0.0
+        return EnergyResult(
+            label=label or strategy or "run",
+            strategy=strategy,
+            epoch=report.epoch if report is not None else None,
+            seconds=seconds,
+            batches=batches,
+            samples=samples,
+            workers=workers,
+            parts=tuple(parts),
+            host_cpu_s=host_cpu_s,
+            host_preparing_s=preparing_s,
+            tariff=self._tariff,
+            notes=tuple(dict.fromkeys(notes)),
+            absent=tuple(str(one) for one in (*self.absent, *self._failed)),
+        )
+
+    def _measured(self, seconds: float, notes: list[str]) -> list[PartEnergy]:
+        found: dict[str, list[tuple[str, Tally]]] = {}
+        for one in self._watched:
+            for sensor, (part, tally) in one.tallies.items():
+                if tally.covered_s > 0:
+                    found.setdefault(part, []).append((sensor, tally))
+        parts = []
+        for part, those in found.items():
+            covered = min(1.0, min(tally.covered_s for _, tally in those) / seconds) if seconds > 0 else 0.0
+            if covered < _ENOUGH:
+                notes.append(f"{part} was metered for {covered:.0%} of the time only; the rest is missing in its joules")
+            names = tuple(sensor for sensor, _ in those)
+            parts.append(PartEnergy(part, sum(tally.joules for _, tally in those), False, names, covered))
+        return parts
+
+    def _add_modelled(
+        self, parts: list[PartEnergy], strategy: str | None, workers: int, seconds: float, notes: list[str]
+    ) -> None:
+        if self._model is None:
+            return
+        there = {one.part for one in parts}
+        watts = self._model.watts(strategy or ("wrr" if self._devices else None), workers)
+        host_measured = bool(there & {HOST, MACHINE})
+        for part, power_w in watts.items():
+            if part in there or (part == HOST and host_measured):
+                continue
+            if part == CSD and host_measured and not self._devices:
+                notes.append("the engine ran on this computer: its joules are among the host's")
+                continue
+            if part == CSD and not self._devices:
+                notes.append("csd: the engine ran on this computer; the watts are a device's that would prepare as fast")
+            parts.append(PartEnergy(part, power_w * seconds, True, (f"{power_w:g} W",), 1.0))

@@ -1,0 +1,119 @@
+"""NVIDIA's GPUs: the energy counter since Volta, power for those that lack it. Through nvidia-ml-py, imported late."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from csd_engine.sensors import Reading
+from ddlp.errors import DDLPError
+from ddlp.observe.energy.sources import Absent
+from ddlp.observe.energy.tally import interval_s
+
+__all__ = ["Gpus", "find_gpus"]
+
+_POWER_INTERVAL_S = 0.1  # the driver averages over about as long
+
+
+class Gpus:
+    """The GPUs that this process may use, each a sensor ``gpuINDEX NAME``.
+
+    Args:
+        wanted: what of CUDA_VISIBLE_DEVICES chooses; None: all.
+    """
+
+    name = "NVML"
+    prompt = True
+
+    def __init__(self, wanted: Sequence[str] | None) -> None:
+        self._wanted = wanted
+        self._nvml: Any = None
+        self._gpus: list[tuple[str, Any, bool]] = []  # name, handle, whether it has the counter
+        self.interval_s = _POWER_INTERVAL_S
+
+    def open(self) -> None:
+        """Initialise NVML. Raises DDLPError where it is not there, or none of its GPUs tells anything."""
+        try:
+            import pynvml
+        except ImportError:
+            raise DDLPError("nvidia-ml-py is not installed; pip install nvidia-ml-py") from None
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise DDLPError(str(error)) from None
+        self._nvml = pynvml
+        self._gpus = []
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                self._add(number)
+            except pynvml.NVMLError:
+                continue  # e.g. one that has fallen off the bus
+        if not self._gpus:
+            self.close()
+            raise DDLPError("none of its GPUs tells energy or power" if self._wanted is None else "no GPU that it knows is "
+                            f"among CUDA_VISIBLE_DEVICES={','.join(self._wanted)}")  # fmt: skip
+        self.interval_s = interval_s(0.0) if all(counts for _, _, counts in self._gpus) else _POWER_INTERVAL_S
+
+    def _add(self, number: int) -> None:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        if self._wanted is not None and not any(_is_it(one, number, uuid) for one in self._wanted):
+            return
+        name = f"gpu{number} {_text(nvml.nvmlDeviceGetName(handle))}"
+        try:
+            nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            self._gpus.append((name, handle, True))
+        except nvml.NVMLError:
+            nvml.nvmlDeviceGetPowerUsage(handle)
+            self._gpus.append((name, handle, False))
+
+    def read(self) -> list[Reading]:
+        """Joules since the driver was loaded, or watts now; a GPU that doesn't answer is left out."""
+        readings = []
+        for name, handle, counts in self._gpus:
+            ask: Callable[[Any], int] = (
+                self._nvml.nvmlDeviceGetTotalEnergyConsumption if counts else self._nvml.nvmlDeviceGetPowerUsage
+            )
+            try:
+                value = ask(handle) / 1000  # mJ, mW
+            except self._nvml.NVMLError:
+                continue
+            readings.append(Reading(name, "gpu", value if counts else None, None if counts else value))
+        return readings
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        if self._nvml is not None:
+            try:
+                self._nvml.nvmlShutdown()
+            except self._nvml.NVMLError:
+                pass
+            self._nvml, self._gpus = None, []
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # bytes before nvidia-ml-py 11.5
+
+
+def _is_it(wanted: str, number: int, uuid: str) -> bool:
+    """Whether an entry of CUDA_VISIBLE_DEVICES means this GPU: its number, or its UUID or the beginning of it."""
+    return wanted == str(number) or (wanted.startswith("GPU-") and uuid.startswith(wanted))
+
+
+def find_gpus() -> tuple[Gpus | None, Absent | None]:
+    """The GPUs, or why there are none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = None if visible is None else [one.strip() for one in visible.split(",") if one.strip()]
+    if wanted and all(one.startswith("MIG-") for one in wanted):
+        wanted = None  # a slice has no meter of its own, the GPU that it is on has
+    gpus = Gpus(wanted)
+    try:
+        gpus.open()
+    except DDLPError as error:
+        why, _, todo = str(error).partition("; ")
+        return None, Absent("NVML", why, todo)
+    finally:
+        gpus.close()
+    return gpus, None

@@ -1,0 +1,186 @@
+"""What was measured: plain data, printed, written and read, compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlp.errors import DDLPError
+from ddlp.observe.energy.model import Tariff
+
+__all__ = ["FORMAT", "MACHINE", "EnergyResult", "PartEnergy", "aligned", "load", "save"]
+
+FORMAT = "ddlp energy 1"
+MACHINE = "machine"
+_INSIDE_MACHINE = ("cpu", "dram", "gpu")
+
+
+@dataclass(frozen=True)
+class PartEnergy:
+    """Joules of one part: ``sensors`` that measured it, or the watts of the model. ``covered``: share of the time, 0 to 1."""
+
+    part: str
+    joules: float
+    modelled: bool
+    sensors: tuple[str, ...]
+    covered: float = 1.0
+
+    @property
+    def how(self) -> str:
+        """Measured or modelled, and by what."""
+        return f"{'modelled' if self.modelled else 'measured'}: {', '.join(self.sensors)}"
+
+
+@dataclass(frozen=True)
+class EnergyResult:
+    """The energy of one epoch, or of anything else. Energy in joules, times in seconds; None: not known.
+
+    Attributes:
+        host_cpu_s: processor time of the host's workers and of bringing the devices' batches in (of a command: all of its).
+        host_preparing_s: time for which the host's processor and memory prepared batches, all workers together; divided by
+            the batches this is what the paper's Table IX shows.
+        absent: meters that there were not, and why.
+    """
+
+    label: str
+    strategy: str | None
+    epoch: int | None
+    seconds: float
+    batches: int | None
+    samples: int | None
+    workers: int
+    parts: tuple[PartEnergy, ...]
+    host_cpu_s: float | None = None
+    host_preparing_s: float | None = None
+    tariff: Tariff = Tariff()  # noqa: RUF009  (immutable)
+    notes: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> tuple[PartEnergy, ...]:
+        """The parts that add up to the total: where the whole machine is metered, what is inside it counts once."""
+        if any(one.part == MACHINE for one in self.parts):
+            return tuple(one for one in self.parts if one.part not in _INSIDE_MACHINE)
+        return self.parts
+
+    @property
+    def total_j(self) -> float:
+        """Joules of all."""
+        return sum(one.joules for one in self.counted)
+
+    @property
+    def how(self) -> str:
+        """Whether the total is ``measured``, ``modelled`` or ``partly modelled``; ``not metered`` where it is nothing."""
+        kinds = {one.modelled for one in self.counted}
+        return {(): "not metered", (False,): "measured", (True,): "modelled"}.get(tuple(kinds), "partly modelled")
+
+    @property
+    def j_per_batch(self) -> float | None:
+        """Joules a batch."""
+        return self.total_j / self.batches if self.batches else None
+
+    @property
+    def cost(self) -> float:
+        """By the tariff, in its currency."""
+        return self.tariff.cost(self.total_j)
+
+    @property
+    def co2_g(self) -> float:
+        """Grams of CO2 equivalents."""
+        return self.tariff.co2_g(self.total_j)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON, with what follows from it."""
+        per_batch = None
+        if self.batches:
+            per_batch = {
+                "seconds": self.seconds / self.batches,
+                "joules": self.j_per_batch,
+                "joules_by_part": {one.part: one.joules / self.batches for one in self.parts},
+                "host_cpu_s": None if self.host_cpu_s is None else self.host_cpu_s / self.batches,
+                "host_preparing_s": None if self.host_preparing_s is None else self.host_preparing_s / self.batches,
+            }
+        parts = [{**asdict(one), "how": one.how} for one in self.parts]
+        return {
+            **asdict(self), "parts": parts, "total_j": self.total_j, "total_how": self.how, "cost": self.cost,
+            "co2_g": self.co2_g, "per_batch": per_batch,
+        }  # fmt: skip
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> EnergyResult:
+        """Of `to_data`; what follows from the rest is computed again. Raises DDLPError for anything else."""
+        try:
+            fields = {name: data[name] for name in EnergyResult.__dataclass_fields__}
+            parts = tuple(
+                PartEnergy(str(one["part"]), float(one["joules"]), bool(one["modelled"]), tuple(one["sensors"]), one["covered"])
+                for one in fields["parts"]
+            )
+            tariff = Tariff(**fields["tariff"])
+            return EnergyResult(**{
+                **fields, "parts": parts, "tariff": tariff, "notes": tuple(fields["notes"]), "absent": tuple(fields["absent"]),
+            })  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise DDLPError(f"this is no energy result: {type(error).__name__} {error}") from None
+
+    def __str__(self) -> str:
+        what = [f"{self.label}:", f"{self.seconds:.3f} s"]
+        what += [f"{self.batches} batches"] if self.batches is not None else []
+        what += [f"{self.samples} samples"] if self.samples is not None else []
+        rows = [("", "joules", "J/batch", "W", "")]
+        for one in self.parts:
+            note = one.how + ("" if one in self.counted else "; inside machine, not added")
+            rows.append((one.part, *self._figures(one.joules), note))
+        rows.append(("total", *self._figures(self.total_j), self.how))
+        lines = [", ".join(what).replace(":,", ":"), *aligned(rows, left=(0, 4))]
+        if self.host_preparing_s is not None or self.host_cpu_s is not None:
+            lines.append("host CPU and DRAM: " + ", ".join(self._host_times()))
+        lines.append(
+            f"cost {self.cost:.3g} {self.tariff.currency} at {self.tariff.price_per_kwh:g} a kWh; CO2 {self.co2_g:.3g} g at "
+            f"{self.tariff.co2_g_per_kwh:g} g a kWh" + (f" ({self.how})" if self.how != "measured" else "")
+        )
+        lines += [f"- {text}" for text in self.notes]
+        lines += [f"no meter: {text}" for text in self.absent]
+        return "\n".join(lines)
+
+    def _figures(self, joules: float) -> tuple[str, str, str]:
+        per_batch = f"{joules / self.batches:.4g}" if self.batches else "-"
+        return f"{joules:.4g}", per_batch, f"{joules / self.seconds:.4g}" if self.seconds else "-"
+
+    def _host_times(self) -> Iterable[str]:
+        for seconds, what in ((self.host_preparing_s, "preparing"), (self.host_cpu_s, "of processor time")):
+            if seconds is not None:
+                yield f"{seconds:.4g} s {what}" + (f" ({seconds / self.batches:.4g} s a batch)" if self.batches else "")
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Columns of equal width, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        lines.append("  ".join(cell.ljust(width) if n in left else cell.rjust(width) for n, (cell, width) in enumerate(cells)))
+    return [line.rstrip() for line in lines]
+
+
+def save(path: Path, results: Sequence[EnergyResult], about: Mapping[str, Any] | None = None) -> None:
+    """Write results as JSON; ``about``: what else is worth knowing of the run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {"format": FORMAT, "about": dict(about or {}), "results": [one.to_data() for one in results]}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def load(path: Path) -> list[EnergyResult]:
+    """Read what `save` wrote. Raises DDLPError for a file that is none of ours."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DDLPError(f"{path} can't be read: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise DDLPError(f"{path} is no energy record ({FORMAT!r} is not in it); ddlp energy run --out FILE makes one")
+    try:
+        return [EnergyResult.from_data(one) for one in data.get("results", [])]
+    except DDLPError as error:
+        raise DDLPError(f"{path}: {error}") from None

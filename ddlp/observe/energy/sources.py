@@ -1,0 +1,139 @@
+"""Where readings come from: what all meters have in common, and those that Linux shows below /sys.
+
+A source is opened before an epoch, read at its begin, at its end and every ``interval_s`` between, and closed. A sensor that
+is missing in one reading sleeps or is gone; where it comes back it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from csd_engine import sensors
+from csd_engine.sensors import Reading, Sensor
+from ddlp.observe.energy.tally import interval_s
+
+__all__ = ["Absent", "LocalSensors", "Source", "local_sources"]
+
+_POWER_INTERVAL_S = 0.1  # a read of a file or two
+
+
+class Source(Protocol):
+    """Some sensors that are read together."""
+
+    @property
+    def name(self) -> str:
+        """For people: what it is and where."""
+        ...
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two readings, at most."""
+        ...
+
+    @property
+    def prompt(self) -> bool:
+        """Whether a reading takes so little time that whoever measures may wait for it."""
+        ...
+
+    def open(self) -> None:
+        """Make ready to be read. Raises DDLPError, EngineError or OSError where that can't be done."""
+        ...
+
+    def read(self) -> Sequence[Reading]:
+        """What the sensors say now; those that can't be read now are left out. Raises as `open` where none can."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what `open` took; may be called without it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A meter that is not used: why, and what would bring it (empty: nothing)."""
+
+    name: str
+    why: str
+    what_to_do: str = ""
+    refused: bool = False  # it is there, and this user may not read it
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}" + (f". {self.what_to_do}" if self.what_to_do else "")
+
+
+class LocalSensors:
+    """Sensors of this computer; each one's name and part as `csd_engine.sensors` tells."""
+
+    prompt = True
+
+    def __init__(self, name: str, found: Sequence[Sensor]) -> None:
+        self.name = name
+        self.sensors = tuple(found)
+        gauges = any(not one.counts for one in found)
+        self.interval_s = _POWER_INTERVAL_S if gauges else min(interval_s(one.range_j) for one in found)
+
+    def open(self) -> None:
+        """Nothing is kept open: a domain's file is another one after its driver was loaded again."""
+
+    def read(self) -> list[Reading]:
+        """Each that can be read now."""
+        return sensors.read_all(self.sensors)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def local_sources(sys: str) -> tuple[list[LocalSensors], list[Absent]]:
+    """RAPL and hwmon: those that measure a part of their own and can be read, and why the others are not used."""
+    used: list[LocalSensors] = []
+    absent: list[Absent] = []
+    _rapl(sys, used, absent)
+    monitors = sensors.hwmon(sys)
+    # Of the rails of a board, those that together are all of it; a GPU's sensor stands for itself.
+    readable = sensors.read_all(monitors)
+    counted = {one.sensor for one in sensors.whole([one for one in readable if one.part == "machine"])}
+    counted |= {one.sensor for one in readable if one.part == "gpu"}
+    if counted:
+        used.append(LocalSensors("hwmon", [one for one in monitors if one.name in counted]))
+    left = [one.name for one in monitors if one.name not in counted]
+    if left:
+        absent.append(Absent(f"hwmon {', '.join(left)}", "part of what is counted already, not readable, or of no known part"))
+    elif not monitors:
+        absent.append(Absent("hwmon", f"no sensor of power or energy in {sys}/class/hwmon"))
+    return used, absent
+
+
+def _rapl(sys: str, used: list[LocalSensors], absent: list[Absent]) -> None:
+    domains = sensors.rapl(sys)
+    counted = [one for one in domains if one.part]
+    if not counted:
+        why = f"no processor package in {sys}/class/powercap"
+        absent.append(Absent("RAPL", why, "Virtual machines, containers and most ARM boards have none"))
+        return
+    refused = [one for one in counted if _refused(one.files[0])]
+    readable = [one for one in counted if one not in refused]
+    if refused:
+        names = ", ".join(one.name for one in refused)
+        files = f"{Path(sys) / 'class/powercap'}/intel-rapl:*/energy_uj"
+        absent.append(Absent(
+            f"RAPL {names}", "this user may not read it; since Linux 5.10 only root may",
+            f"sudo chmod a+r {files} {files.replace(':*', ':*:*')} allows it until the next boot; docs/energy.md says how to "
+            "make it last and what speaks against it", refused=True,
+        ))  # fmt: skip
+    if readable:
+        used.append(LocalSensors("RAPL", readable))
+
+
+def _refused(file: Path) -> bool:
+    """Whether the file may not be read; one that sleeps may."""
+    try:
+        os.close(os.open(file, os.O_RDONLY))
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -1,0 +1,211 @@
+r"""How much longer preprocessing takes than training: the paper's Figure 1, for 19 torchvision models, over num_workers.
+
+    python templates/bottleneck_study.py --small                                  # seconds: 2 models, 0 and 1 workers
+    python templates/bottleneck_study.py --data /imagenet --amp bf16 --seeds 3    # on a GPU: about 10 minutes a seed
+    python templates/bottleneck_study.py --data /imagenet --strategy cpu          # the same with ddlp's own host side
+
+Preprocessing is reading, preprocessing and transfer to the accelerator: a loader is gone through, its batches sent there, and
+nothing trained. Training is forward, backward and update on a batch that is there already. Both are seconds a batch; above a
+ratio of 1 training waits for data. The first batches of both are not counted. The paper names none of its 19 models: these
+are ours. Its pipeline is ImageNet1: RandomResizedCrop(224), flip, ToTensor, Normalize.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import models
+from torchvision.datasets import ImageFolder
+from tqdm import tqdm
+
+from common import AMP, flags, image_folder, parse, write_report
+from ddlp.bench.common import rotated
+from ddlp.sampledata import SampleDataError
+from train_imagenet import pipeline
+from training import Task, make_loader, noise, start, to_device
+
+MODELS = (
+    "alexnet", "vgg16", "vgg19", "resnet18", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2",
+    "resnext50_32x4d", "densenet121", "densenet169", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_large",
+    "shufflenet_v2_x1_0", "mnasnet1_0", "efficientnet_b0", "vit_b_16",
+)  # fmt: skip
+SMALL_MODELS = ("shufflenet_v2_x0_5", "squeezenet1_1")
+WORKERS = (0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
+
+
+class Enough:
+    """A part of the data set large enough for so many batches: samples come round again where it is small."""
+
+    def __init__(self, batches: int, batch_size: int) -> None:
+        self._samples = batches * batch_size
+
+    def __call__(self, dataset: Any, seed: int) -> RandomSampler:
+        generator = torch.Generator().manual_seed(seed)
+        return RandomSampler(dataset, replacement=True, num_samples=self._samples, generator=generator)
+
+
+def preprocessing_s(loader: DataLoader, task: Task, options: Any) -> float:
+    """Seconds a batch from the files to the accelerator, with nothing else to do."""
+    device = torch.device(options.device)
+    batches = iter(loader)
+    for _ in range(options.ahead):  # workers start, and what is prepared ahead is used up
+        to_device(next(batches), task, device)
+    _wait(device)
+    started = time.perf_counter()
+    count = 0
+    for count, batch in enumerate(batches, 1):  # noqa: B007
+        to_device(batch, task, device)
+    _wait(device)
+    return (time.perf_counter() - started) / count
+
+
+def training_s(task: Task, options: Any, seed: int) -> float:
+    """Seconds a batch of forward, backward and update."""
+    device = torch.device(options.device)
+    training = start(task, options, seed, options.steps + 3, lambda model: model)
+    training.model.train()
+    images, labels = noise(task, options)
+    for step in range(options.steps + 3):  # three to warm up
+        if step == 3:
+            _wait(device)
+            started = time.perf_counter()
+        training.step(images, labels, AMP[options.amp])
+    _wait(device)
+    return (time.perf_counter() - started) / options.steps
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def study(options: Any, train: ImageFolder, classes: int) -> tuple[dict[int, list[float]], dict[str, list[float]]]:
+    """Seconds a batch of preprocessing by number of workers and of training by model, one a seed; by turns."""
+    preparing: dict[int, list[float]] = {workers: [] for workers in options.num_workers}
+    training: dict[str, list[float]] = {name: [] for name in options.models}
+    count = options.seeds * (len(preparing) + len(training))
+    with tqdm(total=count, unit="", mininterval=0.2 if sys.stderr.isatty() else 5, disable=None) as bar:
+        for seed in range(options.seeds):
+            for workers in rotated(options.num_workers, seed):
+                bar.set_description(f"preprocessing, {workers} workers")
+                options.workers = workers
+                # DataLoader works on 2 batches a worker ahead, ddlp on fewer. What is begun before the clock starts and what
+                # idles before it stops are about N / 2 batches each: small beside what is counted.
+                options.ahead = max(2 * workers, 1) + 1
+                counted = max(options.batches, 2 * workers)
+                task = _task(options, train, options.models[0], classes, options.ahead + counted)
+                preparing[workers].append(preprocessing_s(make_loader(task, options, options.strategy[0], seed), task, options))
+                bar.update()
+            for name in rotated(options.models, seed):
+                bar.set_description(f"training {name}")
+                training[name].append(training_s(_task(options, train, name, classes), options, seed))
+                bar.update()
+    return preparing, training
+
+
+def _task(options: Any, train: ImageFolder, name: str, classes: int, batches: int = 1) -> Task:
+    return Task(
+        template="bottleneck_study",
+        model_name=name,
+        pipeline="imagenet1",
+        train=train,
+        val=train,
+        model=lambda: models.get_model(name, num_classes=classes),
+        optimizer=lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9),
+        lr=1e-3,
+        channels_last=not name.startswith("vit"),
+        sampler=Enough(batches, options.batch_size),
+    )
+
+
+def table(preparing: dict[int, list[float]], training: dict[str, list[float]]) -> str:
+    """The ratio by model (lines) and number of workers (columns), with both times."""
+    width = max(map(len, training)) + 2
+    lines = [
+        f"{'preprocessing to training, by num_workers':{width}}",
+        f"{'':{width}}{'training s':>11}" + "".join(f"{workers:>8}" for workers in preparing),
+        f"{'preprocessing s':{width}}{'':11}" + "".join(f"{statistics.mean(s):8.4f}" for s in preparing.values()),
+    ]
+    for name, seconds in training.items():
+        own = statistics.mean(seconds)
+        ratios = "".join(f"{statistics.mean(s) / own:8.2f}" for s in preparing.values())
+        lines.append(f"{name:{width}}{own:11.4f}{ratios}")
+    return "\n".join(lines)
+
+
+def plot(path: Path, preparing: dict[int, list[float]], training: dict[str, list[float]], title: str) -> None:
+    """One line a model over the number of workers, a logarithmic axis, and the line where both take the same time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
+    colours = pyplot.get_cmap("tab20")
+    workers = sorted(preparing)
+    for k, (name, seconds) in enumerate(sorted(training.items(), key=lambda item: statistics.mean(item[1]))):
+        ratios = [statistics.mean(preparing[count]) / statistics.mean(seconds) for count in workers]
+        axes.plot(workers, ratios, marker="os^Dv"[k % 5], markersize=4, color=colours(k % 20), label=name)
+    axes.axhline(1, color="black", linewidth=1, linestyle="--", label="above: training waits")
+    axes.set_yscale("log")
+    axes.set_xticks(workers)
+    axes.set_xlabel("num_workers")
+    axes.set_ylabel("preprocessing time / training time")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, plot."""
+    parser = flags(__doc__, ["all", *MODELS], strategies=("dataloader",))
+    parser.add_argument("--num-workers", type=int, nargs="+", metavar="N", help=f"in place of --workers (default {WORKERS})")
+    parser.add_argument("--batches", type=int, metavar="N", help="preprocess so many, or 2 a worker (default: 20)")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps of each model (default: 20)")
+    options = parse(parser, {}, arguments)
+    if len(options.strategy) > 1:
+        parser.error("--strategy: one")
+    options.models = (SMALL_MODELS if options.small else MODELS) if options.model == "all" else (options.model,)
+    options.num_workers = options.num_workers or ((0, 1) if options.small else WORKERS)
+    options.batches, options.steps = (n or (3 if options.small else 20) for n in (options.batches, options.steps))
+    try:
+        train = ImageFolder(image_folder(options) / "train", pipeline("imagenet1", 64 if options.small else 224))
+    except (SampleDataError, FileNotFoundError) as error:
+        raise SystemExit(f"bottleneck_study: {error}") from None
+    try:
+        preparing, training = study(options, train, 10 if options.small else 1000)
+    except KeyboardInterrupt:
+        print("\nstopped; nothing is written", file=sys.stderr)
+        return 130
+    print(table(preparing, training))
+    figures = {"preprocessing_s": preparing, "training_s": training}
+    path = write_report("bottleneck_study", options, [], figures=figures)
+    print(f"report: {path}")
+    with contextlib.suppress(KeyboardInterrupt):
+        return _plotted(path.with_suffix(".png"), preparing, training, options)
+    return 130
+
+
+def _plotted(path: Path, preparing: dict[int, list[float]], training: dict[str, list[float]], options: Any) -> int:
+    title = f"Preprocessing (ImageNet1, {options.strategy[0]}) to training, batches of {options.batch_size}, {options.device}"
+    try:
+        plot(path, preparing, training, title)
+    except ImportError:
+        print("no plot: matplotlib is missing; pip install 'ddlp[report]' brings it", file=sys.stderr)
+        return 0
+    print(f"plot: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

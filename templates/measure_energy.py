@@ -1,0 +1,102 @@
+r"""Measure what training takes in energy under each of DDLPLoader's strategies: joules a batch by part, cost, CO2.
+
+    python templates/measure_energy.py --small                                   # seconds, on any machine
+    python templates/measure_energy.py --data /imagenet --model resnet152 --workers 16 --amp bf16 \
+        --strategy dataloader cpu mte wrr --csd csd0 --epochs 2 --seeds 3 --price 0.31 --currency EUR --co2 350
+    python templates/measure_energy.py --data /imagenet --external 'machine=command:curl -s http://plug/watts'
+
+--data is a directory with train/CLASS/*.jpg and val/CLASS/*.jpg. Meters are found by themselves (`ddlp energy meters` shows
+them): RAPL, NVIDIA's counters, the device's own sensors, and yours with --external. What none of them measures is filled in by
+the paper's model (5 W a process, 0.25 W a CSD) and is called modelled in every line. `ddlp energy compare FILE` prints the
+report's energy file again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from common import Epoch, Run, flags, parse, turns, write_report
+from ddlp.observe.energy import EnergyMeter, EnergyResult, comparison, save, summaries
+from ddlp.observe.energy.command import add_meter_arguments, add_tariff_arguments, model_of, tariff_of
+from ddlp.report import EpochReport
+from train_imagenet import BATCH_SIZES, MODELS, add_flags, make_task
+from training import Task, train
+
+
+def report_of(epoch: Epoch, strategy: str) -> EpochReport:
+    """What the meter wants to know of an epoch. In a loop of yours: loader.report()."""
+    return EpochReport(
+        strategy="cpu" if strategy == "dataloader" else strategy,
+        epoch=epoch.number,
+        batches_cpu=epoch.batches_cpu,
+        batches_csd=epoch.batches_csd,
+        samples=epoch.samples,
+        seconds=epoch.seconds,
+        waiting_s=epoch.waiting_s,
+        host_cpu_s=epoch.host_cpu_s,
+        rate_cpu=epoch.rate_cpu,
+        rate_csd=epoch.rate_csd,
+    )
+
+
+def measure(task: Task, options: Any, meter: EnergyMeter, strategy: str, seed: int) -> tuple[Run, list[EnergyResult]]:
+    """Train under one strategy with the meter around each epoch; the results are of the epochs that count."""
+    results: list[EnergyResult] = []
+
+    @contextlib.contextmanager
+    def around(epoch: Epoch) -> Iterator[None]:
+        with meter:
+            yield
+        results.append(meter.result(report_of(epoch, strategy), workers=options.workers, label=strategy))
+
+    run, _ = train(task, options, strategy, seed, around=around)
+    steady = {epoch.number for epoch in run.steady}
+    results = [one for one in results if one.epoch in steady and one.batches]
+    if results:
+        run.energy = asdict(summaries(results)[0])
+    return run, results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure each strategy under each seed, print the comparison, write the report."""
+    parser = flags(__doc__, list(MODELS), strategies=("cpu", "csd", "mte", "wrr"))
+    parser.set_defaults(epochs=2)  # the first one warms up
+    add_flags(parser)
+    add_meter_arguments(parser)
+    add_tariff_arguments(parser)
+    options = parse(parser, BATCH_SIZES, arguments)
+    task = make_task("measure_energy", options)
+    meter = EnergyMeter.auto(
+        options.csd, options.external, csd_sensors=options.csd_sensor, model=model_of(options), tariff=tariff_of(options),
+        sys=options.sys,
+    )  # fmt: skip
+    runs: list[Run] = []
+    results: list[EnergyResult] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for strategy, seed in turns(options):
+            run, found = measure(task, options, meter, strategy, seed)
+            runs.append(run)
+            results += found
+            if not run.complete:
+                break
+    if not results:
+        print("measure_energy: stopped before an epoch was measured", file=sys.stderr)
+        return 130
+    print(f"\n{task.model_name}, {task.pipeline}, on {options.device}, batches of {options.batch_size}; a run is an epoch\n")
+    print(comparison(results))
+    notes = {text: None for one in results for text in (*one.notes, *(f"no meter: {why}" for why in one.absent))}
+    print("\n".join(f"- {text}" for text in notes))
+    report = write_report("measure_energy", options, runs)
+    record = report.with_suffix(".energy.json")
+    save(record, results, {"template": "measure_energy", "report": report.name})
+    print(f"report: {report}\nenergy: {record}")
+    whole = len(runs) == options.seeds * len(options.strategy) and all(run.complete for run in runs)
+    return 0 if whole else 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

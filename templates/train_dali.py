@@ -1,0 +1,37 @@
+r"""Train with NVIDIA DALI preparing the host's batches: the paper's MTE_D and WRR_D (its Table VII); else as train_imagenet.py.
+
+    pip install 'ddlp[dali]'
+    python templates/train_dali.py --small
+    python templates/train_dali.py --data /imagenet --model vit_b_16 --workers 16 --strategy dataloader cpu mte wrr --csd csd0
+
+cpu is DALI alone, mte and wrr are DALI with the device, dataloader is torchvision in torch's workers. DALI runs on the CPU and
+its pixels are nearly torchvision's: docs/dali.md says how nearly, and which pipelines it can run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from common import flags, parse
+from ddlp.sources.dali import require_dali
+from train_imagenet import BATCH_SIZES, MODELS, add_flags, make_task
+from training import compare
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, compare, report."""
+    parser = flags(__doc__, list(MODELS), strategies=("dataloader", "cpu", "mte", "wrr"))
+    add_flags(parser)
+    options = parse(parser, BATCH_SIZES, arguments)
+    try:
+        require_dali()
+    except ImportError as error:
+        raise SystemExit(f"train_dali: {error}") from None
+    task = make_task("train_dali", options)
+    return compare(dataclasses.replace(task, loader_options={"backend": "dali"}), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

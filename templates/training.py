@@ -1,0 +1,363 @@
+"""The training loop of the templates, with or without ddlp: loader, mixed precision, schedule, evaluation, checkpoints.
+
+Copy it together with common.py and the template. A template describes a `Task` and calls `compare`; `train` is one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
+
+from common import AMP, Epoch, Run, finish, turns
+from csd_engine.errors import EngineError
+from ddlp import DDLPError, DDLPLoader
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a template trains. The model's weights and `optimizer`'s state start anew in each run."""
+
+    template: str  # its name
+    model_name: str
+    pipeline: str
+    train: Any  # data sets of (image, class)
+    val: Any
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module, float], torch.optim.Optimizer]  # (model, learning rate)
+    lr: float  # at the given batch size; --lr has precedence
+    paper_model: str | None = None  # the paper's name for it
+    channels_last: bool = True  # the faster layout for convolutions on GPUs with tensor cores, and on CPUs
+    loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
+    sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
+
+    def backend(self, strategy: str) -> str:
+        """Who prepares the host's batches: 'torch', 'native' or 'dali' (there are none under csd)."""
+        if strategy == "csd":
+            return "native"
+        return "torch" if strategy == "dataloader" else str(self.loader_options.get("backend", "native"))
+
+
+# -- the loader -------------------------------------------------------------------------------------------------------
+
+
+def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoader:
+    """The training loader. This is the place where a script of yours changes."""
+    device = torch.device(options.device)
+    generator = torch.Generator().manual_seed(seed)
+    sampler = None if task.sampler is None else task.sampler(task.train, seed)
+    common: dict[str, Any] = dict(
+        batch_size=options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.workers,
+        generator=generator, pin_memory=device.type == "cuda",
+    )  # fmt: skip
+    if strategy == "dataloader":
+        return DataLoader(task.train, **common)
+    return DDLPLoader(
+        task.train,
+        **common,
+        strategy=strategy,
+        csd=None if strategy == "cpu" else options.csd,
+        device=device,
+        seed=seed,
+        memory_format=torch.channels_last if task.channels_last else None,
+        **(task.loader_options if strategy != "csd" else {}),
+    )
+
+
+def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
+    """Have the device, or the engine on this machine, make one batch, so that no figure holds its start.
+
+    Keep the loader that is returned: an engine on this machine ends with the last one.
+    """
+    if strategy in ("dataloader", "cpu"):
+        return None
+    few: Any = Subset(task.train, range(min(options.batch_size, len(task.train))))
+    loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd)
+    for _ in loader:
+        pass
+    return loader
+
+
+def begin_epoch(loader: DataLoader, seed: int, number: int) -> None:
+    """Make the order of this epoch follow from (seed, number) alone, so that a resumed run sees what an unbroken one sees."""
+    loader.generator.manual_seed(seed * 1_000_003 + number)
+    owner: Any = loader if isinstance(loader, DDLPLoader) else loader.sampler
+    if callable(getattr(owner, "set_epoch", None)):  # DistributedSampler has it, too
+        owner.set_epoch(number)
+
+
+def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch where training runs; DDLPLoader's is there already."""
+    images, labels = batch
+    layout = torch.channels_last if task.channels_last else torch.contiguous_format
+    return images.to(device, memory_format=layout, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """Ctrl-C ends training after the step under way, a second one at once; or, on demand, the first one at once."""
+
+    def __init__(self, after_the_step: bool = True) -> None:
+        self.asked = False
+        self._after_the_step = after_the_step
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if self._after_the_step:
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, *_: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._after_the_step:
+            signal.signal(signal.SIGINT, self._before)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What changes while a run trains; all of it goes into the checkpoint."""
+
+    plain: nn.Module
+    model: nn.Module  # the same, wrapped for several ranks
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    scaler: Any  # torch.amp.GradScaler with fp16, else None
+
+    def parts(self) -> dict[str, Any]:
+        """Those that have a state_dict, by name."""
+        found = {"model": self.plain, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor, amp: torch.dtype | None) -> torch.Tensor:
+        """Forward, backward, update; returns the loss, detached, on the device."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(images.device.type, amp, enabled=amp is not None):
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+        if self.scaler is None:
+            loss.backward()
+            self.optimizer.step()
+        else:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.schedule.step()
+        return loss.detach()
+
+
+def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Module], nn.Module]) -> Training:
+    """A fresh model with its optimizer; the learning rate follows half a cosine over `steps`, after a short linear rise."""
+    torch.manual_seed(seed)
+    layout = torch.channels_last if task.channels_last else torch.contiguous_format
+    plain = task.model().to(options.device).to(memory_format=layout)
+    if options.compile:
+        plain.compile()  # in place: the names of its weights stay
+    model = wrap(plain)
+    optimizer = task.optimizer(model, options.lr or task.lr)
+    rise = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / rise, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
+    )
+    scaler = torch.amp.GradScaler(torch.device(options.device).type) if options.amp == "fp16" else None
+    return Training(plain, model, optimizer, schedule, scaler)
+
+
+def noise(task: Task, options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of the shape that training will see, on the device."""
+    images = torch.randn(options.batch_size, *task.val[0][0].shape)
+    return to_device((images, torch.zeros(len(images), dtype=torch.int64)), task, torch.device(options.device))
+
+
+def warm_up(training: Training, task: Task, options: Any) -> None:
+    """One pass on noise: the first one allocates, tunes and compiles, which no strategy should pay for."""
+    before = {name: value.clone() for name, value in training.plain.state_dict().items()}  # BatchNorm's running means
+    images, labels = noise(task, options)
+    training.model.train()
+    with torch.autocast(images.device.type, AMP[options.amp], enabled=AMP[options.amp] is not None):
+        loss = nn.functional.cross_entropy(training.model(images), labels)
+    loss.backward()
+    training.optimizer.zero_grad(set_to_none=True)
+    training.plain.load_state_dict(before)
+
+
+def train_epoch(
+    training: Training, task: Task, loader: DataLoader, options: Any, epoch: Epoch, title: str, interrupt: Interrupt,
+    quiet: bool = False,
+) -> None:  # fmt: skip
+    """Train for one epoch, or until Ctrl-C; fills `epoch` in."""
+    device, amp = torch.device(options.device), AMP[options.amp]
+    training.model.train()
+    total = torch.zeros((), device=device)
+    started, cpu_before, told = time.perf_counter(), _host_cpu_s(), 0.0
+    batches = iter(loader)
+    pause = 0.2 if sys.stderr.isatty() else 5.0
+    size = len(loader.sampler)  # type: ignore[arg-type]
+    with tqdm(total=size, desc=title, unit="img", mininterval=pause, disable=quiet) as bar:
+        while not interrupt.asked:
+            asked = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            epoch.waiting_s += time.perf_counter() - asked
+            images, labels = to_device(batch, task, device)
+            total += training.step(images, labels, amp) * len(labels)
+            epoch.batches += 1
+            epoch.samples += len(labels)
+            if asked - told > 1.0:  # seldom: it is text
+                told = asked
+                waiting = epoch.waiting_s / (time.perf_counter() - started)
+                bar.set_postfix_str(f"waiting {waiting:.0%}{_share(loader)}", refresh=False)
+            bar.update(len(labels))
+    epoch.loss = total.item() / max(epoch.samples, 1)  # .item() waits for the GPU: the epoch's time ends after its last step
+    epoch.seconds = time.perf_counter() - started
+    del batches  # DataLoader's workers end here, and their processor time is known
+    if isinstance(loader, DDLPLoader):
+        report = loader.report()
+        epoch.batches_cpu, epoch.batches_csd, epoch.host_cpu_s = report.batches_cpu, report.batches_csd, report.host_cpu_s
+        epoch.rate_cpu, epoch.rate_csd, epoch.bound_s = report.rate_cpu, report.rate_csd, report.bound_s
+    else:
+        epoch.batches_cpu = epoch.batches
+        # Without workers it prepares in the loop's own thread, while that waits.
+        epoch.host_cpu_s = _host_cpu_s() - cpu_before if options.workers else epoch.waiting_s
+
+
+def _host_cpu_s() -> float:
+    """Processor seconds of this process's children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _share(loader: DataLoader) -> str:
+    if not isinstance(loader, DDLPLoader):
+        return ""
+    report = loader.report()
+    return f", CSD {report.batches_csd / max(report.batches_cpu + report.batches_csd, 1):.0%}"
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, task: Task, val: Any, options: Any) -> tuple[int, int]:
+    """How many images of `val` the model classifies correctly, and how many there are."""
+    model.eval()
+    device, amp = torch.device(options.device), AMP[options.amp]
+    # No strategy, no csd: the host alone, in the data set's order.
+    loader: DDLPLoader = DDLPLoader(val, options.batch_size, num_workers=options.workers, device=device)
+    right, seen = torch.zeros((), dtype=torch.int64, device=device), 0
+    for batch in loader:
+        images, labels = to_device(batch, task, device)
+        with torch.autocast(device.type, amp, enabled=amp is not None):
+            right += (model(images).argmax(1) == labels).sum()
+        seen += len(labels)
+    return int(right), seen
+
+
+def train(
+    task: Task, options: Any, strategy: str, seed: int, *, rank: int = 0, ranks: int = 1,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    around: Callable[[Epoch], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> tuple[Run, Training]:  # fmt: skip
+    """Train a fresh model under one strategy, for --epochs or until Ctrl-C; `evaluate` comes after it.
+
+    Args:
+        task, options: the template's.
+        strategy: one of STRATEGIES.
+        seed: of weights, order and augmentations.
+        rank, ranks: which of several processes this is. With several, Ctrl-C ends all at once (they can't agree on a step).
+        wrap: put around the model, e.g. DistributedDataParallel.
+        around: entered around each epoch, e.g. to measure.
+    """
+    loader = make_loader(task, options, strategy, seed)
+    training = start(task, options, seed, options.epochs * len(loader), wrap)
+    run = Run(strategy, seed, task.model_name, task.paper_model, task.pipeline, options.device, options.batch_size,
+              options.workers, ranks, backend=task.backend(strategy))  # fmt: skip
+    warm_up(training, task, options)
+    engine = wake_engine(task, options, strategy)
+    first, middle = _resumed(training, run, options)
+    if first or middle is not None:
+        tqdm.write(f"rank {rank} goes on from {options.checkpoint}: epoch {first + 1}", file=sys.stderr)
+    torch.manual_seed(seed + rank)  # dropout draws from it
+    with Interrupt(after_the_step=ranks == 1) as interrupt:
+        for number in range(first, options.epochs):
+            begin_epoch(loader, seed, number)
+            if middle is not None:
+                loader.load_state_dict(middle)  # type: ignore[attr-defined]
+                middle = None
+            run.epochs.append(epoch := Epoch(number))
+            title = f"{strategy} seed {seed} epoch {number + 1}/{options.epochs}"
+            with around(epoch):
+                train_epoch(training, task, loader, options, epoch, title, interrupt, quiet=rank > 0)
+            if rank == 0:
+                _save(training, loader, run, options, number, interrupt.asked)
+            if interrupt.asked:
+                return run, training
+    del engine
+    run.complete = True
+    return run, training
+
+
+def _save(training: Training, loader: DataLoader, run: Run, options: Any, number: int, interrupted: bool) -> None:
+    """Write the checkpoint; in mid-epoch with the state of the loader. DataLoader has none: its epoch begins again."""
+    if options.checkpoint is None or (interrupted and not isinstance(loader, DDLPLoader)):
+        return
+    ended = sum(e.batches for e in run.epochs if e.number == number) >= len(loader)
+    state = {name: part.state_dict() for name, part in training.parts().items()}
+    middle = None if ended else loader.state_dict()  # type: ignore[attr-defined]
+    state.update(next=number + ended, loader=middle, epochs=[asdict(epoch) for epoch in run.epochs])
+    options.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = options.checkpoint.with_suffix(".part")
+    torch.save(state, unfinished)
+    unfinished.replace(options.checkpoint)
+
+
+def _resumed(training: Training, run: Run, options: Any) -> tuple[int, Any]:
+    """The epoch to go on with, and the loader's state in it, from the checkpoint if there is one."""
+    if options.checkpoint is None or not options.checkpoint.exists():
+        return 0, None
+    state = torch.load(options.checkpoint, map_location=options.device, weights_only=True)
+    for name, part in training.parts().items():
+        part.load_state_dict(state[name])
+    if run.ranks == 1:  # of several the file knows the first one's figures alone
+        run.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
+    return state["next"], state["loader"]
+
+
+# -- all runs --------------------------------------------------------------------------------------------------------
+
+
+def compare(task: Task, options: Any) -> int:
+    """Run every strategy under every seed, print the figures and write the report; returns the exit status."""
+    sizes = f"{len(task.train)} images, batches of {options.batch_size}, {options.workers} workers"
+    print(f"{task.model_name}, {task.pipeline}, on {options.device}: {sizes}")
+    runs: list[Run] = []
+    try:
+        for strategy, seed in turns(options):
+            run, training = train(task, options, strategy, seed)
+            runs.append(run)
+            if not run.complete:
+                break
+            right, seen = evaluate(training.plain, task, task.val, options)
+            run.accuracy = right / seen
+    except KeyboardInterrupt:
+        pass
+    except (DDLPError, EngineError) as error:  # a device that is not there, data that can't travel
+        print(f"{task.template}: {error}", file=sys.stderr)
+        if not runs:
+            return 1
+    return finish(task.template, options, runs)

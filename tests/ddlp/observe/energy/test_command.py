@@ -1,0 +1,126 @@
+"""`ddlp energy` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ddlp import cli
+from ddlp.errors import DDLPError
+from ddlp.observe.energy import EnergyResult, PartEnergy, Tariff, comparison, load, save, summaries
+
+
+def ddlp(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddlp", "energy", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ, **options)  # type: ignore[call-overload]
+
+
+def test_a_command_is_measured_shown_and_compared(tmp_path, recorded, capsys):
+    """RAPL from a recorded tree that the measured command itself advances."""
+    counter = recorded.root / "class/powercap/intel-rapl:0/energy_uj"
+    common = ("--sys", recorded.root, "--price", "0.36", "--currency", "EUR", "--co2", "100")
+    for label, joules in (("cpu", 360), ("wrr", 180)):
+        recorded.package(0)
+        script = f"import sys; open(sys.argv[1], 'w').write('{joules}000000'); print('trained'); sum(range(10**6)); sys.exit(3)"
+        done = ddlp("run", "--out", tmp_path / f"{label}.json", "--label", label, "--batches", 10, "--samples", 80, *common,
+                    "--", sys.executable, "-c", script, counter)  # fmt: skip
+        assert done.returncode == 3 and done.stdout == "trained\n", done.stderr
+        assert f"{joules / 10:g}" in done.stderr and "measured: rapl/package-0" in done.stderr
+    files = [str(tmp_path / f"{label}.json") for label in ("cpu", "wrr")]
+    assert cli.main(["energy", "show", "--json", *files]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["total_j"], first["cost"], first["co2_g"]) == (360, pytest.approx(360 / 3.6e6 * 0.36), pytest.approx(0.01))
+    assert first["per_batch"]["joules"] == 36 and first["per_batch"]["joules_by_part"] == {"cpu": 36, "dram": 0}
+    assert 0 < first["host_cpu_s"] < 60
+    assert cli.main(["energy", "compare", *files]) == 0
+    _, cpu, wrr = capsys.readouterr().out.splitlines()[:3]
+    assert cpu.split()[:2] == ["cpu", "1"] and "1.000" in cpu and "0.500" in wrr
+    assert cli.main(["energy", "compare", "--baseline", "wrr", "--json", *files]) == 0
+    assert [one["ratio"] for one in json.loads(capsys.readouterr().out)] == [2.0, 1.0]
+
+
+def test_json_of_a_run_that_nothing_measured(tmp_path):
+    done = ddlp("run", "--json", "--workers", 16, "--sys", tmp_path, "--", "true")
+    data = json.loads(done.stdout)
+    assert done.returncode == 0 and data["label"] == "true"
+    assert data["total_how"] == "modelled" and data["total_j"] == pytest.approx(85 * data["seconds"])
+
+
+def test_meters_and_why_others_are_missing(recorded):
+    done = ddlp("meters", "--seconds", 0.1, "--sys", recorded.root, "--external", "machine=command:echo 230 W")
+    assert done.returncode == 0, done.stderr
+    assert "rapl/package-0" in done.stdout and "230" in done.stdout and "no meter: hwmon" in done.stdout
+
+
+def test_it_starts_without_torch():
+    script = "import sys; from ddlp.cli import main; main(['energy', 'meters', '--seconds=0']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_ctrl_c_is_the_commands_and_what_it_took_is_told(tmp_path):
+    script = "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(7))\nprint('on', flush=True)"
+    script += "\ntime.sleep(60)"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ddlp", "energy", "run", "--out", str(tmp_path / "it.json"), "--", sys.executable, "-c", script],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None and child.stdout.readline() == "on\n"
+    os.killpg(child.pid, signal.SIGINT)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 7 and "total" in said and load(tmp_path / "it.json")[0].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["run"], "no command"), (["run", "--", "/nowhere/at/all"], "can't be run"), (["show", "/nowhere"], "can't be read"),
+     (["meters", "--external", "x"], "is no meter"), (["meters", "--csd", "nobody"], "nobody")],
+)  # fmt: skip
+def test_what_is_wrong_is_said(arguments, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path))
+    assert cli.main(["energy", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    for text, said in (("{}", "no energy record"), ("[1]", "no energy record"), ("junk", "can't be read"),
+                       ('{"format": "ddlp energy 1", "results": [{"label": "x"}]}', "no energy result")):  # fmt: skip
+        (tmp_path / "f").write_text(text)
+        with pytest.raises(DDLPError, match=said):
+            load(tmp_path / "f")
+
+
+def result(label: str, joules: float, batches: int | None = 10, modelled: bool = False, **more: float) -> EnergyResult:
+    parts = (PartEnergy("cpu", joules, modelled, ("s",)), *(PartEnergy(name, j, False, ("s",)) for name, j in more.items()))
+    return EnergyResult(label, label, 0, 5.0, batches, None, 0, parts, 2.0, 1.0, Tariff())
+
+
+def test_means_over_seeds_and_their_spread(tmp_path):
+    results = [result("cpu", 100), result("cpu", 300), result("wrr", 100, modelled=True)]
+    save(tmp_path / "deep" / "r.json", results)
+    assert load(tmp_path / "deep" / "r.json") == results
+    cpu, wrr = summaries(results)
+    assert (cpu.runs, cpu.joules, cpu.least_j, cpu.most_j, cpu.ratio) == (2, 20, 10, 30, 1)
+    assert (wrr.joules, wrr.ratio, wrr.modelled) == (10, 0.5, ("cpu",))
+    text = comparison(results)
+    assert "10..30" in text and "10*" in text and "not measured" in text and "not all totals are of one kind" in text
+    with pytest.raises(DDLPError, match="no result is called 'mte', only cpu, wrr"):
+        comparison(results, "mte")
+
+
+def test_runs_of_unknown_length_are_compared_whole():
+    cpu, other = summaries([result("cpu", 100), result("other", 50, batches=None)])
+    assert (cpu.unit, cpu.joules, other.joules) == ("run", 100, 50)
+
+
+def test_help_teaches(capsys):
+    for arguments in (["energy", "--help"], ["energy", "run", "--help"]):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+    out = capsys.readouterr().out
+    assert "ddlp energy run --out wrr.json -- python train.py" in out and "--external" in out

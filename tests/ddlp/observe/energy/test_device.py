@@ -1,0 +1,106 @@
+"""A device's sensors through a real engine process; the hwmon tree that it reads is recorded and advanced by the test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_process import EngineProcess, until
+
+from ddlp.deploy import status
+from ddlp.errors import DDLPError
+from ddlp.observe.energy import EnergyMeter
+from ddlp.observe.energy.device import DeviceSensors
+from ddlp.sources.device import Device
+
+
+@pytest.fixture
+def engine(recorded) -> Iterator[EngineProcess]:
+    """On a board with one INA219, 2.5 W now."""
+    shutil.rmtree(recorded.root / "class/powercap")
+    recorded.write("class/hwmon/hwmon0/name", "ina219")
+    recorded.write("class/hwmon/hwmon0/power1_input", 2_500_000)
+    home = Path(tempfile.mkdtemp(prefix="e-"))
+    engine = EngineProcess(home, "--root", str(recorded.root), "--sys", str(recorded.root))
+    yield engine
+    engine.end()
+    shutil.rmtree(home)
+
+
+def device(engine: EngineProcess) -> Device:
+    return Device(engine.address, engine.keys, name="csd0", connect_timeout_s=1.0)
+
+
+def test_the_device_is_measured_beside_the_host(engine, recorded, monkeypatch):
+    monkeypatch.setattr("ddlp.observe.energy.device._POWER_INTERVAL_S", 0.02)
+    meter = EnergyMeter.auto(device(engine), sys=str(recorded.root.parent / "nothing"))
+    with meter:
+        (watched,) = (one for one in meter._watched if one.source.name == "csd0")
+        until(lambda: watched.tallies)
+        power = recorded.write("class/hwmon/hwmon0/power1_input", 4_500_000)
+        until(lambda: watched.tallies["csd0 ina219/power1"][1]._last[0] == 4.5)
+        power.unlink()  # it sleeps
+        time.sleep(0.1)
+        recorded.write("class/hwmon/hwmon0/power1_input", 4_500_000)
+    result = meter.result()
+    csd = next(one for one in result.parts if one.part == "csd")
+    assert not csd.modelled and csd.sensors == ("csd0 ina219/power1",) and csd.covered == pytest.approx(1)
+    assert 2.5 * result.seconds <= csd.joules <= 4.5 * result.seconds
+    assert next(one for one in result.parts if one.part == "cpu").modelled and result.how == "partly modelled"
+
+
+def test_a_device_without_sensors_is_modelled_and_named(engine, recorded):
+    shutil.rmtree(recorded.root / "class/hwmon")
+    meter = EnergyMeter.auto(device(engine), sys=str(recorded.root))
+    with meter:
+        pass
+    result = meter.result()
+    assert next(one for one in result.parts if one.part == "csd").modelled
+    assert "csd0: it has no sensor of its power" in result.absent
+
+
+def test_a_boards_input_that_sleeps_is_not_replaced_by_its_other_rails(engine, recorded):
+    shutil.rmtree(recorded.root / "class/hwmon")
+    recorded.write("class/hwmon/hwmon0/name", "ina3221")
+    for number, label in ((1, "VDD_IN"), (2, "VDD_CPU")):
+        recorded.write(f"class/hwmon/hwmon0/in{number}_label", label)
+        recorded.write(f"class/hwmon/hwmon0/in{number}_input", 5000)
+        recorded.write(f"class/hwmon/hwmon0/curr{number}_input", 1000 // number)
+    source = DeviceSensors(device(engine))
+    source.open()
+    assert [(one.sensor, one.watts) for one in source.read()] == [("csd0 ina3221/VDD_IN", 5.0)]
+    (recorded.root / "class/hwmon/hwmon0/in1_input").unlink()
+    assert source.read() == []
+    source.close()
+
+
+def test_sensors_that_are_chosen(engine, recorded):
+    recorded.write("class/hwmon/hwmon1/name", "ina219")
+    recorded.write("class/hwmon/hwmon1/power1_input", 1_000_000)
+    source = DeviceSensors(device(engine), ("ina219/power1-2",))
+    source.open()
+    assert [one.watts for one in source.read()] == [1.0]
+    source.close()
+    with pytest.raises(DDLPError, match="no sensor x, but ina219/power1, ina219/power1-2"):
+        DeviceSensors(device(engine), ("x",)).open()
+
+
+def test_a_device_that_dies_on_the_way(engine):
+    meter = EnergyMeter([DeviceSensors(device(engine))], devices=1)
+    with meter:
+        until(lambda: meter._watched[0].tallies)
+        engine.process.kill()
+        engine.process.wait()
+    result = meter.result()
+    assert any(text.startswith("csd0: ") and "engine" in text for text in result.notes)
+
+
+def test_status_shows_the_watts(engine, monkeypatch):
+    monkeypatch.setenv("DDLP_KEYS", str(engine.keys))
+    answer = status.ask(engine.address)
+    assert answer.power_w == 2.5 and answer.to_data()["power_w"] == 2.5
+    assert "2.5 W" in status.table([answer]) and "power" in status.table([answer])

@@ -1,0 +1,123 @@
+"""NVIDIA's GPUs: nvidia-ml-py itself, on a stand-in for the driver's library (fake_nvml.c) where the machine has none.
+
+A shared object in a process of its own: what torch sees of GPUs in the tests' process stays as it is. On a machine with a GPU
+the last test reads the real one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+needs_pynvml = pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="needs nvidia-ml-py")
+
+# Two seconds by its own clock; the GPUs' state changes in between.
+MEASURE = """
+import json, sys
+from pathlib import Path
+from ddlp.observe.energy import EnergyMeter
+from ddlp.observe.energy.nvml import find_gpus
+gpus, absent = find_gpus()
+if gpus is None:
+    print(json.dumps(str(absent)))
+    sys.exit()
+now = 0.0
+meter = EnergyMeter([gpus], clock=lambda: now, model=None)
+with meter:
+    now = 2.0
+    Path(sys.argv[1]).write_text(sys.argv[2])
+print(json.dumps(meter.result().to_data()))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    directory = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).with_name("fake_nvml.c")
+    made = directory / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", made, source], check=True)
+    return directory
+
+
+@pytest.fixture
+def measure(library, tmp_path):
+    """Measure for two seconds between two states of the GPUs; the result's data, or why there is none."""
+
+    def run(before: str, after: str, **environment: str):
+        state = tmp_path / "gpus"
+        state.write_text(before)
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(state), **environment}
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, state, after], capture_output=True, text=True, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@needs_pynvml
+def test_the_counter_where_there_is_one_else_power(measure):
+    result = measure("5000000 99000\n-1 150000\n", "5600000 1\n-1 150000\n")
+    (gpu,) = result["parts"]
+    assert gpu["part"] == "gpu" and gpu["sensors"] == ["gpu0 Fake 0", "gpu1 Fake 1"]
+    assert gpu["joules"] == pytest.approx(600 + 2 * 150) and not gpu["modelled"]
+
+
+@needs_pynvml
+@pytest.mark.parametrize("visible", ["1", "GPU-1111", "7,1"])
+def test_only_what_cuda_may_see(measure, visible):
+    (gpu,) = measure("1000 1\n2000 1\n", "9000 1\n7000 1\n", CUDA_VISIBLE_DEVICES=visible)["parts"]
+    assert gpu["sensors"] == ["gpu1 Fake 1"] and gpu["joules"] == pytest.approx(5)
+
+
+@needs_pynvml
+def test_a_gpu_that_is_lost_and_a_driver_loaded_anew(measure):
+    result = measure("1000 1\n5000 1\n", "9000 -1\n70 1\n")
+    assert result["parts"] == [] and any("began anew" in text for text in result["notes"])
+
+
+@needs_pynvml
+def test_without_gpus_it_says_why(measure):
+    assert "none of its GPUs" in measure("", "")
+    assert "no GPU" in measure("1 1\n", "", CUDA_VISIBLE_DEVICES="")
+
+
+def test_without_the_package_it_says_which(tmp_path):
+    (tmp_path / "pynvml.py").write_text("raise ImportError")
+    script = "from ddlp.observe.energy.nvml import find_gpus; print(find_gpus()[1])"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert "pip install nvidia-ml-py" in done.stdout
+
+
+@pytest.mark.gpu
+@needs_pynvml
+@pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="needs a GPU")
+def test_the_real_gpu_counts():
+    import torch
+
+    from ddlp.observe.energy import EnergyMeter
+    from ddlp.observe.energy.nvml import find_gpus
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    gpus, absent = find_gpus()
+    assert gpus is not None, absent
+    with (meter := EnergyMeter([gpus])):
+        a = torch.randn(4096, 4096, device="cuda")
+        for _ in range(200):
+            a = a @ a / 64
+        torch.cuda.synchronize()
+    (gpu,) = meter.result().parts
+    assert gpu.part == "gpu" and gpu.joules > 1

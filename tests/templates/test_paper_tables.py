@@ -1,0 +1,95 @@
+"""Where a measurement comes to stand in the paper's tables; reports made by hand, in the form that the templates write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "templates"))
+
+import paper_tables  # noqa: E402
+
+SETUP = {
+    "model": "resnet152", "paper_model": "ResNet152", "pipeline": "imagenet1", "ranks": 1, "batch_size": 256, "device": "cuda",
+    "backend": "native", "complete": True, "energy": None,
+}  # fmt: skip
+
+
+def one(strategy: str, workers: int, s_per_batch: float, **other: Any) -> dict[str, Any]:
+    figures = {"s_per_batch": s_per_batch, "host_cpu_s_per_batch": s_per_batch / 2}
+    return {**SETUP, "strategy": strategy, "workers": workers, "figures": figures, **other}
+
+
+def text_of(tmp_path: Path, runs: list[dict[str, Any]], many: int | None = None) -> str:
+    report = {"template": "train_imagenet", "accelerator": "GPU", "runs": runs}
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    (tmp_path / "a.energy.json").write_text("[]")  # of another kind: passed over
+    return paper_tables.tables(paper_tables.Measured(paper_tables.read(tmp_path), None, many))
+
+
+def lines_of(tmp_path: Path, runs: list[dict[str, Any]], many: int | None = None) -> dict[str, list[list[str]]]:
+    """The own lines of each table, by the first word or two of its title."""
+    found: dict[str, list[list[str]]] = {}
+    for line in text_of(tmp_path, runs, many).splitlines():
+        if line.startswith("## "):
+            title = line[3:].split(":")[0]
+        elif line.startswith("|") and "| own" in line:
+            found.setdefault(title, []).append([cell.strip() for cell in line.split("|")[1:-1]])
+    return found
+
+
+def test_each_column_holds_its_strategy_and_number_of_workers(tmp_path: Path) -> None:
+    runs = [
+        one("cpu", 0, 3.0), one("cpu", 16, 1.0), one("cpu", 16, 2.0), one("csd", 3, 10.0), one("mte", 0, 2.4),
+        one("wrr", 0, 3.3),
+        one("mte", 16, 1.2), one("wrr", 16, 0.75), one("wrr", 16, 0.1, complete=False), one("wrr", 16, 0.1, backend="dali"),
+        one("wrr", 8, 9.0),
+    ]  # fmt: skip
+    own, saved = lines_of(tmp_path, runs)["Table VI"]
+    assert own[2:] == ["own: resnet152, batch 256, GPU", "3", "1.5 +- 0.71", "10", "2.4", "3.3", "1.2", "0.75"]
+    assert saved[3:] == ["", "", "", "20.0 %", "-10.0 %", "20.0 %", "50.0 %"]
+    own, _ = lines_of(tmp_path, runs, 8)["Table VI"]
+    assert own[-1] == "9"
+
+
+def test_another_model_pipeline_or_number_of_accelerators_has_a_line_of_its_own(tmp_path: Path) -> None:
+    runs = [one("wrr", 0, 1.0), one("wrr", 0, 2.0, ranks=2), one("wrr", 0, 3.0, batch_size=64), one("wrr", 0, 4.0, ranks=3)]
+    own = lines_of(tmp_path, runs)["Table VI"]
+    assert [(line[2], line[7]) for line in own if line[2] != "own, saved"] == [
+        ("own: resnet152, batch 256, GPU", "1"),
+        ("own: resnet152, batch 64, GPU", "3"),
+        ("own: resnet152, batch 256, GPU", "2"),
+    ]
+    paper = [line for line in text_of(tmp_path, runs).splitlines() if "| paper" in line]
+    assert len([line for line in paper if "saved" not in line]) == 17 + 2 + 5 + 5 + 6
+
+
+def test_dali_energy_and_figure_8(tmp_path: Path) -> None:
+    vit = {"paper_model": "ViT", "model": "vit_b_16", "batch_size": 512}
+    cifar = {"paper_model": "WRN18", "model": "wrn-16-8", "pipeline": "cifar10_gpu", "batch_size": 4096}
+    metered = {"unit": "batch", "joules": 40.0, "how": "measured"}
+    tables = lines_of(tmp_path, [
+        one("dataloader", 16, 8.0, backend="torch", **vit), one("cpu", 16, 7.0, backend="dali", **vit),
+        one("mte", 16, 6.0, backend="dali", **vit), one("wrr", 16, 5.0, backend="dali", **vit),
+        one("csd", 16, 4.0), one("wrr", 16, 2.0, energy=metered),
+        one("dataloader", 16, 4.0, backend="torch", **cifar), one("csd", 0, 8.0, **cifar), one("wrr", 16, 3.0, **cifar),
+    ])  # fmt: skip
+    (dali,) = tables["Table VII"]
+    assert dali[3:] == ["8", "7", "-", "6", "5"]
+    resnet = next(line for line in tables["Table VIII"] if "resnet152" in line[2])
+    batches = 100 * 5005  # of 256 in 1,281,167 images
+    assert resnet[5] == f"1 J, {1.0 * batches / 3.6e6 * 0.095:.4g} USD (modelled)"
+    assert resnet[9] == f"40 J, {40.0 * batches / 3.6e6 * 0.095:.4g} USD"
+    (resnet,) = (line for line in tables["Table IX"] if "resnet152" in line[2])
+    assert resnet[9] == "1"
+    bars = [row[1:] for row in tables["Figure 8"] if row[0].startswith("8a")]
+    assert ["WRR_16", "own: wrn-16-8, batch 4096, GPU", "25.0 %", "62.5 %"] in bars
+
+
+def test_nothing_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paper_tables.main(["--report", str(tmp_path)]) == 1
+    assert "no finished runs" in capsys.readouterr().err

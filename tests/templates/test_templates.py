@@ -1,0 +1,153 @@
+"""Each template in its small form, as a user starts it, and what its report says.
+
+They run one after the other in a single process (several.py): importing torch is most of their time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEMPLATES = REPOSITORY / "templates"
+HAS_DALI = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+IMAGES, CIFAR_IMAGES = 48, 80  # of the small sets
+
+RUNS = (  # the forks come first, as long as torch has started no threads
+    ("train_ddp", ["--small", "--workers", "1", "--epochs", "2"], 2),
+    ("train_imagenet", ["--small", "--workers", "1", "--strategy", "dataloader", "csd", "wrr", "--epochs", "2"], 1),
+    ("train_cifar10", ["--small", "--workers", "1", "--strategy", "wrr", "--seeds", "2"], 1),
+    ("train_dali", ["--small", "--workers", "1", "--strategy", "cpu"], 1),
+    ("bottleneck_study", ["--small"], 1),
+    ("paper_tables", [], 1),
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where they run; the reports are in runs/."""
+    return tmp_path_factory.mktemp("templates")
+
+
+@pytest.fixture(scope="module")
+def printed(home: Path) -> str:
+    """What all of them have printed."""
+    path = os.pathsep.join((str(REPOSITORY), str(TEMPLATES)))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("several.py"))], cwd=home, text=True, capture_output=True, timeout=280,
+        input=json.dumps([(str(TEMPLATES / f"{name}.py"), *how) for name, *how in RUNS]),
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def report(home: Path, template: str) -> Any:
+    (path,) = (home / "runs").glob(f"{template}-*.json")
+    return json.loads(path.read_text())
+
+
+def status(printed: str, template: str) -> int:
+    (line,) = (line for line in printed.splitlines() if line.startswith("status of") and f"/{template}.py" in line)
+    return int(line.split()[-1])
+
+
+def check_run(one: Any, samples: int, epochs: int = 1) -> None:
+    """Every sample once an epoch, and figures that can be true."""
+    assert one["complete"] and [epoch["number"] for epoch in one["epochs"]] == list(range(epochs))
+    for epoch in one["epochs"]:
+        assert epoch["samples"] == samples
+        assert epoch["batches_cpu"] + epoch["batches_csd"] == epoch["batches"] * one["ranks"]
+        assert 0 <= epoch["waiting_s"] < epoch["seconds"]
+        assert epoch["loss"] > 0 and epoch["host_cpu_s"] > 0
+    assert 0 <= one["accuracy"] <= 1
+    assert one["figures"]["s_per_batch"] > 0 and one["figures"]["images_per_s"] > 0
+
+
+def test_train_imagenet(home: Path, printed: str) -> None:
+    assert status(printed, "train_imagenet") == 0
+    said = report(home, "train_imagenet")
+    assert said["machine"]["cores"] and said["options"]["pipeline"] == "imagenet1"
+    torchs, csd, wrr = said["runs"]
+    for one in (torchs, csd, wrr):
+        check_run(one, IMAGES, epochs=2)
+        assert one["paper_model"] == "WRN" and one["seed"] == 0
+        assert one["strategy"] in printed
+    assert (torchs["backend"], wrr["backend"]) == ("torch", "native")
+    assert torchs["figures"]["csd_share"] == 0 and csd["figures"]["csd_share"] == 1
+    assert 0 < sum(epoch["batches_csd"] for epoch in wrr["epochs"]) < 2 * IMAGES / 4
+    assert wrr["epochs"][-1]["bound_s"] > 0
+    # Of two epochs the second one counts.
+    assert wrr["figures"]["s_per_batch"] == pytest.approx(wrr["epochs"][1]["seconds"] / wrr["epochs"][1]["batches"])
+
+
+def test_train_cifar10(home: Path, printed: str) -> None:
+    assert status(printed, "train_cifar10") == 0
+    runs = report(home, "train_cifar10")["runs"]
+    assert [one["seed"] for one in runs] == [0, 1]
+    for one in runs:
+        check_run(one, CIFAR_IMAGES)
+        assert (one["model"], one["paper_model"], one["pipeline"]) == ("wrn-28-10 (small)", "WRN18", "cifar10_gpu")
+    assert any(epoch["batches_cpu"] and epoch["batches_csd"] for one in runs for epoch in one["epochs"])
+    assert "+-" in printed  # the spread over the seeds
+
+
+def test_train_dali_trains_or_says_in_a_line_what_is_missing(home: Path, printed: str) -> None:
+    if not HAS_DALI:
+        assert status(printed, "train_dali") == 1
+        (line,) = (line for line in printed.splitlines() if line.startswith("train_dali: "))
+        assert "pip install ddlp[dali]" in line
+        pytest.skip("NVIDIA DALI is not installed")
+    assert status(printed, "train_dali") == 0, printed[-4000:]
+    (one,) = report(home, "train_dali")["runs"]
+    check_run(one, IMAGES)
+    assert one["backend"] == "dali"
+
+
+def test_bottleneck_study(home: Path, printed: str) -> None:
+    assert status(printed, "bottleneck_study") == 0
+    figures = report(home, "bottleneck_study")["figures"]
+    assert list(figures["preprocessing_s"]) == ["0", "1"]
+    assert len(figures["training_s"]) == 2
+    for seconds in (*figures["preprocessing_s"].values(), *figures["training_s"].values()):
+        assert len(seconds) == 1 and seconds[0] > 0
+    ratio = figures["preprocessing_s"]["1"][0] / figures["training_s"]["squeezenet1_1"][0]
+    (line,) = (line for line in printed.splitlines() if line.startswith("squeezenet1_1"))
+    assert float(line.split()[-1]) == pytest.approx(ratio, abs=0.01)
+    (plot,) = (home / "runs").glob("bottleneck_study-*.png")
+    assert plot.stat().st_size > 10000
+
+
+def test_paper_tables(home: Path, printed: str) -> None:
+    assert status(printed, "paper_tables") == 0
+    text = (home / "runs" / "paper_tables.md").read_text()
+    assert text.split("\n", 2)[2].strip() in printed
+    assert (home / "runs" / "paper_tables.png").stat().st_size > 10000
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert ["WRN", "ImageNet1", "paper", "3.527", "1.779", "10.014", "2.761", "2.698", "1.618", "1.604"] in lines
+    runs = {one["strategy"]: one["figures"]["s_per_batch"] for one in report(home, "train_imagenet")["runs"]}
+    own, own_saved, *_ = (line for k, line in enumerate(lines) if "own" in line[2])
+    # cpu0, cpu16, csd, mte0, wrr0, mte16, wrr16: measured with one worker, and with --processes at its default that is "16".
+    measured = [f"{runs['dataloader']:.4g}", f"{runs['csd']:.4g}", "-", "-", "-", f"{runs['wrr']:.4g}"]
+    assert own[3:] == ["-", *measured]
+    assert own_saved[-1] == f"{100 * (1 - runs['wrr'] / runs['dataloader']):.1f} %"
+    joules = 10.25 * runs["wrr"]  # the paper's model: two processes and the CSD
+    assert any("(modelled)" in line[-1] and line[-1].startswith(f"{joules:.4g} J") for line in lines)
+    assert ["8a: WRN18 on a GPU", "MTE_0", "paper", "23.8 %", "65.6 %"] in lines
+
+
+def test_train_ddp(home: Path, printed: str) -> None:
+    """Two ranks over gloo, in the environment that torchrun gives them."""
+    assert status(printed, "train_ddp") == 0, printed[-4000:]
+    (one,) = report(home, "train_ddp")["runs"]
+    assert one["ranks"] == 2 and one["strategy"] == "wrr"
+    check_run(one, IMAGES, epochs=2)
+    assert one["epochs"][0]["batches"] == IMAGES / 4 / 2
+    assert 0 < sum(epoch["batches_csd"] for epoch in one["epochs"]) < 2 * IMAGES / 4
