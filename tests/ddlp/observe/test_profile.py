@@ -27,7 +27,8 @@ def run(tmp_path):
     matrix = torch.rand(500, 500)
 
     def mixed(batch):  # the loader's own work, in its own scope: not the accelerator's
-        torch.mm(matrix, matrix)
+        for _ in range(5):
+            torch.mm(matrix, matrix)
         return batch
 
     loader = DDLPLoader(images, 4, seed=0, record=directory, batch_transform=mixed)
