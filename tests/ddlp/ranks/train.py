@@ -69,7 +69,7 @@ def offered(run: EpochRun, known: bool) -> bool:
 def main() -> None:
     images, out, phases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     torch.set_num_threads(1)
-    iterator.EpochRun = Listening
+    iterator.EpochIterator.run_kind = Listening
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     data = dataset(images)
