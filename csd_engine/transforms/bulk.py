@@ -248,7 +248,7 @@ def _windows(
     before_y, before_x = max(0, -int(top.min())), max(0, -int(left.min()))
     after_y = max(0, int(top.max()) + height - rows_height)
     after_x = max(0, int(left.max()) + width - rows_width)
-    sources = np.take(rows, indices, axis=0) if rows.flags.c_contiguous else rows[indices]
+    sources = np.take(rows, indices, axis=0) if rows.flags.c_contiguous else np.ascontiguousarray(rows[indices])
     if padding_mode != "constant":
         across_rows = border_indices(rows_height, before_y, after_y, padding_mode)
         sources = sources[:, across_rows][:, :, border_indices(rows_width, before_x, after_x, padding_mode)]

@@ -87,9 +87,11 @@ def test_colour_borders_and_sizes_that_are_not_square():
     assert_same(pipeline(CROP | {"fill": [1, 2, 250], "size": [9, 40]}, FLIP, FLOP), images(height=17, width=45))
 
 
-def test_rows_that_are_not_contiguous():
+@pytest.mark.parametrize("ops", [[CROP, FLIP], [FLIP]], ids=["with borders", "without"])
+def test_rows_that_are_not_contiguous(ops):
+    """As torchvision's CIFAR-10 has them: planes, seen as pixels."""
     planes = np.random.default_rng(3).integers(0, 256, (30, 3, 32, 32), dtype=np.uint8)
-    assert_same(pipeline(CROP, FLIP), planes.transpose(0, 2, 3, 1))
+    assert_same(pipeline(*ops), planes.transpose(0, 2, 3, 1))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

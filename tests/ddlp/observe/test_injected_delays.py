@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from csd_engine.kernels import kernel
 from ddlp.observe import Analysis, analyse, read_run
 from ddlp.observe.analysis import CPU, CSD, READ, TRAINING, TRANSFER
 
@@ -27,6 +28,11 @@ def adds_up(found: Analysis) -> None:
     assert sum(found.seconds.values()) == pytest.approx(found.wall_s, rel=0.02)
 
 
+def worked(slept_s: float, batches: int) -> Any:
+    """The delay, and what Pillow and numpy take for the images themselves where there is no kernel."""
+    return pytest.approx(slept_s, rel=WITHIN, abs=0.0 if kernel() is not None else 0.003 * batches)
+
+
 def test_every_stage_at_once(delays, tmp_path):
     found = analysed(
         delays, tmp_path / "run", 0.03, 50, strategy="wrr",
@@ -35,14 +41,14 @@ def test_every_stage_at_once(delays, tmp_path):
     slept, stages = delays.slept, found.stages
     assert found.batches["cpu"] >= 10 and found.batches["csd"] >= 10
     assert stages[READ] == pytest.approx(slept["read"], rel=WITHIN)
-    assert stages[CPU] == pytest.approx(slept["host"], rel=WITHIN)
-    assert stages[CSD] == pytest.approx(slept["device"], rel=WITHIN)
-    assert stages[TRANSFER] == pytest.approx(slept["fetch"], rel=WITHIN)
+    assert stages[CPU] == worked(slept["host"], found.batches["cpu"])
+    assert stages[CSD] == worked(slept["device"], found.batches["csd"])
+    assert stages[TRANSFER] == worked(slept["fetch"], found.batches["csd"])
     assert stages[TRAINING] == pytest.approx(slept["training"], rel=WITHIN)
     adds_up(found)
     named = {one.name: one for one in found.resources}
     assert set(named) == {"host workers", "engine", "transfer", "accelerator", "training thread"}
-    assert named["engine"].busy_s == pytest.approx(slept["device"], rel=WITHIN)
+    assert named["engine"].busy_s == worked(slept["device"], found.batches["csd"])
     assert named["accelerator"].busy_s == pytest.approx(slept["training"], rel=WITHIN)
     # Both sides sleep most of the time, at the same time.
     shared, host_s = found.overlap[CPU][CSD], found.overlap[CPU][CPU]

@@ -193,5 +193,7 @@ def test_nothing_recorded_is_no_error(tmp_path: Path) -> None:
 
 def test_this_system_can_be_read(tmp_path: Path) -> None:
     place = place_of(tmp_path)
+    if place is None and " / / " not in Path("/proc/self/mountinfo").read_text():
+        pytest.skip("in a chroot, whose root is no mount point")
     assert place is not None and str(tmp_path.resolve()).startswith(place.mount_point)
     assert all(isinstance(way, str) and way for way in ways_out(tmp_path))

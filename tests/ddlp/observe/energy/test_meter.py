@@ -251,7 +251,7 @@ def test_missing_permission_is_said_once_with_what_to_do(recorded, no_gpu):
     for path in [recorded.root, *recorded.root.parents][:4]:
         path.chmod(0o755)
     for name in ("", ":0"):
-        (recorded.root / f"class/powercap/intel-rapl:0{name}/energy_uj").chmod(0o400)
+        (recorded.root / f"class/powercap/intel-rapl:0{name}/energy_uj").chmod(0)  # not even by its owner
     done = subprocess.run([sys.executable, "-c", script, recorded.root], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
     said, absent, sources = done.stdout.splitlines()
