@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from csd_engine.kernels import kernel
 from ddlp.observe import Analysis, analyse, read_run
 from ddlp.observe.analysis import CPU, CSD, READ, TRAINING, TRANSFER
 
@@ -29,14 +28,14 @@ def adds_up(found: Analysis) -> None:
 
 
 def worked(slept_s: float, batches: int) -> Any:
-    """The delay, and what Pillow and numpy take for the images themselves where there is no kernel."""
-    return pytest.approx(slept_s, rel=WITHIN, abs=0.0 if kernel() is not None else 0.003 * batches)
+    """The delay, and 3 ms a batch for the work itself: it takes longer without a kernel, or where others work."""
+    return pytest.approx(slept_s, rel=WITHIN, abs=0.003 * batches)
 
 
 def test_every_stage_at_once(delays, tmp_path):
     found = analysed(
         delays, tmp_path / "run", 0.03, 50, strategy="wrr",
-        read_s=0.01, host_s=0.02, device_s=0.03, fetch_s=0.02,
+        read_s=0.01, host_s=0.02, device_s=0.04, fetch_s=0.04,
     )  # fmt: skip
     slept, stages = delays.slept, found.stages
     assert found.batches["cpu"] >= 10 and found.batches["csd"] >= 10
