@@ -9,9 +9,6 @@ from pathlib import Path
 import torch
 
 from ddlp.errors import DDLPError
-from ddlp.transfer.gds import GdsReader
-from ddlp.transfer.gdsneeds import ways_out, why_not
-from ddlp.transfer.gdsprobe import probe
 from ddlp.transfer.landing import Landing
 from ddlp.transfer.lane import CudaLane, Lane
 from ddlp.transfer.ways import GdsWay, MappedWay, PinnedWay, Way
@@ -56,6 +53,8 @@ def ways(lane: Lane, transfer: str | None) -> Callable[[Path], list[Way]]:
 
 def _gds(spool: Path) -> Way:
     """Direct reads, proven; or kvikio's copies, where the user has asked for these."""
+    from ddlp.transfer.gds import GdsReader, probe  # late: most loaders never want them
+
     if os.environ.get("KVIKIO_COMPAT_MODE", "").upper() not in _COPIES_ASKED_FOR:
         found = probe(spool)
         if found.kind != "gds":
@@ -69,6 +68,9 @@ def _gds(spool: Path) -> Way:
 
 def _gds_if_likely(lane: Lane, spool: Path) -> list[Way]:
     """Where nothing is seen that stands in its way: no process should start cuFile, and be kept from forking, for nothing."""
+    from ddlp.transfer.gds import GdsReader
+    from ddlp.transfer.gdsneeds import ways_out, why_not
+
     if lane.device.type != "cuda" or why_not() is not None or ways_out(spool):
         return []
     try:

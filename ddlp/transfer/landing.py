@@ -103,15 +103,18 @@ class Landing:
             promised = promised_checksum(descriptor, identity, lease, layout)
             way = self._chosen(path, descriptor, layout)
             slot = self._take(way, layout.data_bytes)
-            kept: object = None
             try:
                 kept = way.read(path, descriptor, slot.data, layout.data_bytes)
                 with self._lane.work():
                     landed = self._finish(epilogue, slot, layout, sample)
                 landed.mark.wait()
+                del kept
                 check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
+            except BaseException:
+                self._lane.mark().wait()  # something on the lane may use the slot, or what was kept, still
+                raise
             finally:
-                self._give_back(slot, kept)
+                self._give_back(slot)
         return landed
 
     def _finish(self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None) -> Landed:
@@ -143,10 +146,7 @@ class Landing:
             way.prepare(slot.data)
         return slot
 
-    def _give_back(self, slot: _Slot, kept: object) -> None:
-        mark = self._lane.mark()
-        mark.wait()  # also after an error: nothing on the lane reads the slot or what was kept
-        del kept
+    def _give_back(self, slot: _Slot) -> None:
         with self._lock:
             if not self._closed:
                 self._slots.append(slot)
@@ -222,14 +222,8 @@ class _Slot:
     def make(size: int, lane: Lane) -> _Slot:
         """Memory that nothing on the lane uses any more: a direct read does not wait for the lane."""
         with lane.work():
-            slot = _Slot._make(size, lane)
-            mark = lane.mark()
-        mark.wait()
-        return slot
-
-    @staticmethod
-    def _make(size: int, lane: Lane) -> _Slot:
-        memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=lane.device)
+            memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=lane.device)
+        lane.mark().wait()
         begin = -memory.data_ptr() % _ALIGNED
         return _Slot(
             memory[begin : begin + size], torch.empty(BLOCK_BYTES // 4, dtype=torch.int32, pin_memory=lane.pinned)

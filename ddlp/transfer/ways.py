@@ -10,15 +10,17 @@ import os
 import queue
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from csd_engine.errors import MissingBatch
 from csd_engine.layout import DATA_OFFSET
-from ddlp.transfer.gds import GdsReader
 from ddlp.transfer.lane import Lane, Mark
+
+if TYPE_CHECKING:
+    from ddlp.transfer.gds import GdsReader
 
 __all__ = ["GdsWay", "MappedWay", "PinnedWay", "Way"]
 
