@@ -23,6 +23,7 @@ _COMMANDS = {
     "energy": ("ddlp.observe.energy.command", "what runs take in energy: meters, measuring, comparing"),
     "analyse": ("ddlp.observe.analysis_command", "where the time of a recorded run went, and which stage limits it"),
     "trace": ("ddlp.observe.trace", "a recorded run as a Chrome trace for Perfetto"),
+    "report": ("ddlp.observe.report.command", "a recorded run as one HTML page and PNG plots"),
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
 }
 _BENCHES = {

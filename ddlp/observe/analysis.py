@@ -9,10 +9,10 @@ from typing import Any
 from ddlp.observe.engine_time import DeviceTime, device_times
 from ddlp.observe.events import Exhausted, Fetched, HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Rested, Step
 from ddlp.observe.profile import Profile
-from ddlp.observe.run import EpochTrace
+from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
 
-__all__ = ["ADVICE", "Analysis", "Resource", "analyse"]
+__all__ = ["ADVICE", "Analysis", "Rates", "Resource", "analyse", "by_size"]
 
 READ, CPU, CSD, TRANSFER, TRAINING, WAITING = (
     "read", "CPU preprocessing", "CSD preprocessing", "transfer", "training", "waiting",
@@ -53,6 +53,21 @@ class Resource:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """Images a second of each stage with all its workers at work, and nothing else in its way. None: it made nothing."""
+
+    host: float | None
+    devices: dict[str, float]  # those that published something
+    transfer: float | None  # of the devices' batches, by the fetchers
+    training: float | None
+
+    @property
+    def both_sides(self) -> float | None:
+        """Host and devices together: r_cpu + r_csd."""
+        return (self.host or 0.0) + sum(self.devices.values()) or None
+
+
+@dataclass(frozen=True)
 class Analysis:
     """An epoch's seconds.
 
@@ -63,6 +78,7 @@ class Analysis:
         resources: host workers, engine, transfer, accelerator, training thread.
         overlap: seconds in which two stages were at work at once; a stage with itself: at work at all.
         limit: the stage that limits, with ``advice`` on what would move it.
+        rates: each stage's, in images a second.
         bound_s: the least time for these samples at the measured rates: n / (r_cpu + r_csd), or training alone if that is more.
         training_parts: forward, backward, optimizer, where a profile of torch on the CPU is given.
     """
@@ -78,6 +94,7 @@ class Analysis:
     overlap: dict[str, dict[str, float]]
     limit: str
     advice: str
+    rates: Rates
     bound_s: float | None
     training_parts: dict[str, float]
     counts: dict[str, int]
@@ -102,6 +119,11 @@ def analyse(trace: EpochTrace, profile: Profile | None = None) -> Analysis:
     return _Epoch(trace, profile).analysis()
 
 
+def by_size(seconds: dict[str, float]) -> list[tuple[str, float]]:
+    """An analysis' seconds, most first; waiting comes after the work."""
+    return sorted(seconds.items(), key=lambda item: (item[0].startswith(WAITING), -item[1]))
+
+
 class _Epoch:
     """One epoch's spans by stage."""
 
@@ -109,7 +131,7 @@ class _Epoch:
         self.trace, self.wall_s = trace, trace.wall_s
         self.host, self.steps, self.fetched = trace.of(HostBatch), trace.of(Step), trace.of(Fetched)
         self.devices: list[DeviceTime] = device_times(trace)
-        self.training = self._training()
+        self.training = training_spans(trace)
         self.handing = [(step.got_at, step.handed_at) for step in self.steps]
         self.host_spans = union((b.began_at, b.ended_at) for b in self.host)
         self.csd_spans = union(work.span for device in self.devices for work in device.work)
@@ -128,14 +150,8 @@ class _Epoch:
         clock = self.trace.began.clock
         return clip([(begin - clock, end - clock) for begin, end in spans], 0.0, self.wall_s)
 
-    def _training(self) -> list[Span]:
-        """From each batch until training asked for the next one, or the epoch was broken off."""
-        asked = [step.asked_at for step in self.steps[1:]]
-        asked += [e.asked_at for e in self.trace.of(Exhausted)][:1] or [self.wall_s]
-        return [(step.handed_at, at) for step, at in zip(self.steps, asked, strict=False)]
-
     def analysis(self) -> Analysis:
-        trace, seconds = self.trace, self._seconds()
+        trace, seconds, rates = self.trace, self._seconds(), self._rates()
         limit = self._limit(seconds)
         sides = {"cpu": 0, "csd": 0}
         for step in self.steps:
@@ -152,7 +168,8 @@ class _Epoch:
             overlap=self._overlap(),
             limit=limit,
             advice=ADVICE[limit],
-            bound_s=self._bound_s(),
+            rates=rates,
+            bound_s=self._bound_s(rates),
             training_parts=self._training_parts(),
             counts=self._counts(),
             notes=tuple(self._notes()),
@@ -308,14 +325,25 @@ class _Epoch:
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
-    def _bound_s(self) -> float | None:
-        batches = len(self.steps)
-        made = [b.ended_at - b.began_at for b in self.host if b.outcome == "made"]
-        rate = self.trace.began.workers / (sum(made) / len(made)) if made and sum(made) else 0.0
-        for device in self.devices:
-            done = [work.span[1] - work.span[0] for work in device.work if work.published]
-            rate += device.workers / (sum(done) / len(done)) if done and sum(done) else 0.0
-        return max(batches / rate, length(self.training)) if rate else None
+    def _rates(self) -> Rates:
+        samples = sum(step.samples for step in self.steps)
+        a_batch = samples / len(self.steps) if self.steps else 0.0
+
+        def rate(workers: int, spans: Iterable[Span]) -> float | None:
+            took = [end - begin for begin, end in spans]
+            return workers * a_batch * len(took) / sum(took) if a_batch and sum(took) > 0 else None
+
+        devices = {d.device: rate(d.workers, (work.span for work in d.work if work.published)) for d in self.devices}
+        return Rates(
+            host=rate(self.trace.began.workers, ((b.began_at, b.ended_at) for b in self.host if b.outcome == "made")),
+            devices={name: one for name, one in devices.items() if one is not None},
+            transfer=rate(self.trace.began.fetchers, ((f.began_at, f.ended_at) for f in self.fetched if not f.trouble)),
+            training=samples / length(self.training) if length(self.training) > 0 and samples else None,
+        )
+
+    def _bound_s(self, rates: Rates) -> float | None:
+        samples = sum(step.samples for step in self.steps)
+        return max(samples / rates.both_sides, length(self.training)) if rates.both_sides else None
 
     def _counts(self) -> dict[str, int]:
         return {

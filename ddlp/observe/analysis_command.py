@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from ddlp.observe.analysis import WAITING, Analysis, analyse
+from ddlp.observe.analysis import Analysis, Rates, analyse, by_size
 from ddlp.observe.profile import find_profile, read_profile
 from ddlp.observe.run import epoch_files, read_epoch
 
@@ -47,11 +47,12 @@ def table(analysis: Analysis) -> str:
     rows = [
         f"epoch {analysis.epoch}, {analysis.strategy}: {analysis.wall_s:.2f} s, {analysis.samples} images, "
         f"{analysis.images_per_s:.0f} images/s; {cpu} batches by the host, {csd} by the device{bound}",
+        f"rates: {_rates(analysis.rates)}",
         f"limit: {analysis.limit}. What would move it: {analysis.advice}.",
         "",
         "where the epoch's seconds went     seconds   part",
     ]
-    for name, seconds in sorted(analysis.seconds.items(), key=lambda item: (item[0].startswith(WAITING), -item[1])):
+    for name, seconds in by_size(analysis.seconds):
         rows.append(f"  {name:32} {seconds:8.3f} {100 * seconds / wall_s:5.1f} %")
     for name, seconds in analysis.training_parts.items():
         rows.append(f"  of training: {name:19} {seconds:8.3f} {100 * seconds / wall_s:5.1f} %")
@@ -68,3 +69,9 @@ def table(analysis: Analysis) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in analysis.counts.items() if count)
     rows += ["", counts] if counts else []
     return "\n".join(rows + [f"note: {note}" for note in analysis.notes])
+
+
+def _rates(rates: Rates) -> str:
+    named = {"host": rates.host, **rates.devices, "transfer": rates.transfer, "training": rates.training}
+    found = ", ".join(f"{name} {rate:.0f}" for name, rate in named.items() if rate is not None)
+    return f"{found} images/s, each alone" if found else "none: nothing was made"

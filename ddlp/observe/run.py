@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddlp.errors import DDLPError
-from ddlp.observe.events import FORMAT, EpochBegan, EpochEnded, Event, from_line
+from ddlp.observe.events import FORMAT, EpochBegan, EpochEnded, Event, Exhausted, Step, from_line
+from ddlp.observe.spans import Span
 
-__all__ = ["EpochTrace", "epoch_files", "read_epoch", "read_run"]
+__all__ = ["EpochTrace", "epoch_files", "read_epoch", "read_run", "training_spans"]
 
 _E = TypeVar("_E")
 
@@ -29,6 +30,14 @@ class EpochTrace:
     def of(self, kind: type[_E]) -> list[_E]:
         """The events of one kind, in the order in which they were recorded."""
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def training_spans(trace: EpochTrace) -> list[Span]:
+    """Each step's training: from having its batch until the next was asked for, or the epoch was broken off."""
+    steps = trace.of(Step)
+    asked = [step.asked_at for step in steps[1:]]
+    asked += [e.asked_at for e in trace.of(Exhausted)][:1] or [trace.wall_s]
+    return [(step.handed_at, at) for step, at in zip(steps, asked, strict=False)]
 
 
 def epoch_files(run: str | os.PathLike[str]) -> list[Path]:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ddlp.observe.engine_time import device_times
-from ddlp.observe.events import Exhausted, Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Rested, Step
-from ddlp.observe.run import EpochTrace, epoch_files, read_epoch
+from ddlp.observe.events import Fetched, HostBatch, Rested, Step
+from ddlp.observe.happened import happened
+from ddlp.observe.run import EpochTrace, epoch_files, read_epoch, training_spans
 from ddlp.observe.spans import lanes
 
 __all__ = ["add_arguments", "chrome_trace", "run"]
@@ -86,29 +87,17 @@ def _spans(trace: EpochTrace) -> Iterator[dict[str, Any]]:
             tid = _DEVICES + _MOST_LANES * number + lane
             name = f"batch {work.position}" if work.published else f"batch {work.position}, not published"
             yield span(tid, name, "engine", *work.span, lease=work.lease)
-    steps = trace.of(Step)
-    asked = [step.asked_at for step in steps[1:]] + ([e.asked_at for e in trace.of(Exhausted)][:1] or [trace.wall_s])
-    for step, until in zip(steps, asked, strict=False):
+    for step, training in zip(trace.of(Step), training_spans(trace), strict=True):
         yield span(_TRAINING, "waiting", "waiting", step.asked_at, step.got_at, batch=step.position, side=step.side)
         yield span(_TRAINING, "targets, device", "transfer", step.got_at, step.handed_at)
-        yield span(_TRAINING, f"training on {step.position} ({step.side})", "training", step.handed_at, until)
+        yield span(_TRAINING, f"training on {step.position} ({step.side})", "training", *training)
 
 
 def _marks(trace: EpochTrace) -> Iterator[dict[str, Any]]:
     """Points in time, drawn over all tracks."""
-    for event in trace.events:
-        if isinstance(event, LeaseCancelled):
-            name = f"lease {event.lease} taken back from {event.device}"
-        elif isinstance(event, LeaseFailed):
-            name = f"lease {event.lease} failed on {event.device}"
-        elif isinstance(event, Joined):
-            name = f"{event.device} joined"
-        elif isinstance(event, Lost):
-            name = f"{event.device} lost: {event.reason}"
-        else:
-            continue
-        at = round(event.at * 1e6, 1)
-        yield {"ph": "i", "s": "p", "name": name, "ts": at, "pid": trace.began.pid, "tid": _TRAINING, "cat": "event"}
+    for one in happened(trace):
+        at = round(one.at * 1e6, 1)
+        yield {"ph": "i", "s": "p", "name": one.text, "ts": at, "pid": trace.began.pid, "tid": _TRAINING, "cat": "event"}
 
 
 def _counters(trace: EpochTrace) -> Iterator[dict[str, Any]]:

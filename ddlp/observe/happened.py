@@ -1,0 +1,38 @@
+"""What happened in an epoch beside its batches: devices that came and went, leases that were not fulfilled, files not used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddlp.observe.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost
+from ddlp.observe.run import EpochTrace
+
+__all__ = ["Happened", "happened"]
+
+
+class Happened(NamedTuple):
+    """A moment (seconds since the epoch's beginning), and what it was."""
+
+    at: float
+    kind: str  # joined, lost, taken back, failed, not used
+    text: str
+
+
+def happened(trace: EpochTrace) -> Iterator[Happened]:
+    """In the order in which it was recorded."""
+    for event in trace.events:
+        if isinstance(event, LeaseCancelled):
+            yield Happened(event.at, "taken back", f"lease {event.lease} taken back from {event.device}")
+        elif isinstance(event, LeaseFailed):
+            reason = f": {event.reason}" if event.reason else ""
+            yield Happened(event.at, "failed", f"lease {event.lease} failed on {event.device}{reason}")
+        elif isinstance(event, Joined):
+            yield Happened(event.at, "joined", f"{event.device} joined")
+        elif isinstance(event, Lost):
+            yield Happened(event.at, "lost", f"{event.device} lost: {event.reason}")
+        elif isinstance(event, Fetched) and event.trouble:
+            text = f"batch {event.position} of {event.device} could not be used: {event.trouble}"
+            yield Happened(event.ended_at, "not used", text)
+        elif isinstance(event, HostBatch) and event.outcome == "failed":
+            yield Happened(event.ended_at, "failed", f"batch {event.position}: a sample could not be prepared")

@@ -1,0 +1,48 @@
+"""`ddlp report RUN`: a recorded run as one HTML page, and its plots as PNG.
+
+RUN is the directory of `DDLPLoader(..., record=RUN)`, or one of its files. The page needs nothing else: no script, no network;
+send it to whom you like. What `ddlp energy run --out RUN/energy.json` has measured is in it. PNG plots need matplotlib
+(`pip install 'ddlp[report]'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ddlp.observe.report.run import read_report
+from ddlp.observe.report.write import place, write_page
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("run_directory", metavar="RUN")
+    parser.add_argument("-o", "--out", metavar="DIR_OR_FILE", help="a directory, or a file .html (default: RUN/report.html)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--epoch", type=int, metavar="N", help="show this epoch in detail (default: the one recorded last)")
+    which.add_argument("--all", action="store_true", help="show every epoch in detail")
+    parser.add_argument("--energy", metavar="FILE", help="what `ddlp energy run --out` saved (default: energy*.json of RUN)")
+    parser.add_argument("--no-png", action="store_true", help="the page alone")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write them."""
+    report = read_report(options.run_directory, epoch=options.epoch, every=options.all, energy=options.energy)
+    written = write_page(report, place(options.run_directory, options.out))
+    print(f"report: {written}")
+    if options.no_png:
+        return 0
+    try:
+        from ddlp.observe.report.png import write_plots
+
+        plots = write_plots(report.detailed, written)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        print("no PNG plots: matplotlib is missing; pip install 'ddlp[report]' brings it", file=sys.stderr)
+        return 0
+    for plot in plots:
+        print(f"plot: {plot}")
+    return 0

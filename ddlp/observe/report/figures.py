@@ -1,0 +1,217 @@
+"""The plots of an epoch as HTML: title, what it shows in words, legend, drawing, and the figures as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from ddlp.observe.analysis import Analysis
+from ddlp.observe.report import series, svg
+from ddlp.observe.report.series import DEVICE, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
+from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
+from ddlp.observe.run import EpochTrace
+
+__all__ = ["buffers", "prongs", "rates", "resources", "timeline"]
+
+KINDS = {
+    HOST: "host makes a batch",
+    DEVICE: "device makes a batch",
+    TRANSFER: "transfer",
+    TRAINING: "training",
+    UNUSED: "work not used: taken back, made twice, failed",
+}
+_LANE, _GAP = 22.0, 6.0
+_SAMPLES = 12  # moments in the tables under curves
+
+
+def figure(name: str, title: str, says: str, keys: Iterable[tuple[str, str]], drawing: str, figures: str, summary: str) -> str:
+    """One plot; ``keys`` are (class, meaning), ``figures`` the same as a table, called ``summary``."""
+    legend = "".join(f'<li><i class="key {style}"></i>{escape(text)}</li>' for style, text in keys)
+    return (
+        f'<figure data-plot="{name}"><figcaption><h3>{escape(title)}</h3><p>{escape(says)}</p></figcaption>'
+        f'<ul class="legend">{legend}</ul>{drawing}'
+        f"<details><summary>{escape(summary)}</summary>{figures}</details></figure>"
+    )
+
+
+def prongs(trace: EpochTrace) -> str:
+    """Which batch was made when: the host comes from the head, the device from the tail."""
+    made = series.made_where(trace)
+    last = max((position for dots in made.values() for _, position in dots), default=0)
+    batches = max(trace.began.batches, last + 1)
+    if not any(made.values()):
+        return nothing("prongs", "Which batch was made when", "No batch was made in this epoch.")
+    x, y = svg.time_axis(trace.wall_s), svg.upwards("batch of the epoch", batches)
+    sides = [side for side in (HOST, DEVICE) if made[side]]
+    marks = [svg.dots(made[side], x.limit, y.limit, 240, f"dots {side}") for side in sides]
+    names = {HOST: "host", DEVICE: "device"}
+    counts = [
+        (names[side], [(position, at) for at, position in made[side]]) for side in sides
+    ]  # fmt: skip
+    rows = [
+        [name, f"{min(dots)[0]}", f"{max(dots)[0]}", seconds(min(at for _, at in dots)), seconds(max(at for _, at in dots))]
+        for name, dots in counts
+    ]
+    both = len(sides) == 2
+    says = "Each mark is a finished batch." + (
+        " The host comes from the epoch's head, the device from its tail; they meet where their speeds say." if both else ""
+    )
+    label = f"{says} {batches} batches over {seconds(trace.wall_s)}."
+    return figure(
+        "prongs", "Which batch was made when", says, [(f"mark {side}", KINDS[side].replace("makes", "made")) for side in sides],
+        svg.plot(marks, height=240, x=x, y=y, label=label),
+        table(["made by", "lowest batch", "highest batch", "first at", "last at"], rows), "First and last batch of each side",
+    )  # fmt: skip
+
+
+def timeline(trace: EpochTrace) -> str:
+    """Who was at work when."""
+    found = series.tracks(trace)
+    height = _LANE * len(found)
+    x = svg.time_axis(trace.wall_s)
+    marks = [mark for number, track in enumerate(found) for mark in _lane(track, x.limit, number * _LANE)]
+    exact = not any(track.shares for track in found)
+    says = (
+        "Each box is a piece of work; a lane that is empty waits or has nothing to do." if exact else
+        f"A lane's height is the part of the time at work, over {trace.wall_s / series.BINS:.2g} s each; what is missing is waiting."
+    )  # fmt: skip
+    used = [kind for kind in KINDS if any(kind in track.pieces or kind in track.shares for track in found)]
+    rows: list[list[Cell]] = []
+    for track in found:
+        for kind in KINDS:
+            at_work = sum(b - a for a, b in track.pieces.get(kind, ()))
+            at_work += sum(track.shares.get(kind, ())) * trace.wall_s / series.BINS
+            if at_work:
+                rows.append([track.name, KINDS[kind], seconds(at_work), percent(at_work, trace.wall_s)])
+    label = f"Timeline of {len(found)} tracks over {seconds(trace.wall_s)}: {', '.join(track.name for track in found)}."
+    drawing = svg.plot(marks, height=height, x=x, rows=[track.name for track in found], label=label)
+    return figure(
+        "timeline", "Who was at work when", says, [(f"box {kind}", KINDS[kind]) for kind in used], drawing,
+        table(["track", "doing", "time", "of the epoch"], rows), "Time at work of each track",
+    )  # fmt: skip
+
+
+def _lane(track: Track, limit: float, top: float) -> Iterator[str]:
+    height = _LANE - _GAP
+    yield svg.boxes([(0.0, limit)], limit, top + _LANE - _GAP / 2 - 0.5, 0.5, "floor")
+    below = [0.0] * series.BINS
+    for kind in KINDS:
+        if kind in track.pieces:
+            # What was not used is low, work that was is high: the colours alone do not tell.
+            part = 0.45 if kind == UNUSED else 0.7 if kind == TRANSFER and track.kind == TRAINING else 1.0
+            yield svg.boxes(track.pieces[kind], limit, top + _GAP / 2 + height * (1 - part), height * part, f"box {kind}")
+        elif kind in track.shares:
+            yield svg.area(track.shares[kind], below, top + _GAP / 2, height, f"box {kind}")
+            below = [a + b for a, b in zip(below, track.shares[kind], strict=True)]
+
+
+def rates(trace: EpochTrace, analysis: Analysis) -> str:
+    """What each side makes and training gets, against their bounds."""
+    curves, bounds = series.rates_over_time(trace), analysis.rates
+    rows: list[list[Cell]] = [["host, all its workers at work", number(bounds.host)]]
+    rows += [[f"{name}, all its workers at work", number(rate)] for name, rate in bounds.devices.items()]
+    rows += [["both sides together (r_cpu + r_csd)", number(bounds.both_sides)]]
+    rows += [["transfer of a device's batches", number(bounds.transfer)]] if bounds.transfer else []
+    rows += [["training, were data always ready", number(bounds.training)], ["achieved", number(analysis.images_per_s)]]
+    fastest = max((float(rate) for rate in (bounds.both_sides, bounds.training, analysis.images_per_s) if rate), default=1.0)
+    figures = [[*row, bar(value, fastest)] for row, value in zip(rows, _values(analysis), strict=True)]
+    told = table(["", "images/s", ""], figures)
+    title = "Rates against their bounds"
+    if not curves:
+        return nothing("rates", title, "No batch was delivered in this epoch.", told)
+    # Training's own bound may be far above everything that happens; it is in the table then, not in the plot.
+    levels = [("both", "both sides together, r_cpu + r_csd", bounds.both_sides), ("train", "training alone", bounds.training)]
+    top = max(max(max(curve.mean) for curve in curves), bounds.both_sides or 0.0)
+    shown = [(style, name, rate) for style, name, rate in levels if rate and rate <= 1.5 * top]
+    x, y = svg.time_axis(trace.wall_s), svg.upwards("images/s", max([top, *(rate for _, _, rate in shown)]))
+    styles = {"host makes": "curve host", "device makes": "curve device", "training gets": "curve got"}
+    marks = [svg.level(rate, y.limit, 220, f"level {style}") for style, _, rate in shown]
+    marks += [svg.line(curve.mean, y.limit, 220, styles[curve.name]) for curve in curves]
+    keys = [(styles[curve.name], curve.name) for curve in curves]
+    keys += [(f"level {style}", f"bound: {name}, {number(rate)}") for style, name, rate in shown]
+    achieved = number(analysis.images_per_s)
+    label = f"Images a second over {seconds(trace.wall_s)}; {achieved} achieved, {number(bounds.both_sides)} the bound of both sides."
+    says = "What each side made and training got, moment by moment, and the most that both sides can make together."
+    drawing = svg.plot(marks, height=220, x=x, y=y, label=label)
+    return figure("rates", title, says, keys, drawing, told + _curves_table(curves, trace.wall_s, "images/s"), "Rates in figures")
+
+
+def _values(analysis: Analysis) -> list[float | None]:
+    """In the order of the table of rates."""
+    bounds = analysis.rates
+    transfer = [bounds.transfer] if bounds.transfer else []
+    return [bounds.host, *bounds.devices.values(), bounds.both_sides, *transfer, bounds.training, analysis.images_per_s]
+
+
+def buffers(trace: EpochTrace) -> str:
+    """Ready batches and the spool's fill."""
+    curves = series.buffers(trace)
+    quota = sum(device.quota for device in series.device_times(trace))
+    title = "Ready batches and spool" if trace.began.devices else "Ready batches"
+    if not curves:
+        return nothing("buffers", title, "No batch was delivered in this epoch.")
+    most = max([*(max(curve.high) for curve in curves), quota, 1])
+    x, y = svg.time_axis(trace.wall_s), svg.upwards("batches", most)
+    styles = ["host", "device", "spool", "held"]
+    marks = [svg.band(curve.low, curve.high, y.limit, 200, f"band {style}") for style, curve in zip(styles, curves, strict=False)]
+    marks += [svg.line(curve.mean, y.limit, 200, f"curve {style}") for style, curve in zip(styles, curves, strict=False)]
+    keys = [(f"curve {style}", curve.name) for style, curve in zip(styles, curves, strict=False)]
+    if quota:
+        marks.append(svg.level(quota, y.limit, 200, "level quota"))
+        keys.append(("level quota", f"the spool's quota, {quota} batches"))
+    says = "Batches that wait for training. Where all are at 0, training waits; where the spool is at its quota, the device does."
+    if not trace.began.devices:
+        says = "Batches that wait for training. Where none is ready, training waits."
+    means = ", ".join(f"{curve.name} {sum(curve.mean) / len(curve.mean):.1f} on average" for curve in curves)
+    return figure(
+        "buffers", title, says, keys, svg.plot(marks, height=200, x=x, y=y, label=f"Batches over time: {means}."),
+        _curves_table(curves, trace.wall_s, "batches"), "Figures over time",
+    )  # fmt: skip
+
+
+def _curves_table(curves: Sequence[Curve], wall_s: float, unit: str) -> str:
+    rows: list[list[Cell]] = []
+    for k in range(_SAMPLES):
+        parts = [
+            curve.mean[k * len(curve.mean) // _SAMPLES : max(1, (k + 1) * len(curve.mean) // _SAMPLES)] or [curve.mean[-1]]
+            for curve in curves
+        ]
+        until = f"{wall_s * k / _SAMPLES:.2f} to {wall_s * (k + 1) / _SAMPLES:.2f} s"
+        rows.append([until, *(number(sum(part) / len(part)) for part in parts)])
+    return table([f"mean, {unit}", *(curve.name for curve in curves)], rows)
+
+
+def resources(analysis: Analysis) -> str:
+    """Busy, waiting, idle of each resource."""
+    height = _LANE * len(analysis.resources)
+    x = svg.Axis("part of its time", 1.0, tuple(svg.Tick(k / 4, f"{25 * k} %") for k in range(4)))
+    marks: list[str] = []
+    rows: list[list[Cell]] = []
+    for number_, one in enumerate(analysis.resources):
+        wall_s, at, top = max(one.wall_s, 1e-9), 0.0, number_ * _LANE + _GAP / 2
+        parts = (("busy", one.busy_s, 1.0), ("waiting", one.waiting_s, 0.5), ("idle", one.idle_s, 0.15))
+        for style, part_s, part in parts:
+            share = min(1.0 - at, max(0.0, part_s / wall_s))
+            if share > 0:
+                tall = (_LANE - _GAP) * part
+                marks.append(svg.boxes([(at, at + share)], 1.0, top + _LANE - _GAP - tall, tall, f"box {style}"))
+            at += share
+        named = f"{one.name} x {one.lanes}" if one.lanes > 1 else one.name
+        times = (one.busy_s, one.waiting_s, one.idle_s, one.unaccounted_s)
+        rows.append([named, *(percent(part_s, one.wall_s) for part_s in times), seconds(one.wall_s)])
+    names = [str(row[0]) for row in rows]
+    keys = [
+        ("box busy", "busy (high)"), ("box waiting", "waiting: it could have worked, others held it up (half)"),
+        ("box idle", "idle: not there yet, or nothing left to do (low)"),
+    ]  # fmt: skip
+    label = "; ".join(f"{row[0]}: {row[1]} busy, {row[2]} waiting, {row[3]} idle" for row in rows)
+    says = "What each was at for the whole epoch. The one that is busy nearly always is the one to make faster."
+    return figure(
+        "resources", "Busy, waiting, idle", says, keys, svg.plot(marks, height=height, x=x, rows=names, label=label + "."),
+        table(["resource", "busy", "waiting", "idle", "unaccounted", "of"], rows), "Figures",
+    )  # fmt: skip
+
+
+def nothing(name: str, title: str, why: str, figures: str = "") -> str:
+    """In a plot's place, where there is nothing to draw."""
+    return f'<section class="nothing" data-no-plot="{name}"><h3>{escape(title)}</h3><p>{escape(why)}</p>{figures}</section>'

@@ -1,0 +1,92 @@
+"""A recorded run, read and analysed for its report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlp.errors import DDLPError
+from ddlp.observe.analysis import Analysis, analyse
+from ddlp.observe.energy.result import FORMAT, EnergyResult, load
+from ddlp.observe.events import EpochBegan, Exhausted
+from ddlp.observe.profile import Profile, find_profile, read_profile
+from ddlp.observe.run import EpochTrace, epoch_files, read_epoch
+
+__all__ = ["EpochSummary", "RunReport", "find_energy", "read_report"]
+
+
+@dataclass(frozen=True)
+class EpochSummary:
+    """A line of the table of epochs: what is kept of an epoch that is not shown in detail."""
+
+    path: Path
+    began: EpochBegan
+    analysis: Analysis
+    state: str  # complete; broken off; end not recorded
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run: all its epochs, and the traces of those that are shown in detail, in the same order."""
+
+    path: Path
+    epochs: tuple[EpochSummary, ...]
+    detailed: tuple[tuple[EpochSummary, EpochTrace], ...]
+    profile: Profile | None
+    energy: tuple[EnergyResult, ...]
+    energy_from: Path | None
+
+
+def read_report(
+    run: str | os.PathLike[str], *, epoch: int | None = None, every: bool = False, energy: str | os.PathLike[str] | None = None
+) -> RunReport:
+    """Read a recorded run.
+
+    Args:
+        run: the directory of `DDLPLoader(record=...)`, or one of its files.
+        epoch: show the epoch of this number (of several the one that was recorded last); else the last one.
+        every: show every epoch in detail.
+        energy: what `ddlp energy run --out` or `energy.save` has written; else what of that kind lies in the directory.
+
+    Raises:
+        DDLPError: nothing was recorded there, there is no such epoch, or a file can't be read.
+    """
+    files = epoch_files(run)
+    where = find_profile(run)
+    profile = None if where is None else read_profile(where)
+    found: list[EpochSummary] = []
+    shown: dict[Path, EpochTrace] = {}
+    for file in files:
+        trace = read_epoch(file)
+        found.append(EpochSummary(file, trace.began, analyse(trace, profile), _state(trace)))
+        if every:
+            shown[file] = trace
+        elif epoch is None or trace.began.epoch == epoch:
+            shown = {file: trace}
+    if not shown:
+        numbers = ", ".join(str(number) for number in sorted({one.began.epoch for one in found}))
+        raise DDLPError(f"{run}: epoch {epoch} was not recorded, only {numbers}. Choose one of these, or --all.")
+    energy_from = Path(energy) if energy is not None else find_energy(run)
+    return RunReport(
+        Path(run),
+        tuple(found),
+        tuple((one, shown[one.path]) for one in found if one.path in shown),
+        profile,
+        () if energy_from is None else tuple(load(energy_from)),
+        energy_from,
+    )
+
+
+def _state(trace: EpochTrace) -> str:
+    if not trace.whole:
+        return "end not recorded"
+    return "complete" if trace.of(Exhausted) else "broken off"
+
+
+def find_energy(run: str | os.PathLike[str]) -> Path | None:
+    """The newest file of energy results in a run's directory: energy*.json or *.energy.json."""
+    found: Iterable[Path] = {path for pattern in ("energy*.json", "*.energy.json") for path in Path(run).glob(pattern)}
+    ours = [path for path in found if FORMAT in path.read_text(errors="replace")[:200]]
+    return max(ours, key=lambda path: path.stat().st_mtime, default=None)

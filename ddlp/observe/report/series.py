@@ -1,0 +1,173 @@
+"""What is drawn of an epoch: tracks and curves over its time, of a bounded number of pieces however many batches it had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ddlp.observe.engine_time import DeviceTime, device_times
+from ddlp.observe.events import Fetched, HostBatch, Step
+from ddlp.observe.run import EpochTrace, training_spans
+from ddlp.observe.spans import Span, lanes
+
+__all__ = ["Curve", "Track", "buffers", "made_where", "rates_over_time", "tracks"]
+
+HOST, DEVICE, TRANSFER, TRAINING, UNUSED = "host", "device", "transfer", "training", "unused"
+MOST_PIECES = 300  # drawn one by one in a track; of more, what part of the time they take
+BINS = 400
+MOST_DOTS = 1200
+MOST_TRACKS = 16  # of a kind; more are drawn as one, by their mean
+RATE_BINS = 60
+
+
+@dataclass
+class Track:
+    """What one thread or worker did. ``pieces``: spans by kind, or where they are too many ``shares``: by kind, of each bin's
+    time the part from 0 to 1."""
+
+    name: str
+    kind: str
+    pieces: dict[str, list[Span]] = field(default_factory=dict)
+    shares: dict[str, list[float]] = field(default_factory=dict)
+    of: int = 1  # workers
+
+    @property
+    def count(self) -> int:
+        """Pieces of work."""
+        return sum(map(len, self.pieces.values()))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A value over the epoch: ``low``, ``mean`` and ``high`` within each bin; the bins are equally long and cover the epoch."""
+
+    name: str
+    low: list[float]
+    mean: list[float]
+    high: list[float]
+
+
+def tracks(trace: EpochTrace) -> list[Track]:
+    """Host workers, the devices' workers, fetchers, the training thread: from the top."""
+    host = [Track(f"host worker {k}", HOST) for k in range(trace.began.workers)]
+    for batch in trace.of(HostBatch):
+        _add(host[batch.worker], HOST if batch.outcome == "made" else UNUSED, batch.began_at, batch.ended_at)
+    engines: list[Track] = []
+    for device in device_times(trace):
+        engines += _device_tracks(device)
+    fetchers = [Track(f"transfer {k}", TRANSFER) for k in range(trace.began.fetchers)]
+    for fetch in trace.of(Fetched):
+        _add(fetchers[fetch.fetcher], UNUSED if fetch.trouble else TRANSFER, fetch.began_at, fetch.ended_at)
+    training = Track("training thread", TRAINING)
+    for step, (begin, end) in zip(trace.of(Step), training_spans(trace), strict=False):
+        _add(training, TRANSFER, step.got_at, step.handed_at)
+        _add(training, TRAINING, begin, end)
+    found: list[Track] = []
+    for group in (host, engines, fetchers, [training]):
+        found += [_together(group, trace.wall_s)] if len(group) > MOST_TRACKS else group
+    if any(track.shares or track.count > MOST_PIECES for track in found):
+        for track in found:
+            if not track.shares:
+                _share(track, trace.wall_s)
+    return found
+
+
+def _device_tracks(device: DeviceTime) -> list[Track]:
+    spans = [work.span for work in device.work]
+    numbers = lanes(spans)
+    result = [Track(f"{device.device}, worker {k}", DEVICE) for k in range(max(numbers, default=0) + 1)]
+    for work, number in zip(device.work, numbers, strict=True):
+        _add(result[number], DEVICE if work.published else UNUSED, *work.span)
+    return result
+
+
+def _add(track: Track, kind: str, begin: float, end: float) -> None:
+    if end > begin:
+        track.pieces.setdefault(kind, []).append((begin, end))
+
+
+def _share(track: Track, wall_s: float) -> None:
+    track.shares = {kind: in_bins(((*span, 1.0) for span in spans), wall_s, BINS) for kind, spans in track.pieces.items()}
+    track.pieces = {}
+
+
+def _together(group: Sequence[Track], wall_s: float) -> Track:
+    """All tracks of a kind as one: the mean of their shares."""
+    whole = Track(f"{group[0].kind}: {len(group)} workers, mean", group[0].kind, of=len(group))
+    for track in group:
+        for kind, spans in track.pieces.items():
+            whole.pieces.setdefault(kind, []).extend(spans)
+    _share(whole, wall_s)
+    whole.shares = {kind: [share / len(group) for share in shares] for kind, shares in whole.shares.items()}
+    return whole
+
+
+def in_bins(weighted: Iterable[tuple[float, float, float]], wall_s: float, bins: int) -> list[float]:
+    """Of each bin the mean of the weights of the spans (from, to, weight) that are in it; nothing counts as 0."""
+    sums = [0.0] * bins
+    if wall_s <= 0:
+        return sums
+    width = wall_s / bins
+    for begin, end, weight in weighted:
+        begin, end = max(0.0, begin), min(wall_s, end)
+        first, last = int(begin / width), min(bins - 1, int(end / width))
+        for number in range(first, last + 1):
+            inside = min(end, (number + 1) * width) - max(begin, number * width)
+            sums[number] += weight * max(0.0, inside) / width
+    return sums
+
+
+def made_where(trace: EpochTrace) -> dict[str, list[tuple[float, int]]]:
+    """When (seconds) which batch (position in the epoch) was finished, by the host and by the devices."""
+    found = {
+        HOST: [(b.ended_at, b.position) for b in trace.of(HostBatch) if b.outcome == "made"],
+        DEVICE: [
+            (work.span[1], work.position) for device in device_times(trace) for work in device.work if work.published
+        ],
+    }  # fmt: skip
+    return {side: sorted(dots)[:: -(-len(dots) // MOST_DOTS) or 1] for side, dots in found.items()}
+
+
+def rates_over_time(trace: EpochTrace) -> list[Curve]:
+    """Images a second: made by the host, by the devices, and got by the training thread."""
+    steps = trace.of(Step)
+    if not steps or trace.wall_s <= 0:
+        return []
+    bins = min(RATE_BINS, max(4, len(steps) // 2))
+    a_batch = sum(step.samples for step in steps) / len(steps)
+
+    def curve(name: str, spans: Iterable[tuple[float, float, float]]) -> Curve:
+        rates = in_bins(((begin, end, count / (end - begin)) for begin, end, count in spans if end > begin), trace.wall_s, bins)
+        return Curve(name, rates, rates, rates)
+
+    host = ((b.began_at, b.ended_at, a_batch) for b in trace.of(HostBatch) if b.outcome == "made")
+    devices = ((*work.span, a_batch) for device in device_times(trace) for work in device.work if work.published)
+    before = [0.0, *(step.got_at for step in steps)]
+    got = ((since, step.got_at, float(step.samples)) for since, step in zip(before, steps, strict=False))
+    found = [curve("host makes", host), curve("device makes", devices), curve("training gets", got)]
+    return found if trace.began.devices else [found[0], found[2]]
+
+
+def buffers(trace: EpochTrace) -> list[Curve]:
+    """Batches that are ready and that the spools hold, as they were at each step and until the next."""
+    steps = trace.of(Step)
+    if not steps or trace.wall_s <= 0:
+        return []
+    values = {"ready, made by the host": [step.ready_host for step in steps]}
+    if trace.began.devices:
+        values["ready, from the device"] = [step.ready_csd for step in steps]
+        values["published in the spool"] = [step.in_spool for step in steps]
+        values["spool held, those being written included"] = [max(step.held, step.in_spool) for step in steps]
+    at = [step.got_at for step in steps]
+    return [_curve(name, at, counts, trace.wall_s) for name, counts in values.items()]
+
+
+def _curve(name: str, at: Sequence[float], values: Sequence[int], wall_s: float) -> Curve:
+    """A value that holds until the next, 0 before the first, by bins."""
+    until = [*at[1:], wall_s]
+    mean = in_bins(((a, b, float(value)) for a, b, value in zip(at, until, values, strict=True)), wall_s, BINS)
+    low, high = list(mean), list(mean)
+    for moment, value in zip(at, values, strict=True):
+        number = min(BINS - 1, int(moment / wall_s * BINS))
+        low[number], high[number] = min(low[number], value), max(high[number], value)
+    return Curve(name, low, mean, high)
