@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddlp.observe.events import Joined, LeaseCancelled, LeaseFailed, LeaseGiven, Lost, Published
 from ddlp.observe.run import EpochTrace
 from ddlp.observe.spans import Span
 
-__all__ = ["DeviceTime", "DeviceWork", "device_times"]
+__all__ = ["DeviceTime", "DeviceWork", "device_times", "on_workers"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,22 @@ class _Queue:
 def device_times(trace: EpochTrace) -> list[DeviceTime]:
     """Every device that joined."""
     return [_device_time(trace, device) for device in trace.began.devices if any(e.device == device for e in trace.of(Joined))]
+
+
+def on_workers(device: DeviceTime) -> list[tuple[int, DeviceWork]]:
+    """A device's work on so many lanes as it has workers, none overlapping: which worker it was is not known here.
+
+    A message that took longer than the one before it moves a batch's time into the next one's; that one begins later then.
+    """
+    until = [0.0] * device.workers
+    result = []
+    for work in sorted(device.work, key=lambda work: work.span):
+        begin, end = work.span
+        lane = next((lane for lane, free in enumerate(until) if free <= begin), until.index(min(until)))
+        begin, until[lane] = max(begin, until[lane]), max(end, until[lane])
+        if end > begin:
+            result.append((lane, replace(work, span=(begin, end))))
+    return result
 
 
 def _device_time(trace: EpochTrace, device: str) -> DeviceTime:

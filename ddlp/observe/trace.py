@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddlp.observe.engine_time import device_times
+from ddlp.observe.engine_time import device_times, on_workers
 from ddlp.observe.events import Fetched, HostBatch, Rested, Step
 from ddlp.observe.happened import happened
 from ddlp.observe.run import EpochTrace, epoch_files, read_epoch, training_spans
-from ddlp.observe.spans import lanes
 
 __all__ = ["add_arguments", "chrome_trace", "run"]
 
@@ -54,7 +53,7 @@ def _tracks(trace: EpochTrace) -> Iterator[dict[str, Any]]:
     names |= {_HOST + k: f"host worker {k}" for k in range(trace.began.workers)}
     names |= {_TRANSFER + k: f"transfer {k}" for k in range(trace.began.fetchers)}
     for number, device in enumerate(device_times(trace)):
-        for lane in range(max(lanes([work.span for work in device.work]), default=0) + 1):
+        for lane in range(device.workers):
             names[_DEVICES + _MOST_LANES * number + lane] = f"engine {device.device}, worker {lane}"
     what = f"epoch {trace.began.epoch}, {trace.began.strategy}"
     yield {"ph": "M", "name": "process_name", "pid": trace.began.pid, "args": {"name": f"ddlp: {what}"}}
@@ -83,7 +82,7 @@ def _spans(trace: EpochTrace) -> Iterator[dict[str, Any]]:
         yield span(tid, "read and verify", "transfer", f.began_at, f.read_at)
         yield span(tid, "convert", "transfer", f.read_at, f.ended_at)
     for number, device in enumerate(device_times(trace)):
-        for lane, work in zip(lanes([work.span for work in device.work]), device.work, strict=True):
+        for lane, work in on_workers(device):
             tid = _DEVICES + _MOST_LANES * number + lane
             name = f"batch {work.position}" if work.published else f"batch {work.position}, not published"
             yield span(tid, name, "engine", *work.span, lease=work.lease)

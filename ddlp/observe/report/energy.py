@@ -15,7 +15,8 @@ __all__ = ["energy_section"]
 def energy_section(results: Sequence[EnergyResult], source: Path | None) -> str:
     """A line a result: joules by part, a batch, cost, CO2; what is modelled is called so, in each cell."""
     parts = list(dict.fromkeys(part.part for one in results for part in one.parts))
-    head = ["", "epoch", "time", *(f"{part}, J" for part in parts), "total, J", "J/batch", "J/image", "cost", "CO2, g", "total is"]
+    head = ["", "epoch", "time", *(f"{part}, J" for part in parts), "total, J", "J/batch", "J/image", "cost", "CO2, g"]
+    head.append("total is")
     rows: list[list[Cell]] = []
     for one in results:
         joules = {part.part: f"{number(part.joules)}{' (modelled)' if part.modelled else ''}" for part in one.parts}

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ddlp.observe.analysis import Analysis
+from ddlp.observe.happened import happened
 from ddlp.observe.report import series, svg
 from ddlp.observe.report.series import DEVICE, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
 from ddlp.observe.run import EpochTrace
 
-__all__ = ["buffers", "prongs", "rates", "resources", "timeline"]
+__all__ = ["FAR", "KINDS", "buffers", "prongs", "rates", "resources", "timeline"]
 
 KINDS = {
     HOST: "host makes a batch",
@@ -20,7 +21,8 @@ KINDS = {
     TRAINING: "training",
     UNUSED: "work not used: taken back, made twice, failed",
 }
-_LANE, _GAP = 22.0, 6.0
+_LANE, _GAP, _HIGH = 22.0, 6.0, 220.0  # pixels: of a lane, between two, of a plot with an axis
+FAR = 3.0  # times what happened: a bound beyond that is not drawn
 _SAMPLES = 12  # moments in the tables under curves
 
 
@@ -43,15 +45,11 @@ def prongs(trace: EpochTrace) -> str:
         return nothing("prongs", "Which batch was made when", "No batch was made in this epoch.")
     x, y = svg.time_axis(trace.wall_s), svg.upwards("batch of the epoch", batches)
     sides = [side for side in (HOST, DEVICE) if made[side]]
-    marks = [svg.dots(made[side], x.limit, y.limit, 240, f"dots {side}") for side in sides]
-    names = {HOST: "host", DEVICE: "device"}
-    counts = [
-        (names[side], [(position, at) for at, position in made[side]]) for side in sides
-    ]  # fmt: skip
-    rows = [
-        [name, f"{min(dots)[0]}", f"{max(dots)[0]}", seconds(min(at for _, at in dots)), seconds(max(at for _, at in dots))]
-        for name, dots in counts
-    ]
+    marks = [svg.dots(made[side], x.limit, y.limit, _HIGH, f"dots {side}") for side in sides]
+    rows: list[list[Cell]] = []
+    for side in sides:
+        times, positions = zip(*made[side], strict=True)
+        rows.append([side, str(min(positions)), str(max(positions)), seconds(min(times)), seconds(max(times))])
     both = len(sides) == 2
     says = "Each mark is a finished batch." + (
         " The host comes from the epoch's head, the device from its tail; they meet where their speeds say." if both else ""
@@ -59,7 +57,7 @@ def prongs(trace: EpochTrace) -> str:
     label = f"{says} {batches} batches over {seconds(trace.wall_s)}."
     return figure(
         "prongs", "Which batch was made when", says, [(f"mark {side}", KINDS[side].replace("makes", "made")) for side in sides],
-        svg.plot(marks, height=240, x=x, y=y, label=label),
+        svg.plot(marks, height=_HIGH, x=x, y=y, label=label),
         table(["made by", "lowest batch", "highest batch", "first at", "last at"], rows), "First and last batch of each side",
     )  # fmt: skip
 
@@ -70,12 +68,15 @@ def timeline(trace: EpochTrace) -> str:
     height = _LANE * len(found)
     x = svg.time_axis(trace.wall_s)
     marks = [mark for number, track in enumerate(found) for mark in _lane(track, x.limit, number * _LANE)]
+    moments = [one.at for one in happened(trace) if one.kind in ("joined", "lost")]
+    marks += [svg.upright(at, x.limit, height, "moment") for at in moments]
     exact = not any(track.shares for track in found)
-    says = (
-        "Each box is a piece of work; a lane that is empty waits or has nothing to do." if exact else
-        f"A lane's height is the part of the time at work, over {trace.wall_s / series.BINS:.2g} s each; what is missing is waiting."
-    )  # fmt: skip
+    says = "Each box is a piece of work; a lane that is empty waits or has nothing to do."
+    if not exact:
+        says = f"A lane's height is the part of each {seconds(trace.wall_s / series.BINS)} at work; what is missing is waiting."
     used = [kind for kind in KINDS if any(kind in track.pieces or kind in track.shares for track in found)]
+    keys = [(f"box {kind}", KINDS[kind]) for kind in used]
+    keys += [("moment", "a device joined or was lost: see Events")] if moments else []
     rows: list[list[Cell]] = []
     for track in found:
         for kind in KINDS:
@@ -86,7 +87,7 @@ def timeline(trace: EpochTrace) -> str:
     label = f"Timeline of {len(found)} tracks over {seconds(trace.wall_s)}: {', '.join(track.name for track in found)}."
     drawing = svg.plot(marks, height=height, x=x, rows=[track.name for track in found], label=label)
     return figure(
-        "timeline", "Who was at work when", says, [(f"box {kind}", KINDS[kind]) for kind in used], drawing,
+        "timeline", "Who was at work when", says, keys, drawing,
         table(["track", "doing", "time", "of the epoch"], rows), "Time at work of each track",
     )  # fmt: skip
 
@@ -119,21 +120,26 @@ def rates(trace: EpochTrace, analysis: Analysis) -> str:
     title = "Rates against their bounds"
     if not curves:
         return nothing("rates", title, "No batch was delivered in this epoch.", told)
-    # Training's own bound may be far above everything that happens; it is in the table then, not in the plot.
+    # A bound far above everything that happens would press that flat: it is named then, not drawn.
     levels = [("both", "both sides together, r_cpu + r_csd", bounds.both_sides), ("train", "training alone", bounds.training)]
-    top = max(max(max(curve.mean) for curve in curves), bounds.both_sides or 0.0)
-    shown = [(style, name, rate) for style, name, rate in levels if rate and rate <= 1.5 * top]
+    top = max(max(curve.mean) for curve in curves)
+    known = [(style, name, rate) for style, name, rate in levels if rate]
+    shown = [one for one in known if one[2] <= FAR * top]
     x, y = svg.time_axis(trace.wall_s), svg.upwards("images/s", max([top, *(rate for _, _, rate in shown)]))
     styles = {"host makes": "curve host", "device makes": "curve device", "training gets": "curve got"}
-    marks = [svg.level(rate, y.limit, 220, f"level {style}") for style, _, rate in shown]
-    marks += [svg.line(curve.mean, y.limit, 220, styles[curve.name]) for curve in curves]
+    marks = [svg.level(rate, y.limit, _HIGH, f"level {style}") for style, _, rate in shown]
+    marks += [svg.line(curve.mean, y.limit, _HIGH, styles[curve.name]) for curve in curves]
     keys = [(styles[curve.name], curve.name) for curve in curves]
-    keys += [(f"level {style}", f"bound: {name}, {number(rate)}") for style, name, rate in shown]
-    achieved = number(analysis.images_per_s)
-    label = f"Images a second over {seconds(trace.wall_s)}; {achieved} achieved, {number(bounds.both_sides)} the bound of both sides."
+    keys += [
+        (f"level {style}", f"bound: {name}, {number(rate)}") if (style, name, rate) in shown else
+        ("none", f"bound, above this plot: {name}, {number(rate)}") for style, name, rate in known
+    ]  # fmt: skip
+    achieved, able = number(analysis.images_per_s), number(bounds.both_sides)
+    label = f"Images a second over {seconds(trace.wall_s)}; {achieved} achieved, {able} the bound of both sides."
     says = "What each side made and training got, moment by moment, and the most that both sides can make together."
-    drawing = svg.plot(marks, height=220, x=x, y=y, label=label)
-    return figure("rates", title, says, keys, drawing, told + _curves_table(curves, trace.wall_s, "images/s"), "Rates in figures")
+    drawing = svg.plot(marks, height=_HIGH, x=x, y=y, label=label)
+    told += _curves_table(curves, trace.wall_s, "images/s")
+    return figure("rates", title, says, keys, drawing, told, "Rates in figures")
 
 
 def _values(analysis: Analysis) -> list[float | None]:
@@ -150,21 +156,24 @@ def buffers(trace: EpochTrace) -> str:
     title = "Ready batches and spool" if trace.began.devices else "Ready batches"
     if not curves:
         return nothing("buffers", title, "No batch was delivered in this epoch.")
-    most = max([*(max(curve.high) for curve in curves), quota, 1])
-    x, y = svg.time_axis(trace.wall_s), svg.upwards("batches", most)
-    styles = ["host", "device", "spool", "held"]
-    marks = [svg.band(curve.low, curve.high, y.limit, 200, f"band {style}") for style, curve in zip(styles, curves, strict=False)]
-    marks += [svg.line(curve.mean, y.limit, 200, f"curve {style}") for style, curve in zip(styles, curves, strict=False)]
-    keys = [(f"curve {style}", curve.name) for style, curve in zip(styles, curves, strict=False)]
+    most = max([*(max(curve.high) for curve in curves), 1])
+    near = 0 < quota <= FAR * most
+    x, y = svg.time_axis(trace.wall_s), svg.upwards("batches", max(most, quota) if near else most)
+    styled = list(zip(["host", "device", "spool", "held"], curves, strict=False))
+    marks = [svg.band(curve.low, curve.high, y.limit, _HIGH, f"band {style}") for style, curve in styled]
+    marks += [svg.line(curve.mean, y.limit, _HIGH, f"curve {style}") for style, curve in styled]
+    keys = [(f"curve {style}", curve.name) for style, curve in styled]
+    if near:
+        marks.append(svg.level(quota, y.limit, _HIGH, "level quota"))
     if quota:
-        marks.append(svg.level(quota, y.limit, 200, "level quota"))
-        keys.append(("level quota", f"the spool's quota, {quota} batches"))
-    says = "Batches that wait for training. Where all are at 0, training waits; where the spool is at its quota, the device does."
+        where = "" if near else "above this plot: "
+        keys.append(("level quota" if near else "none", f"the spool's quota, {where}{quota} batches"))
+    says = "Batches that wait for training. Where all are at 0, training waits; with the spool at its quota, the device does."
     if not trace.began.devices:
         says = "Batches that wait for training. Where none is ready, training waits."
     means = ", ".join(f"{curve.name} {sum(curve.mean) / len(curve.mean):.1f} on average" for curve in curves)
     return figure(
-        "buffers", title, says, keys, svg.plot(marks, height=200, x=x, y=y, label=f"Batches over time: {means}."),
+        "buffers", title, says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=f"Batches over time: {means}."),
         _curves_table(curves, trace.wall_s, "batches"), "Figures over time",
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 
 import ddlp
 from ddlp.observe.analysis import START, TRAINING, WAITING, Analysis, by_size
+from ddlp.observe.events import Joined
 from ddlp.observe.happened import happened
 from ddlp.observe.report import figures
 from ddlp.observe.report.energy import energy_section
@@ -37,7 +38,8 @@ def page(report: RunReport) -> str:
 
 def _body(report: RunReport) -> Iterator[str]:
     recorded = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.epochs[0].began.clock))
-    yield f'<header class="top"><span><b>ddlp report</b> {escape(str(report.path))}</span><span>recorded {recorded}</span></header>'
+    where = escape(str(report.path))
+    yield f'<header class="top"><span><b>ddlp report</b> {where}</span><span>recorded {recorded}</span></header>'
     for summary, trace in report.detailed:
         yield f'<section class="epoch">{"".join(_epoch(report, summary, trace))}</section>\n'
     if len(report.epochs) > 1:
@@ -52,7 +54,10 @@ def _body(report: RunReport) -> Iterator[str]:
 
 def _epoch(report: RunReport, summary: EpochSummary, trace: EpochTrace) -> Iterator[str]:
     analysis = summary.analysis
-    yield f"<h1>{escape(headline(analysis))}</h1>"
+    others = f', of <a href="#epochs">{len(report.epochs)} recorded</a>' if len(report.epochs) > 1 else ""
+    size = f"{summary.began.batches} batches" if summary.began.batches else "batches"
+    which = f"Epoch {analysis.epoch}{others}. Strategy {escape(analysis.strategy)}"
+    yield f'<p class="which">{which}, {size} of {summary.began.batch_size} images.</p><h1>{escape(headline(analysis))}</h1>'
     yield f'<p class="lead">{escape(_lead(analysis))}</p>'
     yield _tiles(analysis)
     yield _sides(analysis)
@@ -82,24 +87,26 @@ def headline(analysis: Analysis) -> str:
 
 def _lead(analysis: Analysis) -> str:
     if not analysis.samples:
-        return f"Epoch {analysis.epoch}, strategy {analysis.strategy}, {seconds(analysis.wall_s)}: training got nothing, so nothing limited it."
+        return f"In {seconds(analysis.wall_s)} training got nothing, so nothing limited it."
     return f"What would move it: {analysis.advice}."
 
 
 def _tiles(analysis: Analysis) -> str:
     wall_s, bound_s = analysis.wall_s, analysis.bound_s
     of_bound = "no bound known" if bound_s is None else f"at best {seconds(bound_s)} at these rates"
-    both = number(analysis.rates.both_sides)
+    rates = analysis.rates
+    able = f"{'host and device together' if rates.devices else 'the host alone'} can {number(rates.both_sides)}"
     made = sum(analysis.batches.values())
     tiles = [
-        ("images/s", number(analysis.images_per_s), f"host and device together can {both}"),
+        ("images/s", number(analysis.images_per_s), able),
         ("epoch", seconds(wall_s), of_bound),
-        ("of the bound", "-" if bound_s is None else percent(min(bound_s, wall_s), wall_s), "100 % is as fast as these rates allow"),
+        ("of the bound", "-" if bound_s is None else percent(min(bound_s, wall_s), wall_s), "100 %: as fast as these rates allow"),
         ("from the device", percent(analysis.batches["csd"], made), f"{analysis.batches['csd']} of {made} batches"),
         ("training waited", percent(analysis.stages[WAITING], wall_s), f"{seconds(analysis.stages[WAITING])} of the epoch"),
     ]
     cells = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>" for name, value, more in tiles
+        f"<div><dt>{name}</dt><dd>{value}<small>{more}</small></dd></div>"
+        for name, value, more in (map(escape, tile) for tile in tiles)
     )
     return f'<dl class="tiles">{cells}</dl>'
 
@@ -124,16 +131,19 @@ def _state(summary: EpochSummary, trace: EpochTrace) -> Iterator[str]:
     if summary.state == "broken off":
         of = f" of {batches}" if batches else ""
         yield f"the epoch was broken off after {delivered}{of} batches, {seconds(trace.wall_s)}"
+    there = {event.device for event in trace.of(Joined)}
+    for device in summary.began.devices:
+        if device not in there:
+            yield f"{device} did not join while this epoch ran"
 
 
 def _seconds(analysis: Analysis) -> str:
     longest = max(analysis.seconds.values(), default=0.0)
+    named = [(name, one_s, "waiting" if name.startswith(WAITING) else "training" if name == TRAINING else "")
+             for name, one_s in by_size(analysis.seconds)]  # fmt: skip
+    named += [(f"of training: {name}", one_s, "training") for name, one_s in analysis.training_parts.items()]
     rows: list[list[Cell]] = [
-        [name, seconds(one_s), percent(one_s, analysis.wall_s), bar(one_s, longest)] for name, one_s in by_size(analysis.seconds)
-    ]
-    rows += [
-        [f"of training: {name}", seconds(one_s), percent(one_s, analysis.wall_s), bar(one_s, longest)]
-        for name, one_s in analysis.training_parts.items()
+        [name, seconds(one_s), percent(one_s, analysis.wall_s), bar(one_s, longest, kind)] for name, one_s, kind in named
     ]
     return (
         '<h2>Where each second went</h2><p class="lead">Every second of the epoch once, as training saw it.</p>'
@@ -187,7 +197,8 @@ def _settings(report: RunReport, summary: EpochSummary) -> str:
 
 def _epochs(report: RunReport) -> str:
     shown = {one.path for one, _ in report.detailed}
-    head = ["epoch", "file", "strategy", "state", "time", "images/s", "host batches", "device batches", "waited", "of the bound", "limit"]
+    head = ["epoch", "file", "strategy", "state", "time", "images/s", "host batches", "device batches", "waited"]
+    head += ["of the bound", "limit"]
     rows: list[list[Cell]] = []
     for one in report.epochs:
         a = one.analysis
@@ -197,4 +208,4 @@ def _epochs(report: RunReport) -> str:
             one.path.name, a.strategy, one.state, seconds(a.wall_s), number(a.images_per_s), str(a.batches["cpu"]),
             str(a.batches["csd"]), percent(a.stages[WAITING], a.wall_s), bound, a.limit if a.samples else "-",
         ])  # fmt: skip
-    return f'<section class="epochs"><h2>All {len(rows)} epochs of this run</h2>{table(head, rows)}</section>'
+    return f'<section id="epochs"><h2>All {len(rows)} epochs of this run</h2>{table(head, rows)}</section>'

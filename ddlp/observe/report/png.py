@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ddlp.observe.analysis import Analysis
 from ddlp.observe.report import series
-from ddlp.observe.report.figures import KINDS
+from ddlp.observe.report.figures import FAR, KINDS
 from ddlp.observe.report.run import EpochSummary
 from ddlp.observe.report.series import BINS, DEVICE, HOST, TRAINING, TRANSFER, UNUSED, Curve
 from ddlp.observe.report.words import number
@@ -20,7 +20,8 @@ from ddlp.observe.run import EpochTrace
 __all__ = ["write_plots"]
 
 _COLOURS = {HOST: "#0969da", DEVICE: "#bc4c00", TRANSFER: "#1a7f6b", TRAINING: "#6e50b0", UNUSED: "#57606a"}
-_CURVES = (("#0969da", "-"), ("#bc4c00", "--"), ("#1a7f6b", "-."), ("#a0622a", ":"))
+_BUFFERS = (("#0969da", "-"), ("#bc4c00", "--"), ("#1a7f6b", "-."), ("#a0622a", ":"))
+_RATES = {"host makes": ("#0969da", "-"), "device makes": ("#bc4c00", "--"), "training gets": ("#6e50b0", "-.")}
 _SINCE = "seconds since the epoch began"
 
 
@@ -66,7 +67,7 @@ def _timeline(trace: EpochTrace, title: str) -> Figure:
     for row, track in enumerate(found):
         below = [row + 0.4] * BINS  # the axis points down
         for kind, text in KINDS.items():
-            style: dict[str, Any] = {"color": _COLOURS[kind], "linewidth": 0}
+            style: dict[str, Any] = {"facecolor": _COLOURS[kind], "edgecolor": "white", "linewidth": 0.3}
             if kind not in named and (kind in track.pieces or kind in track.shares):
                 named.add(kind)
                 style["label"] = text
@@ -87,14 +88,17 @@ def _timeline(trace: EpochTrace, title: str) -> Figure:
 
 def _rates(trace: EpochTrace, analysis: Analysis, title: str) -> Figure:
     figure, axes = _axes(f"Rates against their bounds: {title}", 4.2, _SINCE, "images/s")
-    _draw(axes, series.rates_over_time(trace), trace.wall_s)
-    most = axes.get_ylim()[1]
+    curves = series.rates_over_time(trace)
+    _draw(axes, curves, [_RATES[curve.name] for curve in curves], trace.wall_s)
+    top = axes.get_ylim()[1]
     for rate, name, style in (
         (analysis.rates.both_sides, "both sides together", (0, (1, 2))),
         (analysis.rates.training, "training alone", (0, (5, 1, 1, 1))),
     ):
-        if rate and (rate < 1.5 * most or name.startswith("both")):
+        if rate and rate <= FAR * top:
             axes.axhline(rate, color="#1f2328", linestyle=style, linewidth=1.2, label=f"bound: {name}, {number(rate)}")
+        elif rate:
+            axes.plot([], [], " ", label=f"bound, above this plot: {name}, {number(rate)}")
     axes.set_ylim(bottom=0)
     _legend(axes)
     return figure
@@ -102,16 +106,17 @@ def _rates(trace: EpochTrace, analysis: Analysis, title: str) -> Figure:
 
 def _buffers(trace: EpochTrace, title: str) -> Figure:
     figure, axes = _axes(f"Ready batches and spool: {title}", 4.2, _SINCE, "batches")
-    _draw(axes, series.buffers(trace), trace.wall_s)
-    if quota := sum(device.quota for device in series.device_times(trace)):
+    _draw(axes, series.buffers(trace), _BUFFERS, trace.wall_s)
+    quota = sum(device.quota for device in series.device_times(trace))
+    if 0 < quota <= FAR * axes.get_ylim()[1]:
         axes.axhline(quota, color="#1f2328", linestyle=(0, (1, 2)), linewidth=1.2, label=f"the spool's quota, {quota}")
     axes.set_ylim(bottom=0)
     _legend(axes)
     return figure
 
 
-def _draw(axes: Any, curves: Sequence[Curve], wall_s: float) -> None:
-    for curve, (colour, style) in zip(curves, _CURVES, strict=False):
+def _draw(axes: Any, curves: Sequence[Curve], styles: Sequence[tuple[str, str]], wall_s: float) -> None:
+    for curve, (colour, style) in zip(curves, styles, strict=False):
         times = [(k + 0.5) * wall_s / len(curve.mean) for k in range(len(curve.mean))]
         axes.plot(times, curve.mean, color=colour, linestyle=style, linewidth=1.6, label=curve.name)
         axes.fill_between(times, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
@@ -121,7 +126,7 @@ def _draw(axes: Any, curves: Sequence[Curve], wall_s: float) -> None:
 def _resources(analysis: Analysis, title: str) -> Figure:
     figure, axes = _axes(f"Busy, waiting, idle: {title}", 1.8 + 0.4 * len(analysis.resources), "% of its time")
     left = [0.0] * len(analysis.resources)
-    for name, colour, tall in (("busy", "#0969da", 0.75), ("waiting", "#bc4c00", 0.4), ("idle", "#8c959f", 0.12)):
+    for name, colour, tall in (("busy", "#44546a", 0.75), ("waiting", "#cf222e", 0.4), ("idle", "#8c959f", 0.12)):
         parts = [100 * getattr(one, f"{name}_s") / max(one.wall_s, 1e-9) for one in analysis.resources]
         axes.barh(range(len(parts)), parts, left=left, height=tall, color=colour, label=name)
         left = [a + b for a, b in zip(left, parts, strict=True)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ddlp.observe.engine_time import DeviceTime, device_times
+from ddlp.observe.engine_time import DeviceTime, device_times, on_workers
 from ddlp.observe.events import Fetched, HostBatch, Step
 from ddlp.observe.run import EpochTrace, training_spans
-from ddlp.observe.spans import Span, lanes
+from ddlp.observe.spans import Span
 
 __all__ = ["Curve", "Track", "buffers", "made_where", "rates_over_time", "tracks"]
 
@@ -22,8 +22,10 @@ RATE_BINS = 60
 
 @dataclass
 class Track:
-    """What one thread or worker did. ``pieces``: spans by kind, or where they are too many ``shares``: by kind, of each bin's
-    time the part from 0 to 1."""
+    """What one thread or worker did.
+
+    ``pieces``: spans by kind; or where they are too many ``shares``: by kind, of each bin's time the part from 0 to 1.
+    """
 
     name: str
     kind: str
@@ -53,8 +55,9 @@ def tracks(trace: EpochTrace) -> list[Track]:
     for batch in trace.of(HostBatch):
         _add(host[batch.worker], HOST if batch.outcome == "made" else UNUSED, batch.began_at, batch.ended_at)
     engines: list[Track] = []
-    for device in device_times(trace):
-        engines += _device_tracks(device)
+    devices = device_times(trace)
+    for device in devices:
+        engines += _device_tracks(device, device.device if len(devices) > 1 else "device")
     fetchers = [Track(f"transfer {k}", TRANSFER) for k in range(trace.began.fetchers)]
     for fetch in trace.of(Fetched):
         _add(fetchers[fetch.fetcher], UNUSED if fetch.trouble else TRANSFER, fetch.began_at, fetch.ended_at)
@@ -72,11 +75,9 @@ def tracks(trace: EpochTrace) -> list[Track]:
     return found
 
 
-def _device_tracks(device: DeviceTime) -> list[Track]:
-    spans = [work.span for work in device.work]
-    numbers = lanes(spans)
-    result = [Track(f"{device.device}, worker {k}", DEVICE) for k in range(max(numbers, default=0) + 1)]
-    for work, number in zip(device.work, numbers, strict=True):
+def _device_tracks(device: DeviceTime, name: str) -> list[Track]:
+    result = [Track(f"{name} worker {k}", DEVICE) for k in range(device.workers)]
+    for number, work in on_workers(device):
         _add(result[number], DEVICE if work.published else UNUSED, *work.span)
     return result
 

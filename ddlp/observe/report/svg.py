@@ -13,7 +13,7 @@ from html import escape
 
 from ddlp.observe.spans import Span
 
-__all__ = ["WIDTH", "Axis", "Tick", "area", "band", "boxes", "dots", "line", "plot", "time_axis", "upwards"]
+__all__ = ["WIDTH", "Axis", "Tick", "area", "band", "boxes", "dots", "level", "line", "plot", "time_axis", "upright", "upwards"]
 
 WIDTH = 1000.0
 
@@ -80,9 +80,11 @@ def _path(data: str, style: str) -> str:
 
 def boxes(spans: Iterable[Span], limit: float, top: float, height: float, style: str) -> str:
     """A box for each span of an axis that ends at ``limit``."""
-    scale = WIDTH / limit
-    found = (f"M{n(a * scale)} {n(top)}h{n(max(0.2, (b - a) * scale))}v{n(height)}h{n(-max(0.2, (b - a) * scale))}z" for a, b in spans)
-    return _path("".join(found), style)
+    scale, data = WIDTH / limit, []
+    for begin, end in spans:
+        wide = max(0.2, (end - begin) * scale)
+        data.append(f"M{n(begin * scale)} {n(top)}h{n(wide)}v{n(height)}h{n(-wide)}z")
+    return _path("".join(data), style)
 
 
 def area(shares: Sequence[float], below: Sequence[float], top: float, height: float, style: str) -> str:
@@ -119,6 +121,11 @@ def _points(values: Sequence[float], limit: float, height: float) -> list[str]:
 def level(value: float, limit: float, height: float, style: str) -> str:
     """A line straight across."""
     return _path(f"M0 {n(height * (1 - value / limit))}H{n(WIDTH)}", style)
+
+
+def upright(at: float, limit: float, height: float, style: str) -> str:
+    """A line from bottom to top."""
+    return _path(f"M{n(at / limit * WIDTH)} 0V{n(height)}", style)
 
 
 def dots(points: Iterable[tuple[float, float]], x_limit: float, y_limit: float, height: float, style: str) -> str:

@@ -16,6 +16,7 @@ class Markup(NamedTuple):
 
 
 Cell = str | Markup
+_FIGURES = ("", *"-<0123456789")
 
 
 def number(value: float | None) -> str:
@@ -27,7 +28,9 @@ def number(value: float | None) -> str:
 
 def seconds(value: float) -> str:
     """A duration."""
-    return f"{value:,.0f} s" if value >= 1000 else f"{value:.3g} s" if value >= 100 else f"{value:.2f} s"
+    if 0 < value < 0.0995:
+        return f"{1e3 * value:.2g} ms" if value >= 1e-4 else "< 0.1 ms"
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.2f} s"
 
 
 def percent(part: float, whole: float) -> str:
@@ -35,15 +38,18 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
 
 
-def bar(value: float | None, whole: float) -> Markup:
-    """A bar in a cell; what it shows stands in figures beside it."""
+def bar(value: float | None, whole: float, kind: str = "") -> Markup:
+    """A bar in a cell, in the colour of its kind; what it shows stands in figures beside it."""
     part = 0.0 if not value or whole <= 0 else max(0.0, min(1.0, value / whole))
-    return Markup(f'<span class="bar" style="width:{100 * part:.1f}%"></span>' if part else "")
+    return Markup(f'<span class="bar {kind}" style="width:{100 * part:.1f}%"></span>' if part else "")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], kind: str = "") -> str:
     """A table whose first column names the rows; it scrolls in its own box where the page is narrow."""
-    top = "".join(f'<th scope="col">{escape(text)}</th>' if text else "<td></td>" for text in head)
+    rows = list(rows)
+    below = rows[0] if rows else head
+    columns = zip(head, below, strict=True)
+    top = "".join(f'<th scope="col"{_style(cell)}>{escape(text)}</th>' if text else "<td></td>" for text, cell in columns)
     lines = []
     for first, *others in rows:
         cells = "".join(f"<td{_style(cell)}>{_html(cell)}</td>" for cell in others)
@@ -59,4 +65,7 @@ def _html(cell: Cell) -> str:
 
 
 def _style(cell: Cell) -> str:
-    return ' class="drawn"' if isinstance(cell, Markup) else ' class="text"' if not cell[:1].strip("-0123456789") == "" else ""
+    """Figures stand to the right, words to the left."""
+    if isinstance(cell, Markup):
+        return ' class="drawn"'
+    return "" if cell[:1] in _FIGURES else ' class="text"'
