@@ -93,6 +93,7 @@ def _lead(analysis: Analysis) -> str:
 
 def _tiles(analysis: Analysis) -> str:
     wall_s, bound_s = analysis.wall_s, analysis.bound_s
+    of = "-" if bound_s is None else percent(min(bound_s, wall_s), wall_s)
     of_bound = "no bound known" if bound_s is None else f"at best {seconds(bound_s)} at these rates"
     rates = analysis.rates
     able = f"{'host and device together' if rates.devices else 'the host alone'} can {number(rates.both_sides)}"
@@ -100,7 +101,7 @@ def _tiles(analysis: Analysis) -> str:
     tiles = [
         ("images/s", number(analysis.images_per_s), able),
         ("epoch", seconds(wall_s), of_bound),
-        ("of the bound", "-" if bound_s is None else percent(min(bound_s, wall_s), wall_s), "100 %: as fast as these rates allow"),
+        ("of the bound", of, "100 %: as fast as these rates allow"),
         ("from the device", percent(analysis.batches["csd"], made), f"{analysis.batches['csd']} of {made} batches"),
         ("training waited", percent(analysis.stages[WAITING], wall_s), f"{seconds(analysis.stages[WAITING])} of the epoch"),
     ]

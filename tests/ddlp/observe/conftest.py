@@ -17,10 +17,12 @@ from torchvision import transforms
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from scene import dataset, make_images  # noqa: E402
+from scene import dataset, engine_pid, make_images  # noqa: E402
 
 from ddlp import DDLPLoader, ImageArrays, load_operators  # noqa: E402
+from ddlp.observe.energy import EnergyMeter, save  # noqa: E402
 from ddlp.sources.fetching import Fetching  # noqa: E402
 from ddlp.translate.datasets import _PartReader  # noqa: E402
 
@@ -107,3 +109,40 @@ class Delays:
 @pytest.fixture
 def delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Delays]:
     yield Delays(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Recorded runs, a directory each, of real loaders and the engine of this machine:
+
+    wrr (two epochs, with the energy of one as the model has it), mte, alone (no device), taken back (a lease), lost (the
+    engine was killed), broken off, empty (broken off before the first batch).
+    """
+    home = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        delays = Delays(home, patch)
+        kept = delays.loader(2, strategy="csd")  # the engine of this machine is up as long as this is there
+        delays.train(kept, 0)
+        both: dict[str, Any] = {"host_s": 0.01, "device_s": 0.012, "fetch_s": 0.005, "num_workers": 2}
+        meter = EnergyMeter.auto(sys=home / "no meters")
+        for _ in range(2):
+            loader = delays.loader(30, strategy="wrr", record=home / "wrr", **both)
+            with meter:
+                delays.train(loader, 0.003)
+        save(home / "wrr" / "energy.json", [meter.result(loader.report(), workers=2, label="wrr")])
+        delays.train(delays.loader(30, strategy="mte", record=home / "mte", **both), 0.003)
+        delays.train(delays.loader(20, strategy="cpu", record=home / "alone", host_s=0.002), 0.003)
+        slow: dict[str, Any] = {"host_s": 0.01, "device_s": 0.4}
+        delays.train(delays.loader(20, strategy="wrr", record=home / "taken back", **slow), 0.003)
+        iterator = iter(delays.loader(20, strategy="cpu", record=home / "broken off"))
+        next(iterator)
+        del iterator
+        iter(delays.loader(20, strategy="cpu", record=home / "empty"))
+        lossy = delays.loader(40, strategy="wrr", record=home / "lost", host_s=0.03, device_s=0.02)
+        with pytest.warns(UserWarning, match="is gone"):
+            for number, _ in enumerate(lossy):
+                time.sleep(0.003)
+                if number == 15:
+                    os.kill(engine_pid(), signal.SIGKILL)
+        del kept, lossy, loader
+    yield home

@@ -6,57 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
+from by_hand import BEGAN, TWO_SIDES, written
 
 from ddlp.cli import main
 from ddlp.observe import analyse, chrome_trace, read_epoch
 from ddlp.observe.analysis import CPU, CSD, READ, SPOOL, START, TRAINING, TRANSFER
 from ddlp.observe.events import (
-    FORMAT,
     EpochBegan,
     EpochEnded,
     Exhausted,
     Fetched,
     HostBatch,
     Joined,
-    LeaseCancelled,
     LeaseGiven,
     Lost,
     Published,
     Rested,
     Step,
-    to_line,
 )
-
-BEGAN = EpochBegan(FORMAT, "0", 1000.0, 1, 0, 0, "wrr", 4, 2, 1, 1, ["d"], "cpu")
-
-# A host batch is made in 4 s, 1 of them reading; the device's takes 6 s, is fetched in 1 s; a step takes 2 s.
-TWO_SIDES = [
-    HostBatch(0, 0, 0.0, 4.0, 1.0, 3.0, "made"),
-    Joined("d", 1.0, 1, 2),
-    LeaseGiven("d", 1, 3, 2.0),
-    LeaseGiven("d", 2, 2, 2.0),
-    Step(0, "cpu", 2, 0.0, 4.0, 4.5, 0, 0, 0, 2),
-    HostBatch(0, 1, 5.0, 9.0, 1.0, 3.0, "made"),
-    Rested("host", 0, 4.0, 5.0, False),
-    Published("d", 1, 3, 8.5, 6.0),
-    Rested("transfer", 0, 0.0, 8.5, False),
-    Fetched(0, "d", 1, 3, 8.5, 9.0, 9.5, ""),
-    Step(1, "cpu", 2, 6.5, 9.0, 9.0, 0, 0, 1, 2),
-    Step(3, "csd", 2, 11.0, 11.0, 11.5, 0, 0, 0, 1),
-    LeaseCancelled("d", 2, 13.0),
-    HostBatch(0, 2, 11.0, 15.0, 1.0, 3.0, "made"),
-    Step(2, "cpu", 2, 13.5, 15.0, 15.0, 0, 0, 0, 0),
-    Rested("host", 0, 9.0, 11.0, False),
-    Rested("host", 0, 15.0, 17.5, True),
-    Rested("transfer", 0, 9.5, 17.5, True),
-    Exhausted(17.0, 17.0),
-    EpochEnded(18.0, 0),
-]
-
-
-def written(path: Path, events: list, began: EpochBegan = BEGAN) -> Path:
-    path.write_text("".join(to_line(event, 0.0) + "\n" for event in [began, *events]))
-    return path
 
 
 def found(path: Path, events: list, began: EpochBegan = BEGAN):

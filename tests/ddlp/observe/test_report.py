@@ -1,0 +1,282 @@
+"""The report's figures and drawings against the analysis of the same runs; which epoch it shows; what it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from by_hand import BEGAN, TWO_SIDES, written
+from PIL import Image
+
+from ddlp.cli import main
+from ddlp.errors import DDLPError
+from ddlp.observe import analyse, read_epoch, read_run
+from ddlp.observe.energy import load
+from ddlp.observe.events import EpochEnded, Exhausted, HostBatch, Joined, LeaseCancelled, LeaseGiven, Lost, Published, Step
+from ddlp.observe.report import read_report, write_report
+
+RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
+
+
+class Page(HTMLParser):
+    """Tables by the heading before them, as rows of texts; texts; path data by plot and class."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.paths: dict[tuple[str, str], str] = {}
+        self.tiles: dict[str, str] = {}
+        self._at: list[str] = []
+        self._texts: list[str] = []
+        self._heading = self._plot = self._tile = ""
+        self.source = path.read_text()
+        self.feed(self.source)
+        self.text = " ".join(self._texts)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = {name: value or "" for name, value in attrs}
+        if tag not in ("meta", "path", "img"):
+            self._at.append(tag)
+        if tag in ("h1", "h2", "h3"):
+            self._heading = ""
+        elif tag == "tr":
+            self.tables.setdefault(self._heading, []).append([])
+        elif tag in ("td", "th"):
+            self.tables[self._heading][-1].append("")
+        elif tag == "figure":
+            self._plot = attributes["data-plot"]
+        elif tag == "path":
+            self.paths.setdefault((self._plot, attributes["class"]), "")
+            self.paths[self._plot, attributes["class"]] += attributes["d"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._at and self._at.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._at and self._at[-1] != "style":
+            self._texts.append(data)
+        if self._at and self._at[-1] in ("h1", "h2", "h3"):
+            self._heading += data
+        elif {"td", "th"} & set(self._at):
+            self.tables[self._heading][-1][-1] += data
+        elif self._at and self._at[-1] == "dt":
+            self._tile = data
+        elif self._at and self._at[-1] == "dd":
+            self.tiles[self._tile] = data
+
+
+def seconds(text: str) -> float:
+    """0.48 s or 12 ms, as seconds."""
+    if text.startswith("< 0.1 ms"):
+        return 0.0
+    value, unit = text.replace(",", "").split(" ")[:2]
+    return float(value) / {"s": 1, "ms": 1000}[unit]
+
+
+def near(value: float) -> Any:
+    """As written with two digits."""
+    return pytest.approx(value, rel=0.06, abs=0.006)
+
+
+def part(value: float, whole: float) -> Any:
+    return pytest.approx(100 * value / whole, abs=0.051)
+
+
+def figure(text: str) -> float:
+    return float(text.replace(",", "").split(" ")[0])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_its_figures_are_those_of_the_analysis(recorded: Path, tmp_path: Path, capsys: Any, run: str) -> None:
+    page = Page(write_report(recorded / run, tmp_path))
+    assert main(["analyse", str(recorded / run), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    wall_s, made = found["wall_s"], sum(found["batches"].values())
+    assert figure(page.tiles["images/s"]) == pytest.approx(found["images_per_s"], rel=0.01)
+    assert seconds(page.tiles["epoch"]) == near(wall_s)
+    assert figure(page.tiles["from the device"]) == part(found["batches"]["csd"], made)
+    assert figure(page.tiles["training waited"]) == part(found["stages"]["waiting"], wall_s)
+    bound_s = found["bound_s"]
+    if bound_s is not None:
+        assert figure(page.tiles["of the bound"]) == part(min(bound_s, wall_s), wall_s)
+        assert min(bound_s, wall_s) == bound_s or bound_s == pytest.approx(wall_s, rel=0.05)
+    assert found["advice"] in page.text and found["limit"].lower() in page.text.lower()
+    for note in found["notes"]:
+        assert note in page.text
+    rows = {row[0]: row[1:] for row in page.tables["Where each second went"][1:]}
+    assert set(rows) == set(found["seconds"])
+    for name, (took, of_epoch, _) in rows.items():
+        assert seconds(took) == near(found["seconds"][name]) and figure(of_epoch) == part(found["seconds"][name], wall_s)
+    resources = page.tables["Busy, waiting, idle"][1:]
+    assert [row[0].split(" x ")[0] for row in resources] == [one["name"] for one in found["resources"]]
+    for row, one in zip(resources, found["resources"], strict=True):
+        for text, kind in zip(row[1:5], ("busy_s", "waiting_s", "idle_s", "unaccounted_s"), strict=True):
+            assert figure(text) == part(one[kind], one["wall_s"])
+    overlap = page.tables["At work at once"]
+    assert len(overlap) == 5
+    for row in overlap[1:]:
+        for stage, text in zip(overlap[0][1:], row[1:], strict=True):
+            assert seconds(text) == near(found["overlap"][row[0]][stage])
+    rates = {row[0].split(",")[0]: row[1] for row in page.tables["Rates against their bounds"] if len(row) > 1}
+    for name, rate in {"host": found["rates"]["host"], **found["rates"]["devices"], "achieved": found["images_per_s"]}.items():
+        assert rates[name] == "-" if rate is None else figure(rates[name]) == pytest.approx(rate, rel=0.01)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, run: str) -> None:
+    page = Page(write_report(recorded / run, tmp_path))
+    trace = read_run(recorded / run)[-1]
+    host = [e for e in trace.of(HostBatch) if e.outcome == "made"]
+    published = [e for e in trace.of(Published) if e.position >= 0]
+    for side, made in (("host", host), ("device", published)):
+        assert page.paths.get(("prongs", f"dots {side}"), "").count("M") == len(made)
+
+    def width_s(kind: str) -> float:
+        widths = re.findall(r"M[\d.]+ [\d.]+h([\d.]+)", page.paths.get(("timeline", f"box {kind}"), ""))
+        return sum(map(float, widths)) * trace.wall_s / 1000
+
+    resolution_s = len(trace.events) * trace.wall_s / 1000 * 0.3  # coordinates have one digit after the point
+    analysis = analyse(trace)
+    assert width_s("training") == pytest.approx(analysis.stages["training"], abs=resolution_s)
+    assert width_s("host") == pytest.approx(sum(b.ended_at - b.began_at for b in host), abs=resolution_s)
+    unused_s = sum(b.ended_at - b.began_at for b in trace.of(HostBatch)) - sum(b.ended_at - b.began_at for b in host)
+    others_s = analysis.stages["CSD preprocessing"] + unused_s
+    assert width_s("device") + width_s("unused") == pytest.approx(others_s, rel=0.05, abs=resolution_s)
+    assert ("timeline", "moment") in page.paths or not trace.of(Joined)
+    steps = trace.of(Step)
+    assert ("buffers", "curve host") in page.paths and len(steps) == sum(analysis.batches.values())
+
+
+def test_what_happened_is_listed(recorded: Path, tmp_path: Path) -> None:
+    taken, lost = (read_run(recorded / run)[-1] for run in ("taken back", "lost"))
+    assert taken.of(LeaseCancelled) and lost.of(Lost)  # as the recording was meant
+    rows = Page(write_report(recorded / "taken back", tmp_path)).tables["Events"][1:]
+    for event in taken.of(LeaseCancelled):
+        assert [f"{event.at:.3f} s", f"lease {event.lease} taken back from embedded engine"] in rows
+    page = Page(write_report(recorded / "lost", tmp_path))
+    (gone,) = lost.of(Lost)
+    assert [f"{gone.at:.3f} s", f"embedded engine lost: {gone.reason}"] in page.tables["Events"]
+    assert f"embedded engine was lost after {gone.at:.1f} s" in page.text
+    assert "None: no lease was taken back" in Page(write_report(recorded / "alone", tmp_path)).text
+
+
+def test_epochs_and_energy(recorded: Path, tmp_path: Path) -> None:
+    page = Page(write_report(recorded / "wrr", tmp_path))
+    epochs = page.tables["All 2 epochs of this run"][1:]
+    assert [row[1] for row in epochs] == ["0000.jsonl", "0001.jsonl"] and [row[3] for row in epochs] == ["complete"] * 2
+    for row, trace in zip(epochs, read_run(recorded / "wrr"), strict=True):
+        analysis = analyse(trace)
+        assert seconds(row[4]) == near(trace.wall_s) and figure(row[5]) == pytest.approx(analysis.images_per_s, rel=0.01)
+        assert (int(row[6]), int(row[7])) == (analysis.batches["cpu"], analysis.batches["csd"]) and row[10] == analysis.limit
+    (energy,) = load(recorded / "wrr" / "energy.json")
+    head, (label, _, took, *cells) = page.tables["Energy"]
+    assert label == "wrr" and seconds(took) == near(energy.seconds)
+    cell = dict(zip(head[3:], cells, strict=True))
+    assert figure(cell["total, J"]) == pytest.approx(energy.total_j, rel=0.01) and cell["total is"] == energy.how == "modelled"
+    assert all("(modelled)" in cell[f"{one.part}, J"] for one in energy.parts)
+    assert figure(cell["J/batch"]) == pytest.approx(energy.total_j / 30, rel=0.01)
+    assert "Energy" not in Page(write_report(recorded / "mte", tmp_path)).tables
+
+
+def test_epochs_that_did_not_end(recorded: Path, tmp_path: Path) -> None:
+    assert "the epoch was broken off after 1 of 20 batches" in Page(write_report(recorded / "broken off", tmp_path)).text
+    empty = Page(write_report(recorded / "empty", tmp_path))
+    assert "No batch was delivered in this epoch" in empty.text and empty.tiles["images/s"] == "0"
+    whole = (recorded / "wrr" / "0001.jsonl").read_text()
+    (tmp_path / "cut.jsonl").write_text(whole[: len(whole) // 2])
+    page = Page(write_report(tmp_path / "cut.jsonl"))
+    assert "the epoch's end was not recorded" in page.text and (tmp_path / "cut.html").exists()
+    assert "end not recorded" in dict(page.tables["Settings"])["epoch"]
+
+
+def test_it_asks_nobody_for_anything(recorded: Path, tmp_path: Path) -> None:
+    source = write_report(recorded / "wrr", tmp_path).read_text()
+    assert "default-src 'none'" in source
+    assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|https?:|\ssrc=|\son\w+=", source)
+
+
+def test_what_a_run_says_is_only_text(tmp_path: Path) -> None:
+    events = [Joined("<b>d</b>", 1.0, 1, 2), Lost("<b>d</b>", 2.0, "<script>alert(1)</script>"), *TWO_SIDES]
+    written(tmp_path / "0000.jsonl", events, BEGAN._replace(strategy="<i>", devices=["<b>d</b>", "d"]))
+    source = write_report(tmp_path).read_text()
+    assert "<script" not in source and "<b>d</b>" not in source and "<i>" not in source
+    assert "&lt;script&gt;alert(1)" in source
+
+
+def long_epoch(path: Path, batches: int) -> Path:
+    """Both sides, batches of 10 ms, two host workers."""
+    events: list[Any] = [Joined("d", 0.0, 1, 8)]
+    for k in range(batches):
+        at = 0.01 * k
+        if k % 3:
+            events.append(HostBatch(k % 2, k - k // 3, at - 0.009, at, 0.001, 0.009, "made"))
+        else:
+            position = batches - 1 - k // 3
+            events += [LeaseGiven("d", k, position, at), Published("d", k, position, at + 0.02, 0.018)]
+        events.append(Step(k, "cpu" if k % 3 else "csd", 2, at, at + 0.001, at + 0.002, 1, 1, 1, 2))
+    events += [Exhausted(0.01 * batches, 0.01 * batches), EpochEnded(0.01 * batches, 0)]
+    return written(path, events, BEGAN._replace(batches=batches, workers=2))
+
+
+def test_a_long_epoch_does_not_make_a_long_page(tmp_path: Path) -> None:
+    pages = [write_report(long_epoch(tmp_path / f"{batches}.jsonl", batches)) for batches in (2000, 5000)]
+    small, large = (page.stat().st_size for page in pages)
+    assert large < 1.3 * small < 400_000
+    page, trace = Page(pages[1]), read_epoch(tmp_path / "5000.jsonl")
+    stages = analyse(trace).stages
+    rows = {(row[0], row[1]): row[2] for row in page.tables["Who was at work when"][1:]}
+    host_s = sum(seconds(took) for (track, _), took in rows.items() if track.startswith("host worker"))
+    assert host_s == pytest.approx(sum(b.ended_at - b.began_at for b in trace.of(HostBatch)), rel=0.02)
+    assert seconds(rows["training thread", "training"]) == pytest.approx(stages["training"], rel=0.02)
+    device_s = seconds(rows["device worker 0", "device makes a batch"])
+    assert device_s == pytest.approx(stages["CSD preprocessing"], rel=0.02)
+
+
+def test_the_command(tmp_path: Path, capsys: Any) -> None:
+    for number in range(3):
+        written(tmp_path / f"{number:04d}.jsonl", TWO_SIDES, BEGAN._replace(epoch=number))
+    assert main(["report", str(tmp_path), "--epoch", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"report: {tmp_path / 'report.html'}" in said
+    plots = re.findall(r"plot: (.+)", said)
+    assert [Path(plot).name for plot in plots] == [f"report-{n}.png" for n in ("timeline", "rates", "spool", "resources")]
+    for plot in plots:
+        with Image.open(plot) as image:
+            colours = image.convert("RGB").resize((400, 160)).getcolors(64_000)
+            assert image.size[0] >= 1200 and len(colours) > 10  # something is drawn
+    page = Page(tmp_path / "report.html")
+    assert re.search("Epoch 1, of +3 recorded", page.text) and page.source.count("<h1>") == 1
+    assert main(["report", str(tmp_path), "--all", "--no-png", "--out", str(tmp_path / "deep" / "all.html")]) == 0
+    assert (tmp_path / "deep" / "all.html").read_text().count("<h1>") == 3
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["all.html"]
+    assert main(["report", str(tmp_path), "--no-png", "-o", str(tmp_path / "dir")]) == 0
+    assert (tmp_path / "dir" / "report.html").exists()
+    capsys.readouterr()
+    assert main(["report", str(tmp_path), "--epoch", "7"]) == 1
+    assert "epoch 7 was not recorded, only 0, 1, 2" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "nothing")]) == 1
+    assert main(["report", str(tmp_path), "--energy", str(tmp_path / "0000.jsonl")]) == 1
+    with pytest.raises(DDLPError, match="can't be written"):
+        write_report(tmp_path, tmp_path / "0000.jsonl" / "x.html")
+    assert len(read_report(tmp_path, every=True).detailed) == 3
+
+
+def test_without_matplotlib_the_page_is_there(tmp_path: Path) -> None:
+    written(tmp_path / "0000.jsonl", TWO_SIDES)
+    hidden = "import sys; sys.modules['matplotlib'] = None; from ddlp.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "report", str(tmp_path)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0 and "report: " in done.stdout and "plot: " not in done.stdout
+    assert done.stderr.strip() == "no PNG plots: matplotlib is missing; pip install 'ddlp[report]' brings it"
+    assert "</html>" in (tmp_path / "report.html").read_text()

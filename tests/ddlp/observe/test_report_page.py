@@ -1,0 +1,73 @@
+"""The report in a real browser: headless Chromium, at the width of a screen and of a phone, dark and light."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if not os.environ.get("CI"):  # there it must be
+    pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
+
+from browser import CHROMIUM, DRIVER, Browser  # noqa: E402
+
+from ddlp.observe.report import write_report  # noqa: E402
+
+RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off", "empty")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not (CHROMIUM and DRIVER) and not os.environ.get("CI"):
+        pytest.skip("no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)")
+    browser = Browser()
+    yield browser
+    browser.end()
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: str) -> None:
+    page = write_report(recorded / run, tmp_path)
+    for width in (1280, 400):
+        for scheme in ("light", "dark"):
+            assert browser.look(page, width, scheme) == [], (width, scheme)
+
+
+NO_INK = "[data-plot=timeline] .marks path { stroke: none; fill: none !important }"
+WIDE = '<p style="white-space:nowrap">' + "wide " * 300 + "</p>"
+FAULTS = {
+    "console": ("</main>", "</main><script>1</script>"),  # the page's policy forbids it, and says so there
+    "request": ("</main>", '</main><img src="http://127.0.0.1:9/a.png" alt="">'),
+    "undrawn: timeline has a path with NaN": ('<path class="box host" d="M', '<path class="box host" d="MNaN '),
+    "undrawn: timeline has no marks": ("</style>", NO_INK + "</style>"),
+    "undrawn: rates is": ("</style>", "[data-plot=rates] svg { height: 0 }</style>"),
+    "outside: prongs": ('<path class="dots host" d="', '<path class="dots host" d="M1200 0h0'),
+    "unexplained: buffers lacks a text": ('aria-label="Batches over time', 'aria-label="" title="'),
+    "wide: the page scrolls": ("</main>", WIDE + "</main>"),
+    "wide: svg": ("</style>", "[data-plot=timeline] svg { width: 1500px }</style>"),
+    "faint: p.lead": ("</style>", ".lead { color: #999 }</style>"),
+    "faint: p": ("</style>", "figcaption p { opacity: .5 }</style>"),
+    "faint: rates, path.curve": ("</style>", ".plot .curve.host { stroke: #ddd }</style>"),
+    "small": ("</style>", ".xs { font-size: 10px }</style>"),
+    "crowded": ("</style>", ".xs span { left: 50% !important }</style>"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(browser: Browser, recorded: Path, tmp_path: Path, fault: str) -> None:
+    """The look at a page finds what it is to find."""
+    page = write_report(recorded / "wrr", tmp_path)
+    whole, (there, instead) = page.read_text(), FAULTS[fault]
+    assert there in whole
+    page.write_text(whole.replace(there, instead, 1))
+    found = browser.look(page, 1280, "light")
+    assert any(one.startswith(fault) for one in found), found
+
+
+def test_dark_is_looked_at_by_itself(browser: Browser, recorded: Path, tmp_path: Path) -> None:
+    page = write_report(recorded / "wrr", tmp_path)
+    page.write_text(page.read_text().replace("--soft: #9da7b3", "--soft: #57606a"))
+    assert browser.look(page, 400, "light") == []
+    assert any(one.startswith("faint") for one in browser.look(page, 400, "dark"))
