@@ -26,7 +26,7 @@ from torchvision import models
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
-from common import AMP, flags, image_folder, parse, write_report
+from common import AMP, flags, image_folder, parse, turns, write_pages, write_report
 from ddlp.bench.common import rotated
 from ddlp.sampledata import SampleDataError
 from train_imagenet import pipeline
@@ -191,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = {"preprocessing_s": preparing, "training_s": training}
     path = write_report("bottleneck_study", options, [], figures=figures)
     print(f"report: {path}")
+    write_pages(options, turns(options))
     with contextlib.suppress(KeyboardInterrupt):
         return _plotted(path.with_suffix(".png"), preparing, training, options)
     return 130

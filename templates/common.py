@@ -10,7 +10,7 @@ import datetime
 import json
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ddlp.bench.common import machine, rotated
+from ddlp.observe.report import write_report as write_report_page
 from ddlp.sampledata import make_cifar10, make_imagefolder, make_thumbnails
 
 STRATEGIES = ("dataloader", "cpu", "csd", "mte", "wrr", "ordered")
@@ -119,6 +120,8 @@ def flags(description: str | None, models: Sequence[str], *, strategies: Sequenc
     add("--checkpoint", type=Path, metavar="FILE",
         help="written after each epoch and on Ctrl-C; if it is there the run goes on from it. One strategy, one seed")
     add("--report", type=Path, default=Path("runs"), metavar="DIR", help="where the report goes (default %(default)s)")
+    add("--record", type=Path, metavar="DIR",
+        help="record what every thread does, each run below DIR, and write its page: what limits it, as `ddlp report` does")
     return parser
 # fmt: on
 
@@ -195,11 +198,25 @@ def finish(template: str, options: Any, runs: Sequence[Run]) -> int:
     """Print the table, write the report; returns the exit status: 130 if Ctrl-C ended it."""
     print(f"\n{table(runs)}\n")
     print(f"report: {write_report(template, options, runs)}")
+    write_pages(options, ((run.strategy, run.seed) for run in runs))
     if len(runs) == options.seeds * len(options.strategy) and all(run.complete for run in runs):
         return 0
     goes_on = f"; the same command goes on from {options.checkpoint}" if options.checkpoint else ""
     print(f"stopped: the figures are of what was done until then{goes_on}")
     return 130
+
+
+def record_directory(options: Any, strategy: str, seed: int) -> Path | None:
+    """Where a run is recorded; None: it is not."""
+    return None if options.record is None else Path(options.record) / f"{strategy}-seed{seed}"
+
+
+def write_pages(options: Any, runs: Iterable[tuple[str, int]], energy: Path | None = None) -> None:
+    """Write and name the page of each run (strategy, seed) that was recorded; torch's own DataLoader and workers are not."""
+    for strategy, seed in runs:
+        directory = record_directory(options, strategy, seed)
+        if directory is not None and any(directory.glob("*.jsonl")):
+            print(f"page: {write_report_page(directory, energy=energy)}")
 
 
 def mean_spread(values: Sequence[float], form: str = ".3f") -> str:

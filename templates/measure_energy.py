@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from common import Epoch, Run, flags, parse, turns, write_report
+from common import Epoch, Run, flags, parse, turns, write_pages, write_report
 from ddlp.observe.energy import EnergyMeter, EnergyResult, comparison, save, summaries
 from ddlp.observe.energy.command import add_meter_arguments, add_tariff_arguments, model_of, tariff_of
 from ddlp.report import EpochReport
@@ -94,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = report.with_suffix(".energy.json")
     save(record, results, {"template": "measure_energy", "report": report.name})
     print(f"report: {report}\nenergy: {record}")
+    write_pages(options, ((run.strategy, run.seed) for run in runs), record)
     whole = len(runs) == options.seeds * len(options.strategy) and all(run.complete for run in runs)
     return 0 if whole else 130
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
-from common import AMP, Epoch, Run, finish, turns
+from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader
 
@@ -72,6 +72,7 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
         device=device,
         seed=seed,
         memory_format=torch.channels_last if task.channels_last else None,
+        record=record_directory(options, strategy, seed),
         **(task.loader_options if strategy != "csd" else {}),
     )
 

@@ -22,7 +22,11 @@ IMAGES, CIFAR_IMAGES = 48, 80  # of the small sets
 
 RUNS = (  # the forks come first, as long as torch has started no threads
     ("train_ddp", ["--small", "--workers", "1", "--epochs", "2"], 2),
-    ("train_imagenet", ["--small", "--workers", "1", "--strategy", "dataloader", "csd", "wrr", "--epochs", "2"], 1),
+    (
+        "train_imagenet",
+        ["--small", "--workers", "1", "--strategy", "dataloader", "csd", "wrr", "--epochs", "2", "--record", "runs/recorded"],
+        1,
+    ),
     ("train_cifar10", ["--small", "--workers", "1", "--strategy", "wrr", "--seeds", "2"], 1),
     ("train_dali", ["--small", "--workers", "1", "--strategy", "cpu"], 1),
     ("bottleneck_study", ["--small"], 1),
@@ -86,6 +90,14 @@ def test_train_imagenet(home: Path, printed: str) -> None:
     assert wrr["epochs"][-1]["bound_s"] > 0
     # Of two epochs the second one counts.
     assert wrr["figures"]["s_per_batch"] == pytest.approx(wrr["epochs"][1]["seconds"] / wrr["epochs"][1]["batches"])
+
+
+def test_recorded_runs_have_a_page_each(home: Path, printed: str) -> None:
+    pages = [line.removeprefix("page: ") for line in printed.splitlines() if line.startswith("page: ")]
+    assert pages == [f"runs/recorded/{strategy}-seed0/report.html" for strategy in ("csd", "wrr")]
+    for page in pages:
+        source = (home / page).read_text()
+        assert "Epoch 1, of" in source and "All 2 epochs" in source and f"{IMAGES // 4} batches" in source
 
 
 def test_train_cifar10(home: Path, printed: str) -> None:

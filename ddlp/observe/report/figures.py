@@ -12,7 +12,7 @@ from ddlp.observe.report.series import DEVICE, HOST, TRAINING, TRANSFER, UNUSED,
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
 from ddlp.observe.run import EpochTrace
 
-__all__ = ["FAR", "KINDS", "buffers", "prongs", "rates", "resources", "timeline"]
+__all__ = ["FAR", "KINDS", "QUOTA_FAR", "buffers", "prongs", "rates", "resources", "timeline"]
 
 KINDS = {
     HOST: "host makes a batch",
@@ -22,7 +22,7 @@ KINDS = {
     UNUSED: "work not used: taken back, made twice, failed",
 }
 _LANE, _GAP, _HIGH = 22.0, 6.0, 220.0  # pixels: of a lane, between two, of a plot with an axis
-FAR = 3.0  # times what happened: a bound beyond that is not drawn
+FAR, QUOTA_FAR = 3.0, 8.0  # times what happened: a bound beyond that is not drawn
 _SAMPLES = 12  # moments in the tables under curves
 
 
@@ -84,6 +84,8 @@ def timeline(trace: EpochTrace) -> str:
             at_work += sum(track.shares.get(kind, ())) * trace.wall_s / series.BINS
             if at_work:
                 rows.append([track.name, KINDS[kind], seconds(at_work), percent(at_work, trace.wall_s)])
+    if not used and not moments:
+        return nothing("timeline", "Who was at work when", "Nobody had begun anything when this epoch ended.")
     label = f"Timeline of {len(found)} tracks over {seconds(trace.wall_s)}: {', '.join(track.name for track in found)}."
     drawing = svg.plot(marks, height=height, x=x, rows=[track.name for track in found], label=label)
     return figure(
@@ -157,7 +159,7 @@ def buffers(trace: EpochTrace) -> str:
     if not curves:
         return nothing("buffers", title, "No batch was delivered in this epoch.")
     most = max([*(max(curve.high) for curve in curves), 1])
-    near = 0 < quota <= FAR * most
+    near = 0 < quota <= QUOTA_FAR * most
     x, y = svg.time_axis(trace.wall_s), svg.upwards("batches", max(most, quota) if near else most)
     styled = list(zip(["host", "device", "spool", "held"], curves, strict=False))
     marks = [svg.band(curve.low, curve.high, y.limit, _HIGH, f"band {style}") for style, curve in styled]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ddlp.observe.analysis import Analysis
 from ddlp.observe.report import series
-from ddlp.observe.report.figures import FAR, KINDS
+from ddlp.observe.report.figures import FAR, KINDS, QUOTA_FAR
 from ddlp.observe.report.run import EpochSummary
 from ddlp.observe.report.series import BINS, DEVICE, HOST, TRAINING, TRANSFER, UNUSED, Curve
 from ddlp.observe.report.words import number
@@ -108,7 +108,7 @@ def _buffers(trace: EpochTrace, title: str) -> Figure:
     figure, axes = _axes(f"Ready batches and spool: {title}", 4.2, _SINCE, "batches")
     _draw(axes, series.buffers(trace), _BUFFERS, trace.wall_s)
     quota = sum(device.quota for device in series.device_times(trace))
-    if 0 < quota <= FAR * axes.get_ylim()[1]:
+    if 0 < quota <= QUOTA_FAR * axes.get_ylim()[1]:
         axes.axhline(quota, color="#1f2328", linestyle=(0, (1, 2)), linewidth=1.2, label=f"the spool's quota, {quota}")
     axes.set_ylim(bottom=0)
     _legend(axes)

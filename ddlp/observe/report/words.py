@@ -30,7 +30,7 @@ def seconds(value: float) -> str:
     """A duration."""
     if 0 < value < 0.0995:
         return f"{1e3 * value:.2g} ms" if value >= 1e-4 else "< 0.1 ms"
-    return f"{value:,.0f} s" if value >= 100 else f"{value:.2f} s"
+    return f"{value:,.0f} s" if value >= 100 or value == 0 else f"{value:.2f} s"
 
 
 def percent(part: float, whole: float) -> str:
