@@ -1,8 +1,8 @@
 """Seeing where the time goes, and whether all is as promised: recording a run, analysing it, drawing it, checking it.
 
 It watches from the side: `watched` puts itself between an epoch and its threads where somebody asked for it, and nothing in
-here decides anything. `events` is what is recorded, `record` writes it, `run` reads it; `analyse`, `trace` and `check`
-use it. Must not live here: whatever an epoch needs to run.
+here decides anything. `events` is what is recorded, `record` writes it, `run` reads it; `analyse`, `trace`, `report` and
+`check` use it. Must not live here: whatever an epoch needs to run.
 """
 
 from __future__ import annotations
