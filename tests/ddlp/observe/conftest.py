@@ -89,7 +89,7 @@ class Delays:
         for _ in loader:
             began = time.monotonic()
             time.sleep(step_s)
-            while not self._joined(loader):  # the host has a few batches ready then, and waits as well
+            while not self.joined(loader):  # the host has a few batches ready then, and waits as well
                 time.sleep(step_s)
             self.slept["training"] += time.monotonic() - began
         for kind in ("host", "device"):
@@ -98,7 +98,8 @@ class Delays:
             self.slept[kind] = sum(times[PROBED:] if kind == "device" else times)
 
     @staticmethod
-    def _joined(loader: Any) -> bool:
+    def joined(loader: Any) -> bool:
+        """Whether every device is at it."""
         return all(account.alive for account in loader._last.run.ledger.devices.values())
 
     def warm(self) -> None:
@@ -142,6 +143,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with pytest.warns(UserWarning, match="is gone"):
             for number, _ in enumerate(lossy):
                 time.sleep(0.003)
+                while number == 5 and not delays.joined(lossy):
+                    time.sleep(0.01)
                 if number == 15:
                     os.kill(engine_pid(), signal.SIGKILL)
         del kept, lossy, loader

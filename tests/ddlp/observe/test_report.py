@@ -182,8 +182,11 @@ def test_epochs_and_energy(recorded: Path, tmp_path: Path) -> None:
     head, (label, _, took, *cells) = page.tables["Energy"]
     assert label == "wrr" and seconds(took) == near(energy.seconds)
     cell = dict(zip(head[3:], cells, strict=True))
-    assert figure(cell["total, J"]) == pytest.approx(energy.total_j, rel=0.01) and cell["total is"] == energy.how == "modelled"
-    assert all("(modelled)" in cell[f"{one.part}, J"] for one in energy.parts)
+    assert figure(cell["total, J"]) == pytest.approx(energy.total_j, rel=0.01) and cell["total is"] == energy.how
+    for one in energy.parts:
+        assert ("(modelled)" in cell[f"{one.part}, J"]) == one.modelled
+        assert figure(cell[f"{one.part}, J"]) == pytest.approx(one.joules, rel=0.01)
+    assert any(one.modelled for one in energy.parts)
     assert figure(cell["J/batch"]) == pytest.approx(energy.total_j / 30, rel=0.01)
     assert "Energy" not in Page(write_report(recorded / "mte", tmp_path)).tables
 
@@ -240,6 +243,18 @@ def test_a_long_epoch_does_not_make_a_long_page(tmp_path: Path) -> None:
     assert seconds(rows["training thread", "training"]) == pytest.approx(stages["training"], rel=0.02)
     device_s = seconds(rows["device worker 0", "device makes a batch"])
     assert device_s == pytest.approx(stages["CSD preprocessing"], rel=0.02)
+
+
+def test_many_workers_are_one_lane(tmp_path: Path) -> None:
+    busy = [HostBatch(k, k, 1.0, 1.0 + k / 10, 0.0, 0.1, "made" if k < 15 else "dropped") for k in range(20)]
+    end = [Step(0, "cpu", 2, 0.0, 4.0, 4.0, 0, 0, 0, 0), Exhausted(4.0, 4.0), EpochEnded(4.0, 0)]
+    began = BEGAN._replace(workers=20, devices=[], fetchers=0)
+    page = Page(write_report(written(tmp_path / "0000.jsonl", [*busy, *end], began)))
+    rows = {(row[0], row[1].split(":")[0]): seconds(row[2]) for row in page.tables["Who was at work when"][1:]}
+    assert rows == {
+        ("host: 20 workers, mean", "host makes a batch"): near(sum(range(15)) / 10 / 20),
+        ("host: 20 workers, mean", "work not used"): near(sum(range(15, 20)) / 10 / 20),
+    }
 
 
 def test_the_command(tmp_path: Path, capsys: Any) -> None:
