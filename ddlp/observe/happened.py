@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlp.observe.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost
+from ddlp.observe.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Step
 from ddlp.observe.run import EpochTrace
 
 __all__ = ["Happened", "happened"]
@@ -15,12 +16,13 @@ class Happened(NamedTuple):
     """A moment (seconds since the epoch's beginning), and what it was."""
 
     at: float
-    kind: str  # joined, lost, taken back, failed, not used
+    kind: str  # joined, lost, taken back, failed, not used, not needed
     text: str
 
 
 def happened(trace: EpochTrace) -> Iterator[Happened]:
     """In the order in which it was recorded."""
+    delivered = {step.position: step.got_at for step in trace.of(Step)}
     for event in trace.events:
         if isinstance(event, LeaseCancelled):
             yield Happened(event.at, "taken back", f"lease {event.lease} taken back from {event.device}")
@@ -31,6 +33,10 @@ def happened(trace: EpochTrace) -> Iterator[Happened]:
             yield Happened(event.at, "joined", f"{event.device} joined")
         elif isinstance(event, Lost):
             yield Happened(event.at, "lost", f"{event.device} lost: {event.reason}")
+        elif isinstance(event, Fetched) and event.trouble and delivered.get(event.position, math.inf) < event.ended_at:
+            # The host's copy was delivered while this one was being fetched, and so its file was let go.
+            text = f"batch {event.position} of {event.device} was not needed any more: the host's was first"
+            yield Happened(event.ended_at, "not needed", text)
         elif isinstance(event, Fetched) and event.trouble:
             text = f"batch {event.position} of {event.device} could not be used: {event.trouble}"
             yield Happened(event.ended_at, "not used", text)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddlp.observe.engine_time import DeviceTime, device_times, on_workers
-from ddlp.observe.events import Fetched, HostBatch, Step
+from ddlp.observe.events import Fetched, HostBatch, Published, Step
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span
 
@@ -122,10 +122,8 @@ def made_where(trace: EpochTrace) -> dict[str, list[tuple[float, int]]]:
     """When (seconds) which batch (position in the epoch) was finished, by the host and by the devices."""
     found = {
         HOST: [(b.ended_at, b.position) for b in trace.of(HostBatch) if b.outcome == "made"],
-        DEVICE: [
-            (work.span[1], work.position) for device in device_times(trace) for work in device.work if work.published
-        ],
-    }  # fmt: skip
+        DEVICE: [(e.at, e.position) for e in trace.of(Published) if e.position >= 0],
+    }
     return {side: sorted(dots)[:: -(-len(dots) // MOST_DOTS) or 1] for side, dots in found.items()}
 
 

@@ -18,7 +18,19 @@ from ddlp.cli import main
 from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.energy import load
-from ddlp.observe.events import EpochEnded, Exhausted, HostBatch, Joined, LeaseCancelled, LeaseGiven, Lost, Published, Step
+from ddlp.observe.events import (
+    EpochEnded,
+    Exhausted,
+    Fetched,
+    HostBatch,
+    Joined,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseGiven,
+    Lost,
+    Published,
+    Step,
+)
 from ddlp.observe.report import read_report, write_report
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
@@ -150,6 +162,7 @@ def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, run: str
     assert width_s("training") == pytest.approx(analysis.stages["training"], abs=resolution_s)
     assert width_s("host") == pytest.approx(sum(b.ended_at - b.began_at for b in host), abs=resolution_s)
     unused_s = sum(b.ended_at - b.began_at for b in trace.of(HostBatch)) - sum(b.ended_at - b.began_at for b in host)
+    unused_s += sum(f.ended_at - f.began_at for f in trace.of(Fetched) if f.trouble)
     others_s = analysis.stages["CSD preprocessing"] + unused_s
     assert width_s("device") + width_s("unused") == pytest.approx(others_s, rel=0.05, abs=resolution_s)
     assert ("timeline", "moment") in page.paths or not trace.of(Joined)
@@ -168,6 +181,23 @@ def test_what_happened_is_listed(recorded: Path, tmp_path: Path) -> None:
     assert [f"{gone.at:.3f} s", f"embedded engine lost: {gone.reason}"] in page.tables["Events"]
     assert f"embedded engine was lost after {gone.at:.1f} s" in page.text
     assert "None: no lease was taken back" in Page(write_report(recorded / "alone", tmp_path)).text
+
+
+def test_events_of_every_kind(tmp_path: Path) -> None:
+    events = [
+        Joined("d", 1.0, 1, 4), LeaseGiven("d", 1, 3, 1.0), LeaseFailed("d", 1, 2.0, "no such file"),
+        HostBatch(0, 5, 1.0, 2.5, 0.1, 1.0, "failed"), Step(4, "cpu", 2, 0.0, 3.0, 3.0, 0, 0, 0, 0),
+        Fetched(0, "d", 2, 4, 2.9, 3.1, 3.1, "gone"), Fetched(0, "d", 3, 6, 3.2, 3.5, 3.5, "damaged"),
+        LeaseGiven("d", 4, 7, 3.6), LeaseCancelled("d", 4, 4.0), Lost("d", 5.0, "killed"), EpochEnded(6.0, 0),
+    ]  # fmt: skip
+    page = Page(write_report(written(tmp_path / "0000.jsonl", events, BEGAN)))
+    assert page.tables["Events"][1:] == [
+        ["1.000 s", "d joined"], ["2.000 s", "lease 1 failed on d: no such file"],
+        ["2.500 s", "batch 5: a sample could not be prepared"],
+        ["3.100 s", "batch 4 of d was not needed any more: the host's was first"],
+        ["3.500 s", "batch 6 of d could not be used: damaged"], ["4.000 s", "lease 4 taken back from d"],
+        ["5.000 s", "d lost: killed"],
+    ]  # fmt: skip
 
 
 def test_epochs_and_energy(recorded: Path, tmp_path: Path) -> None:

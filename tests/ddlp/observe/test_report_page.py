@@ -35,7 +35,7 @@ def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: s
             assert browser.look(page, width, scheme) == [], (width, scheme)
 
 
-NO_INK = "[data-plot=timeline] .marks path { stroke: none; fill: none !important }"
+NO_INK = "[data-plot=timeline] .marks path { stroke: none !important; fill: none !important }"
 WIDE = '<p style="white-space:nowrap">' + "wide " * 300 + "</p>"
 FAULTS = {
     "console": ("</main>", "</main><script>1</script>"),  # the page's policy forbids it, and says so there
