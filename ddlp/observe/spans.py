@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Span", "both", "clip", "lanes", "length", "less", "union", "within"]
+__all__ = ["Span", "both", "clip", "length", "less", "union", "within"]
 
 Span = tuple[float, float]
 
@@ -62,17 +62,3 @@ def within(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
     """The moments of a union that lie within; quick, also in a long one."""
     first = bisect_right(spans, begin, key=lambda span: span[1])
     return clip(spans[first : bisect_left(spans, end, key=lambda span: span[0])], begin, end)
-
-
-def lanes(spans: Sequence[Span]) -> list[int]:
-    """For each span a lane, from 0, such that no two spans of a lane overlap; as few lanes as that takes."""
-    ends: list[float] = []
-    result = [0] * len(spans)
-    for k in sorted(range(len(spans)), key=lambda k: spans[k]):
-        begin, end = spans[k]
-        lane = next((lane for lane, until in enumerate(ends) if until <= begin), len(ends))
-        if lane == len(ends):
-            ends.append(end)
-        ends[lane] = end
-        result[k] = lane
-    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlp.observe.spans import both, clip, lanes, length, less, union, within
+from ddlp.observe.spans import both, clip, length, less, union, within
 
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda s: (min(s), max(s))), max_size=12)
 
@@ -24,14 +24,3 @@ def test_as_sets_of_cells(a, b, begin, end):
     inside = cells(a) & set(range(begin, end))
     assert cells(within(ua, begin, end)) == cells(clip(ua, begin, end)) == inside
     assert all(x < y for x, y in [*both(ua, ub), *less(ua, ub), *within(ua, begin, end)])
-
-
-@given(spans)
-def test_lanes_do_not_overlap_and_are_as_few_as_can_be(some):
-    some = [s for s in some if s[0] < s[1]]
-    found = lanes(some)
-    for lane in set(found):
-        mine = sorted(s for s, k in zip(some, found) if k == lane)
-        assert all(x[1] <= y[0] for x, y in zip(mine, mine[1:]))
-    most = max((sum(b <= k < e for b, e in some) for k in range(30)), default=0)
-    assert len(set(found)) == most
