@@ -23,12 +23,11 @@ from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.resume import Resume, SamplerStart, save
-from ddlp.sources.dali import DaliHost
+from ddlp.sources.dali import DaliHost, Graphs
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
 from ddlp.transfer.landing import Landing
 from ddlp.transfer.pool import Pool
-from ddlp.translate.dali import stages
 from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
@@ -103,6 +102,7 @@ class EpochIterator(_BaseDataLoaderIter):
         make_strategy: Callable[[Ledger, Rates], Strategy],
         devices: tuple[str, ...],
         landing: Landing | None,
+        graphs: Graphs | None,
         rates: Rates,
         on_closed: Callable[[], None],
     ) -> None:
@@ -116,6 +116,8 @@ class EpochIterator(_BaseDataLoaderIter):
         self._portable = portable
         self._transforms_targets = portable.dataset.has_target_transform
         self._device = None if loader.device is None else torch.device(loader.device)
+        if landing is not None:  # "cuda" alone would be another GPU after torch.cuda.set_device
+            self._device = landing.lane.device
         self._batch_transform = loader.batch_transform
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
@@ -149,7 +151,7 @@ class EpochIterator(_BaseDataLoaderIter):
         )  # fmt: skip
         on_host = landing is None and (self._device is None or self._device.type == "cpu")
         pin = self._pin_memory_device if self._pin_memory and self._device is None else None
-        dali = DaliHost(self.recipe, stages(portable)) if loader.backend == "dali" else None
+        dali = None if graphs is None else DaliHost(self.recipe, graphs)
 
         def closed() -> None:
             if dali is not None:
