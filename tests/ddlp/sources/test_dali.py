@@ -326,7 +326,10 @@ def test_where_dali_has_no_gpu_one_line_says_so_and_what_to_do():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [dict(num_workers=2), dict(output=torch.uint8, memory_format=torch.channels_last), dict(batch=None)])
+LAST = dict(output=torch.uint8, memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("options", [dict(num_workers=2), LAST, dict(batch=None)])
 def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, lane, monkeypatch, options):
     """Runs of a part of a batch, files that our own code makes among DALI's, masks: all where batches land."""
     monkeypatch.setattr(dali, "SAMPLES", 3)
