@@ -18,7 +18,8 @@ from torchvision import transforms
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 
-from scene import dataset, make_images  # noqa: E402
+from scene import dataset  # noqa: E402
+from small_images import make_images  # noqa: E402
 
 from ddlp import DDLPLoader, ImageArrays, load_operators  # noqa: E402
 from ddlp.sources.fetching import Fetching  # noqa: E402
