@@ -143,12 +143,13 @@ def listing() -> dict[str, Any]:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-        sockets.append(target.partition(":")[0])
+        if not target.startswith("/dev/nvidia"):  # the driver's own, which it opens when it likes
+            sockets.append(target.partition(":")[0])
     return {
         "descriptors": sorted(sockets),
         "threads": sorted(t.name for t in threading.enumerate() if t is not threading.main_thread()),
         "processes": sorted(p.command for p in descendants()),
-        "shared memory": sorted(os.listdir("/dev/shm")),
+        "shared memory": sorted(name for name in os.listdir("/dev/shm") if not name.startswith("cuda.shm")),
     }
 
 
