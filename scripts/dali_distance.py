@@ -64,7 +64,8 @@ def main() -> int:
         print(f"dali_distance: no .jpg below {options.data}; ddlp bench host makes a set in data/bench", file=sys.stderr)
         return 2
     where = torch.cuda.get_device_name(options.device) if options.device else "the CPU"
-    print(f"{len(paths)} files of {options.data}, DALI on {where}\n\n| pipeline | mean | at most | more than 1 |\n| --- | --- | --- | --- |")
+    print(f"{len(paths)} files of {options.data}, DALI on {where}\n")
+    print("| pipeline | mean | at most | more than 1 |\n| --- | --- | --- | --- |")
     for name, transform in pipelines().items():
         found = counts(paths, transform, options.device)
         mean = float((found * np.arange(256)).sum() / found.sum())

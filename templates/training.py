@@ -43,11 +43,16 @@ class Task:
     loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
 
-    def backend(self, strategy: str) -> str:
-        """Who prepares the host's batches: 'torch', 'native' or 'dali' (there are none under csd)."""
+    def backend(self, strategy: str, device: str) -> str:
+        """Who prepares the host's batches: 'torch', 'native', 'dali' (by the CPU) or 'dali_gpu' (there are none under csd)."""
         if strategy == "csd":
             return "native"
-        return "torch" if strategy == "dataloader" else str(self.loader_options.get("backend", "native"))
+        if strategy == "dataloader":
+            return "torch"
+        given = str(self.loader_options.get("backend", "native"))
+        if given == "dali" and torch.device(device).type == "cuda":
+            return "dali_gpu"
+        return "dali" if given == "dali_cpu" else given
 
 
 # -- the loader -------------------------------------------------------------------------------------------------------
@@ -286,7 +291,7 @@ def train(
     loader = make_loader(task, options, strategy, seed)
     training = start(task, options, seed, options.epochs * len(loader), wrap)
     run = Run(strategy, seed, task.model_name, task.paper_model, task.pipeline, options.device, options.batch_size,
-              options.workers, ranks, backend=task.backend(strategy))  # fmt: skip
+              options.workers, ranks, backend=task.backend(strategy, options.device))  # fmt: skip
     warm_up(training, task, options)
     engine = wake_engine(task, options, strategy)
     first, middle = _resumed(training, run, options)
