@@ -171,6 +171,7 @@ class DDLPLoader(DataLoader):
         self._reach: Reach | None = None
         self._keeps: list[Keep] = []
         self._landing: Landing | None = None
+        self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | None = None
         self._told: set[str] = set()
         check_arguments(self)
@@ -263,7 +264,7 @@ class DDLPLoader(DataLoader):
         if self._rates is None:
             self._rates = Rates()
         landing = self._landed()
-        graphs = None if self.backend == "native" else Graphs(stages(now), landing if self.backend == "dali" else None)
+        graphs = self._graphs_for(now, landing)
         reach = None if name == "cpu" else self._reached()
         devices = () if reach is None else reach.names
         if reach is not None:
@@ -317,6 +318,15 @@ class DDLPLoader(DataLoader):
                 when_dropped(self._keeps[-1], self._landing.close)
         return self._landing
 
+    def _graphs_for(self, now: Portable, landing: Landing | None) -> Graphs | None:
+        """DALI's pipelines for an epoch; those on a GPU are kept for the next one."""
+        if self.backend == "native":
+            return None
+        wanted, graphs = stages(now), self._graphs
+        if graphs is None or graphs.gpu is None or graphs.stages != wanted:
+            graphs = self._graphs = Graphs(wanted, landing if self.backend == "dali" else None)
+        return graphs
+
     # -- state, report -------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
@@ -360,5 +370,5 @@ class DDLPLoader(DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
         state = dict(self.__dict__)
-        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _rates=None, _landing=None)
+        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _rates=None, _landing=None, _graphs=None)
         return state

@@ -141,7 +141,9 @@ _OF_JOB: dict[str, tuple[Any, Callable[[Job], Any]]] = {
 
 
 class Graphs:
-    """An epoch's DALI pipelines: as many as work at once. Any thread may borrow one.
+    """DALI's pipelines: as many as work at once. Any thread may borrow one.
+
+    On the CPU they are of one epoch; on a GPU of all, since building and ending one may wait for whatever it does.
 
     Args:
         stages: what they do.
@@ -155,14 +157,14 @@ class Graphs:
         self.landing = landing
         on_gpu = landing is not None and landing.lane.device.type == "cuda"
         self.distance = stages.distance(on_gpu)
-        self._stages, self._gpu = stages, landing.lane.device.index if on_gpu and landing is not None else None
+        self.stages, self.gpu = stages, landing.lane.device.index if on_gpu and landing is not None else None
         self._idle: deque[Graph] = deque()
         if on_gpu:
             try:
-                self._idle.append(Graph(stages, self._gpu))
+                self._idle.append(Graph(stages, self.gpu))
             except RuntimeError as error:
                 raise DDLPError(
-                    f"backend='dali': DALI can't decode on GPU {self._gpu} ({_reason(error)}). Take backend='dali_cpu', which "
+                    f"backend='dali': DALI can't decode on GPU {self.gpu} ({_reason(error)}). Take backend='dali_cpu', which "
                     "decodes on the CPU, or a DALI that fits the driver (docs/dali.md)."
                 ) from error
 
@@ -171,13 +173,14 @@ class Graphs:
         try:
             graph = self._idle.pop()
         except IndexError:
-            graph = Graph(self._stages, self._gpu)
+            graph = Graph(self.stages, self.gpu)
         graph.run(samples, take)
         self._idle.append(graph)
 
-    def close(self) -> None:
-        """End DALI's threads. Called when nobody asks for anything any more."""
-        self._idle.clear()
+    def epoch_ended(self) -> None:
+        """End DALI's threads, on the CPU. Called when that epoch asks for nothing any more."""
+        if self.gpu is None:
+            self._idle.clear()
 
 
 class _OnHost(Rows):
@@ -253,8 +256,8 @@ class DaliHost:
         return self.prepare
 
     def close(self) -> None:
-        """End DALI's threads. Called when nobody asks for batches any more."""
-        self._graphs.close()
+        """Called when nobody asks for batches any more."""
+        self._graphs.epoch_ended()
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool = False) -> Pixels:
         """As `ddlp.sources.host.prepare_batch`, which makes what DALI can't."""

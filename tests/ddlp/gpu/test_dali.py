@@ -110,6 +110,20 @@ def test_nothing_is_handed_out_that_is_used_again(paths, truth):
     near(samples(kept), truth("resized crop"))
 
 
+def test_the_training_thread_never_waits_for_the_gpu(paths, truth):
+    """The step's stream is busy for seconds; all batches are given out meanwhile, and are right when it comes to them."""
+    one = loader(paths, STEPS["resized crop"], backend="dali", device="cuda", num_workers=2)
+    list(one)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(10_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    one.set_epoch(0)
+    batches = list(one)
+    assert not busy.query(), "the epoch was not given out while the step's stream was busy"
+    near(samples(batches), truth("resized crop"))
+
+
 def test_on_the_cpu_for_a_gpu(paths, truth):
     """The CPU's decoder: torchvision's pixels, where nothing is resized."""
     one = loader(paths, STEPS["crop"], backend="dali_cpu", device="cuda", num_workers=2)
