@@ -10,6 +10,6 @@ cd "$(dirname "$0")/.."
 case ${1:-} in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 source scripts/setup_venv.sh
 setup_venv docs
-[ $# -gt 0 ] || set -- build --quiet
+[ $# -gt 0 ] || set -- build
 # The theme says at each start that it won't follow mkdocs to version 2; setup.cfg holds it below.
 NO_MKDOCS_2_WARNING=1 exec "$PY" -m mkdocs "$@"

@@ -1,7 +1,7 @@
-"""What mkdocs calls while it builds the documentation: texts that stand elsewhere come from there, so that none is kept twice.
+"""What mkdocs calls while it builds the documentation: what stands elsewhere comes from there, so that nothing is kept twice.
 
-`<!-- README: Settings -->` in a page becomes that section of README.md, `<!-- help: ddlp deploy -->` what the command prints for
---help, `<!-- help of all commands -->` every command's. A page of the navigation that `ddlp bench` writes may be missing.
+`<!-- README: Settings -->` in a page becomes that section of README.md, `<!-- help: ddlp deploy -->` what the command prints
+for --help, `<!-- help of all commands -->` every command's. A page of the navigation that `ddlp bench` writes may be missing.
 """
 
 from __future__ import annotations
