@@ -64,17 +64,17 @@ class Metronome:
     def _file(self, cpu: int) -> Path:
         return Path(self._beats.name) / str(cpu)
 
-    def speeds(self, began: float, ended: float) -> tuple[float, ...]:
+    def speeds(self, began: float, ended: float) -> dict[int, float]:
         """Each CPU's mean speed between these two times (time.monotonic): of the beats within, or of the nearest."""
-        found = []
+        found = {}
         for cpu in self._cpus:
             data = self._file(cpu).read_bytes()
             beats = np.frombuffer(data[: len(data) // 16 * 16]).reshape(-1, 2)
             within = np.flatnonzero((beats[:, 0] >= began) & (beats[:, 0] < ended))
             if len(within) < _LEAST:
                 within = np.argsort(abs(beats[:, 0] - (began + ended) / 2))[:_LEAST]
-            found.append(float(np.mean(1 / beats[within, 1])))
-        return tuple(found)
+            found[cpu] = float(np.mean(1 / beats[within, 1]))
+        return found
 
 
 def main(arguments: list[str] | None = None) -> None:

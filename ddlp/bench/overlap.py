@@ -30,7 +30,7 @@ from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, ratios
 from ddlp.bench.metronome import Metronome
 from ddlp.loader import DDLPLoader
 
-Speeds = tuple[float, ...]  # of the host's and of the engine's core
+Speeds = tuple[float, float]  # of the host's and of the engine's core
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
 PEERS_PART = 8  # they make one batch in so many: a minute of each round else
 
@@ -155,30 +155,35 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
     with ExitStack() as stack:
         host, fetch = (stack.enter_context(_bare(side, options, 1.0)) for side in ("host", "fetch"))
         engine = stack.enter_context(_bare("engine", options, slowdown))
-        metronome = stack.enter_context(Metronome(options.directory, (options.host_cpu, options.csd_cpu)))
+        cpus = (options.host_cpu, options.csd_cpu)
+        metronome = stack.enter_context(Metronome(options.directory, cpus))
+
+        def speeds(time: Timed) -> Speeds:
+            found = metronome.speeds(time.began, time.ended)
+            return found[cpus[0]], found[cpus[1]]
 
         def both() -> None:
             on_host, by_engine = both_at_once((host, engine), options.seconds)
             result.r_cpu.append(on_host.rate)
             result.r_csd.append(by_engine.rate)
-            result.speeds.append(metronome.speeds(on_host.began, on_host.ended))
+            result.speeds.append(speeds(on_host))
 
         for k in range(options.rounds):
             fetched, _ = both_at_once((fetch, engine), options.seconds / 2)
             result.h_s.append(1 / fetched.rate)
-            result.h_speeds.append(metronome.speeds(fetched.began, fetched.ended))
+            result.h_speeds.append(speeds(fetched))
             both()
             if not result.accelerator_s:
                 result.accelerator_s = options.accelerator * options.batch / result.bound(result.speeds[-1])
             say(f"round {k + 1}/{options.rounds}: h {result.h_s[-1] * 1e6:.0f} us, step {result.accelerator_s * 1e3:.1f} ms")
             for line in rotated(result.lines, k):
-                (rate, began, ended), csd = contender(line.name, options, engine, slowdown, result.accelerator_s)
-                line.speeds.append(metronome.speeds(began, ended))
-                line.rates.append(rate)
+                timed, csd = contender(line.name, options, engine, slowdown, result.accelerator_s)
+                line.speeds.append(speeds(timed))
+                line.rates.append(timed.rate)
                 line.csd_batches.append(csd)
                 both()
                 say(
-                    f"  {line.name:22} {rate:7.1f} samples/s, {result.of_bound(line)[-1]:5.3f} of "
+                    f"  {line.name:22} {timed.rate:7.1f} samples/s, {result.of_bound(line)[-1]:5.3f} of "
                     f"{result.bounds(line)[-1]:6.1f}, {csd:3d} batches from the CSD"
                 )
     return result
