@@ -149,18 +149,19 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
     """All rounds; each begins with another contender."""
-    slowdown = options.slowdown or _slowdown(options, say)
-    result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
-    result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
     with ExitStack() as stack:
-        host, fetch = (stack.enter_context(_bare(side, options, 1.0)) for side in ("host", "fetch"))
-        engine = stack.enter_context(_bare("engine", options, slowdown))
         cpus = (options.host_cpu, options.csd_cpu)
         metronome = stack.enter_context(Metronome(options.directory, cpus))
 
         def speeds(time: Timed) -> Speeds:
             found = metronome.speeds(time.began, time.ended)
             return found[cpus[0]], found[cpus[1]]
+
+        slowdown = options.slowdown or _slowdown(options, speeds, say)
+        result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
+        result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
+        host, fetch = (stack.enter_context(_bare(side, options, 1.0)) for side in ("host", "fetch"))
+        engine = stack.enter_context(_bare("engine", options, slowdown))
 
         def both() -> None:
             on_host, by_engine = both_at_once((host, engine), options.seconds)
@@ -189,12 +190,14 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
     return result
 
 
-def _slowdown(options: argparse.Namespace, say: Callable[[str], None]) -> float:
-    """How many times slower the engine must be to have the wanted part of the host's speed."""
+def _slowdown(options: argparse.Namespace, speeds: Callable[[Timed], Speeds], say: Callable[[str], None]) -> float:
+    """How many times slower the engine must be to have the wanted part of the host's speed, on cores of one speed."""
     with _bare("host", options, 1.0) as one, _bare("engine", options, 1.0) as other:
-        host, engine = (side.rate for side in both_at_once((one, other), options.seconds))
-    slowdown = max(1.0, engine / (options.csd * host))
-    say(f"bare loops, not slowed: host {host:.0f}, engine {engine:.0f} samples/s; engine slowed {slowdown:.2f} times")
+        host, engine = both_at_once((one, other), options.seconds)
+    on_host, by_engine = speeds(host)
+    slowdown = max(1.0, (engine.rate / by_engine) / (options.csd * host.rate / on_host))
+    found = f"host {host.rate:.0f}, engine {engine.rate:.0f} samples/s on cores of speeds {on_host:.0f} and {by_engine:.0f}"
+    say(f"bare loops, not slowed: {found}; engine slowed {slowdown:.2f} times")
     return slowdown
 
 
