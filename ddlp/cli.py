@@ -50,9 +50,8 @@ def _add(commands: Any, table: Mapping[str, tuple[str, str]], given: Sequence[st
             parser.set_defaults(run=module.run)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command line ``given``: it knows the options of the command that is named there, and no other's."""
     parser = argparse.ArgumentParser(
         prog="ddlp", description="A DataLoader that prepares each epoch from both ends: tools around it."
     )
@@ -66,7 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench.formatter_class = argparse.RawDescriptionHelpFormatter
         everything.add_arguments(bench, _BENCHES)
         _add(bench.add_subparsers(dest="bench", metavar="BENCH"), _BENCHES, given[1:])
-    options = parser.parse_args(given)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = make_parser(given).parse_args(given)
     try:
         return int(options.run(options))
     except (DDLPError, EngineError) as error:
