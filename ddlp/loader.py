@@ -21,6 +21,7 @@ from ddlp.explain import explain
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
+from ddlp.live import Life
 from ddlp.notices import warn_user
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.plan import is_built_in, is_random
@@ -169,7 +170,7 @@ class DDLPLoader(DataLoader):
         self._resume = resuming.Resume()
         self._resume_seed: int | None = None
         self._loaded: dict[str, Any] | None = None
-        self._rates: Rates | None = None
+        self._life = Life()
         self._reach: Reach | None = None
         self._keeps: list[Keep] = []
         self._landing: Landing | None = None
@@ -288,6 +289,7 @@ class DDLPLoader(DataLoader):
                 user_code.restart(self, seed, epoch, resume)
             else:
                 user_code = iterate_user_code(self, Finish(self), seed, epoch, resume)
+            self._life.began(user_code.counts)
             self._last = user_code.view
             return user_code
         kept_seed = None
@@ -302,8 +304,6 @@ class DDLPLoader(DataLoader):
         self, now: Portable, seed: int | None, kept_seed: int | None, epoch: int, resume: resuming.Resume
     ) -> EpochIterator:
         name = self._wanted_strategy()
-        if self._rates is None:
-            self._rates = Rates()
         landing = self._landed()
         reach = None if name == "cpu" else self._reached()
         devices = () if reach is None else reach.names
@@ -319,7 +319,7 @@ class DDLPLoader(DataLoader):
             make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
             devices=devices,
             landing=landing,
-            rates=self._rates,
+            life=self._life,
             on_closed=(lambda: None) if reach is None else reach.epoch_ended,
         )
         iterator.keep = tuple(self._keeps)
@@ -400,5 +400,5 @@ class DDLPLoader(DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
         state = dict(self.__dict__)
-        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _rates=None, _landing=None)
+        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _life=Life(), _landing=None)
         return state
