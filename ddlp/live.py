@@ -1,7 +1,7 @@
 """The numbers of a loader at work: of its epoch at this moment, and of all its epochs together.
 
-`Live` is what is shown and told of a running loader (`ddlp.observe`: progress, TensorBoard, Prometheus); it is made in one look,
-so that its numbers belong together.
+`Live` is what is shown and told of a running loader (`ddlp.observe`: progress, TensorBoard, Prometheus). It is made in one
+look, so that its numbers belong together.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from ddlp.ledger import Ledger, Side
 from ddlp.rates import Rates
 
 CAUSES = ("start", "host", "csd", "transfer")
-"""What training waited for: the epoch's first batch; a batch that the host was at; one that a device was at; one that a device had
-made already, on its way into memory."""
+"""What training waited for: the epoch's first batch; a batch that the host was at; one that a device was at; one that a
+device had made already, on its way into memory."""
 
 
 @dataclass(frozen=True)

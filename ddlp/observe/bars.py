@@ -210,7 +210,7 @@ class _Tqdm:
     def __init__(self, desc: str, total: int | None, done: int, file: TextIO, leave: bool) -> None:
         form = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         self._bar = tqdm(
-            desc=f"{desc}: " if desc else None, total=total, initial=done, leave=leave, file=file, unit="batch", dynamic_ncols=True,
+            desc=f"{desc}: " if desc else None, total=total, initial=done, leave=leave, file=file, dynamic_ncols=True,
             mininterval=0, miniters=0, bar_format="{desc}{n_fmt} batches [{elapsed}{postfix}]" if total is None else form,
         )  # fmt: skip
 

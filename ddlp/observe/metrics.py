@@ -160,8 +160,8 @@ class MetricsServer:
             self._server = Server((host, port), Handler)
         except OSError as error:
             raise DDLPError(
-                f"serve_metrics(): no port {port} on {host} ({error.strerror or error}); give another one, e.g. a port for each "
-                "rank, or port=0 for any that is free"
+                f"serve_metrics(): no port {port} on {host} ({error.strerror or error}); give another one, e.g. a port for "
+                "each rank, or port=0 for any that is free"
             ) from None
         except OverflowError:
             raise ValueError(f"port={port!r}: 0 to 65535") from None
