@@ -2,6 +2,9 @@
 
 The same epoch of ImageNet's first pipeline, recorded and not, by turns in one process; training does nothing, so that an epoch
 is nothing but preparing. CPU time is of this process with all its threads, the recording's own among them, and of the engine.
+On a computer that does other things as well that ratio scatters by more than recording costs. So the cost of an event is
+measured where it is most of what there is: by the same turns, in epochs of one-pixel batches. What a recorded epoch's events
+cost by that, over the epoch's CPU time, is *recording's part*.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ from torch.utils.data import Subset
 
 from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, ratios, rotated, say, spread
 from ddlp.bench.data import add_data, dataset, ensure_data
+from ddlp.bench.overhead import dataset as one_pixel
 from ddlp.loader import DDLPLoader
 from ddlp.observe.run import read_run
 from ddlp.strategies import STRATEGIES
 
 BOUND = 0.01
 """Recording may cost this part of an epoch."""
+_TINY = 3000  # one-pixel batches of an epoch
 
 
 @dataclass
@@ -34,10 +39,16 @@ class Line:
 
     strategy: str
     events: int = 0  # of a recorded epoch
+    event_us: list[float] = field(default_factory=list)  # of each round of one-pixel batches
     cpu_plain: list[float] = field(default_factory=list)
     cpu_recorded: list[float] = field(default_factory=list)
     wall_plain: list[float] = field(default_factory=list)
     wall_recorded: list[float] = field(default_factory=list)
+
+    @property
+    def part(self) -> float:
+        """Recording's part of the epoch's CPU time."""
+        return statistics.median(self.event_us) * 1e-6 * self.events / statistics.median(self.cpu_plain)
 
 
 @dataclass
@@ -83,24 +94,35 @@ def measure(options: argparse.Namespace) -> Result:
     images = Subset(whole, range(min(options.images, len(whole))))
     result = Result(len(images), options.batch, options.workers)
     for strategy in options.strategies:
-        with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as home:
-            line = Line(strategy)
-            common: dict[str, Any] = dict(num_workers=options.workers, strategy=strategy, seed=0)
-            plain: DDLPLoader = DDLPLoader(images, options.batch, **common)
-            recorded: DDLPLoader = DDLPLoader(images, options.batch, record=home, **common)
-            turns = [(plain, line.cpu_plain, line.wall_plain), (recorded, line.cpu_recorded, line.wall_recorded)]
-            for loader, _, _ in turns:
-                epoch(loader)  # starts the engine, makes tables
-            for number in range(options.rounds):
-                for loader, cpu, wall in rotated(turns, number):
-                    used = epoch(loader)
-                    cpu.append(used[0])
-                    wall.append(used[1])
-                more = line.cpu_recorded[-1] / line.cpu_plain[-1] - 1
-                say(f"  {strategy} round {number + 1}/{options.rounds}: recorded {more:+.2%} CPU time")
-            line.events = len(read_run(Path(home))[-1].events)
+        line = Line(strategy)
+        common: dict[str, Any] = dict(num_workers=options.workers, strategy=strategy, seed=0)
+        plain, recorded, line.events = by_turns(images, options.batch, options.rounds, common)
+        line.cpu_plain, line.wall_plain = map(list, zip(*plain, strict=True))
+        line.cpu_recorded, line.wall_recorded = map(list, zip(*recorded, strict=True))
+        plain, recorded, events = by_turns(one_pixel(_TINY), 1, options.rounds, common)
+        line.event_us = [1e6 * (more - less) / events for (less, _), (more, _) in zip(plain, recorded, strict=True)]
         result.lines.append(line)
     return result
+
+
+_Used = list[tuple[float, float]]  # CPU and wall seconds of each round's epoch
+
+
+def by_turns(images: Any, batch: int, rounds: int, common: dict[str, Any]) -> tuple[_Used, _Used, int]:
+    """Epochs unrecorded and recorded, and how many events one of these has."""
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as home:
+        plain: DDLPLoader = DDLPLoader(images, batch, **common)
+        recorded: DDLPLoader = DDLPLoader(images, batch, record=home, **common)
+        turns: list[tuple[DDLPLoader, _Used]] = [(plain, []), (recorded, [])]
+        for loader, _ in turns:
+            epoch(loader)  # starts the engine, makes tables
+        for number in range(rounds):
+            for loader, used in rotated(turns, number):
+                used.append(epoch(loader))
+            (_, less), (_, more) = turns
+            ratio = more[-1][0] / less[-1][0] - 1
+            say(f"  {common['strategy']}, batches of {batch}, round {number + 1}/{rounds}: recorded {ratio:+.2%} CPU time")
+        return turns[0][1], turns[1][1], len(read_run(Path(home))[-1].events)
 
 
 def epoch(loader: DDLPLoader) -> tuple[float, float]:
@@ -114,14 +136,11 @@ def epoch(loader: DDLPLoader) -> tuple[float, float]:
 
 
 def aims(result: Result) -> list[Aim]:
-    """Under the bound, by the median of the rounds."""
+    """Under the bound."""
     return [
-        Aim(
-            f"{line.strategy}: CPU time unrecorded over recorded", 1 / (1 + BOUND),
-            1 / statistics.median(ratios(line.cpu_recorded, line.cpu_plain)),
-        )
+        Aim(f"{line.strategy}: {BOUND:.0%} over recording's part of the CPU time", 1.0, BOUND / max(line.part, 1e-9))
         for line in result.lines
-    ]  # fmt: skip
+    ]
 
 
 def table(result: Result) -> str:
@@ -130,7 +149,8 @@ def table(result: Result) -> str:
         "",
         f"{result.images} images in batches of {result.batch}, {result.workers} worker(s); medians of the rounds' ratios "
         "(least .. most)",
-        f"{'':8} {'events':>7} {'unrecorded CPU s':>24} {'recorded more, CPU %':>28} {'wall %':>28}",
+        f"{'':5} {'unrecorded CPU s':>22} {'recorded more, CPU %':>24} {'wall %':>26} {'events':>7} {'us an event':>20} "
+        "recording's part",
     ]
     for line in result.lines:
         cpu, wall = (
@@ -138,7 +158,7 @@ def table(result: Result) -> str:
             for recorded, plain in ((line.cpu_recorded, line.cpu_plain), (line.wall_recorded, line.wall_plain))
         )
         rows.append(
-            f"{line.strategy:8} {line.events:7d} {spread(line.cpu_plain, '.3f'):>24} {spread(cpu, '+.2f'):>28} "
-            f"{spread(wall, '+.2f'):>28}"
+            f"{line.strategy:5} {spread(line.cpu_plain, '.2f'):>22} {spread(cpu, '+.1f'):>24} {spread(wall, '+.1f'):>26} "
+            f"{line.events:7d} {spread(line.event_us, '.1f'):>20} {line.part:16.3%}"
         )
     return "\n".join(rows)

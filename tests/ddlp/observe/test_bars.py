@@ -121,6 +121,13 @@ def test_rich_draws_and_gives_the_cursor_back(terminal):
     assert len(lines) == 1 and lines[0].startswith("epoch [1] ") and "12/12" in lines[0] and "img/s" in lines[0]
 
 
+def test_what_the_loop_prints_goes_where_it_went(terminal, capsys):
+    for k, _ in enumerate(progress(small(), file=terminal.file, style="rich")):
+        print(f"step {k}")
+    assert capsys.readouterr().out.split("\n")[:2] == ["step 0", "step 1"]
+    assert "step" not in terminal.end()
+
+
 def test_a_bar_without_a_total(terminal):
     class Stream(IterableDataset):
         def __iter__(self):
