@@ -236,6 +236,8 @@ class _Rich:
             TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[figures]}", markup=False),
             console=Console(file=file), auto_refresh=False, transient=not leave,
+            # Prints go above the bar where they come onto the same terminal; else they stay where they are redirected to.
+            redirect_stdout=sys.stdout.isatty(), redirect_stderr=file is sys.stderr,
         )  # fmt: skip
         self._bars.start()
         self._task = self._bars.add_task(desc, total=total, completed=done, figures="")
