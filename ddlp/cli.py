@@ -28,6 +28,7 @@ _COMMANDS = {
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
     "overhead": ("ddlp.bench.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
+    "recording": ("ddlp.bench.recording", "what recording a run costs, in CPU time and wall time of the epoch"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
     "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
     "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),

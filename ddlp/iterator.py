@@ -17,6 +17,7 @@ from ddlp.ending import when_dropped
 from ddlp.epoch import EpochRun
 from ddlp.generators import States
 from ddlp.ledger import Ledger
+from ddlp.live import Life
 from ddlp.notices import warn_user
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.portable import Portable
@@ -103,7 +104,7 @@ class EpochIterator(_BaseDataLoaderIter):
         devices: tuple[str, ...],
         landing: Landing | None,
         graphs: Graphs | None,
-        rates: Rates,
+        life: Life,
         on_closed: Callable[[], None],
     ) -> None:
         start = SamplerStart(loader, resume, seed_drawn=kept_seed is None)
@@ -163,8 +164,8 @@ class EpochIterator(_BaseDataLoaderIter):
         self.run = self.run_kind(
             self.recipe,
             ledger,
-            make_strategy(ledger, rates),
-            rates,
+            make_strategy(ledger, life.rates),
+            life.rates,
             workers=workers,
             finish=_finish_in_worker(self.recipe, on_host, pin),
             on_cpu=on_host,
@@ -172,6 +173,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_closed=closed,
             dali=dali,
         )
+        life.began(self.run.counts)
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = when_dropped(self, self.run.close)
         self._asked = self._ahead  # how often DataLoader would have asked the sampler by now

@@ -21,6 +21,7 @@ from ddlp.explain import explain
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
+from ddlp.live import Life
 from ddlp.notices import warn_user
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.plan import is_random
@@ -167,7 +168,7 @@ class DDLPLoader(DataLoader):
         self._resume = resuming.Resume()
         self._resume_seed: int | None = None
         self._loaded: dict[str, Any] | None = None
-        self._rates: Rates | None = None
+        self._life = Life()
         self._reach: Reach | None = None
         self._keeps: list[Keep] = []
         self._landing: Landing | None = None
@@ -247,6 +248,7 @@ class DDLPLoader(DataLoader):
                 user_code.restart(self, seed, epoch, resume)
             else:
                 user_code = iterate_user_code(self, Finish(self), seed, epoch, resume)
+            self._life.began(user_code.counts)
             self._last = user_code.view
             return user_code
         kept_seed = None
@@ -261,8 +263,6 @@ class DDLPLoader(DataLoader):
         self, now: Portable, seed: int | None, kept_seed: int | None, epoch: int, resume: resuming.Resume
     ) -> EpochIterator:
         name = self._wanted_strategy()
-        if self._rates is None:
-            self._rates = Rates()
         landing = self._landed()
         graphs = self._graphs_for(now, landing)
         reach = None if name == "cpu" else self._reached()
@@ -280,7 +280,7 @@ class DDLPLoader(DataLoader):
             devices=devices,
             landing=landing,
             graphs=graphs,
-            rates=self._rates,
+            life=self._life,
             on_closed=(lambda: None) if reach is None else reach.epoch_ended,
         )
         iterator.keep = tuple(self._keeps)
@@ -370,5 +370,5 @@ class DDLPLoader(DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
         state = dict(self.__dict__)
-        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _rates=None, _landing=None, _graphs=None)
+        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _life=Life(), _landing=None, _graphs=None)
         return state
