@@ -29,6 +29,7 @@ _COMMANDS = {
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
     "overhead": ("ddlp.bench.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
+    "recording": ("ddlp.bench.recording", "what recording a run costs, in CPU time and wall time of the epoch"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
     "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
     "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
@@ -51,9 +52,8 @@ def _add(commands: Any, table: Mapping[str, tuple[str, str]], given: Sequence[st
             parser.set_defaults(run=module.run)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command line ``given``: it knows the options of the command that is named there, and no other's."""
     parser = argparse.ArgumentParser(
         prog="ddlp", description="A DataLoader that prepares each epoch from both ends: tools around it."
     )
@@ -67,7 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench.formatter_class = argparse.RawDescriptionHelpFormatter
         everything.add_arguments(bench, _BENCHES)
         _add(bench.add_subparsers(dest="bench", metavar="BENCH"), _BENCHES, given[1:])
-    options = parser.parse_args(given)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = make_parser(given).parse_args(given)
     try:
         return int(options.run(options))
     except (DDLPError, EngineError) as error:

@@ -19,6 +19,7 @@ from csd_engine.errors import WrongPixels
 from ddlp.delivered import Delivered, Failure
 from ddlp.heard import Heard
 from ddlp.ledger import Cancel, Ledger
+from ddlp.live import Life, Live, devices_live
 from ddlp.rates import Rates
 from ddlp.report import Counts, EpochReport
 from ddlp.sources.dali import DaliHost
@@ -66,7 +67,7 @@ class EpochRun(Heard):
         self._gone: set[str] = set()  # lost; may come back
         self._barred: set[str] = set()  # not to be used again in this epoch
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
-        self._counts = Counts()
+        self.counts = Counts(ledger)
         self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
@@ -109,7 +110,7 @@ class EpochRun(Heard):
                     finally:
                         del error  # it holds this frame by its traceback: a circle would keep the loader
                 if self.ledger.done:
-                    self._counts.ended_s = self._counts.ended_s or time.monotonic()
+                    self.counts.ended_s = self.counts.ended_s or time.monotonic()
                     return None
                 if self._closing:  # what was ready is gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
@@ -121,6 +122,7 @@ class EpochRun(Heard):
                 if not told and now - began >= WAITING_S:
                     told = True
                     self._tell_waiting(True)
+                self.counts.asked_s = began
                 limit = LOOK_UP_S if told else WAITING_S
                 self._waiting.rest(self._waiting.training, limit if deadline is None else max(0.0, min(limit, deadline - now)))
             side = self.ledger.deliver(position)
@@ -129,7 +131,7 @@ class EpochRun(Heard):
                 self._tell_waiting(False)
             now, samples = time.monotonic(), self.recipe.plan.size(position)
             self._left = now, samples / self._full_batch
-            self._counts.delivered(side, samples, now - began)
+            self.counts.delivered(position, side, samples, began, now)
             self._act()
         if isinstance(made, Failure):
             try:
@@ -151,7 +153,22 @@ class EpochRun(Heard):
         """What the epoch did so far."""
         with self._lock:
             notes = self._tidings.for_report()
-            return self._counts.report(self.strategy.name, self.recipe.epoch, self.rates, self._full_batch, notes)
+            return self.counts.report(self.strategy.name, self.recipe.epoch, self.rates, self._full_batch, notes)
+
+    def live(self, life: Life) -> Live:
+        """Where the epoch stands at this moment; ``life``: its loader's."""
+        with self._lock:
+            ledger = self.ledger
+            return Live(
+                self.report(),
+                life.total(),
+                ledger.length if ledger.closed else None,
+                len(ledger.delivered),
+                self.counts.waiting_now_s,
+                len(ledger.ready_host),
+                len(ledger.ready_csd),
+                devices_live(ledger, self.rates, self._full_batch),
+            )
 
     def delivered(self) -> list[tuple[int, int]]:
         """Positions delivered, as ranges."""
@@ -165,7 +182,7 @@ class EpochRun(Heard):
         with self._lock:
             first = not self._closing
             self._closing = True
-            self._counts.ended_s = self._counts.ended_s or time.monotonic()
+            self.counts.ended_s = self.counts.ended_s or time.monotonic()
             jobs, self._jobs = list(self._jobs.values()), {}
             self._waiting.wake_all()
             self._ends.notify_all()
@@ -198,7 +215,7 @@ class EpochRun(Heard):
                 made = Failure(error)
             busy_s = time.monotonic() - began
             with self._lock:
-                cpu = self._counts.cpu(cpu)
+                cpu = self.counts.cpu(cpu)
                 if isinstance(made, Pixels):
                     self.rates.host.add(busy_s, self._part(position))
                 if self.ledger.made(claim) and made is not None:
@@ -239,7 +256,7 @@ class EpochRun(Heard):
             except BaseException as error:
                 trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
             with self._lock:
-                cpu = self._counts.cpu(cpu)
+                cpu = self.counts.cpu(cpu)
                 if made is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
@@ -308,6 +325,7 @@ class EpochRun(Heard):
             position = self.ledger.devices[device].outstanding.get(lease)
             if self.ledger.published(device, lease) and position is not None:
                 self._files[lease] = self._jobs[device], path
+                self.counts.published(position)
                 self.rates.device(device).add(busy_s, self._part(position))
             self._act()
 

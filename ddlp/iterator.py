@@ -17,18 +17,18 @@ from ddlp.ending import when_dropped
 from ddlp.epoch import EpochRun
 from ddlp.generators import States
 from ddlp.ledger import Ledger
+from ddlp.live import Life
 from ddlp.notices import warn_user
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.resume import Resume, SamplerStart, save
-from ddlp.sources.dali import DaliHost
+from ddlp.sources.dali import DaliHost, Graphs
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
 from ddlp.transfer.landing import Landing
 from ddlp.transfer.pool import Pool
-from ddlp.translate.dali import stages
 from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class EpochIterator(_BaseDataLoaderIter):
         make_strategy: Callable[[Ledger, Rates], Strategy],
         devices: tuple[str, ...],
         landing: Landing | None,
-        rates: Rates,
+        graphs: Graphs | None,
+        life: Life,
         on_closed: Callable[[], None],
     ) -> None:
         start = SamplerStart(loader, resume, seed_drawn=kept_seed is None)
@@ -116,6 +117,8 @@ class EpochIterator(_BaseDataLoaderIter):
         self._portable = portable
         self._transforms_targets = portable.dataset.has_target_transform
         self._device = None if loader.device is None else torch.device(loader.device)
+        if landing is not None:  # "cuda" alone would be another GPU after torch.cuda.set_device
+            self._device = landing.lane.device
         self._batch_transform = loader.batch_transform
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
@@ -149,7 +152,7 @@ class EpochIterator(_BaseDataLoaderIter):
         )  # fmt: skip
         on_host = landing is None and (self._device is None or self._device.type == "cpu")
         pin = self._pin_memory_device if self._pin_memory and self._device is None else None
-        dali = DaliHost(self.recipe, stages(portable)) if loader.backend == "dali" else None
+        dali = None if graphs is None else DaliHost(self.recipe, graphs)
 
         def closed() -> None:
             if dali is not None:
@@ -161,8 +164,8 @@ class EpochIterator(_BaseDataLoaderIter):
         self.run = self.run_kind(
             self.recipe,
             ledger,
-            make_strategy(ledger, rates),
-            rates,
+            make_strategy(ledger, life.rates),
+            life.rates,
             workers=workers,
             finish=_finish_in_worker(self.recipe, on_host, pin),
             on_cpu=on_host,
@@ -170,6 +173,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_closed=closed,
             dali=dali,
         )
+        life.began(self.run.counts)
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = when_dropped(self, self.run.close)
         self._asked = self._ahead  # how often DataLoader would have asked the sampler by now

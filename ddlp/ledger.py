@@ -78,6 +78,7 @@ class Ledger:
         self._in_memory_csd = 0
         self._in_memory_host = 0  # claims, dropped ones included, and ready batches
         self._numbers = 0
+        self.taken_back = self.came_back = 0  # leases: the host was first; the device failed, is gone, or damaged it
         position = 0
         for start, stop in [*self.delivered.ranges(), (self.length, self.length)]:
             if stop > self.length:
@@ -359,10 +360,12 @@ class Ledger:
         assert entry.device is not None and entry.lease is not None
         if entry.csd is CsdCopy.LEASED:
             self.effects.append(Cancel(entry.device, entry.lease))
+            self.taken_back += 1
         self._end_lease(entry)
         entry.step_csd(Event.DROP)
 
     def _lose_csd(self, entry: Entry) -> None:
+        self.came_back += 1
         self._end_lease(entry)
         entry.step_csd(Event.LOSE)
         self._settle(entry)

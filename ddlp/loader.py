@@ -13,34 +13,32 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from csd_engine.transforms.reduced import DECODES
 from ddlp import resume as resuming
+from ddlp.arguments import OUTPUTS, check_arguments
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import explain
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
+from ddlp.live import Life
 from ddlp.notices import warn_user
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
-from ddlp.plan import is_built_in, is_random
+from ddlp.plan import is_random
 from ddlp.portable import Portable, portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
 from ddlp.sources.csd import attend, join
-from ddlp.sources.dali import require_dali
+from ddlp.sources.dali import Graphs
 from ddlp.sources.embedded import EmbeddedOptions
 from ddlp.sources.reach import Device, Keep, Reach
-from ddlp.sources.sharing import TRANSFERS
 from ddlp.strategies import STRATEGIES, Mte, Strategy
-from ddlp.transfer.device import WAYS, landing_on
+from ddlp.transfer.device import landing_on
 from ddlp.transfer.landing import Landing
 from ddlp.translate.dali import stages
 from ddlp.usercode import Finish, KeyedView, UserCodeIterator, iterate_user_code
 
-BACKENDS = ("native", "dali")
-OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 
 
@@ -77,8 +75,9 @@ class DDLPLoader(DataLoader):
             both sides.
         batch_transform: called with each finished batch where it lands (MixUp and CutMix belong here); its result is
             delivered.
-        backend: who prepares the host's batches: ``"native"``, ddlp's own code; ``"dali"``, NVIDIA DALI on the CPU: the same
-            samples, the same random draws, and pixels nearly torchvision's (docs/dali.md says how nearly).
+        backend: who prepares the host's batches: ``"native"``, ddlp's own code; ``"dali"``, NVIDIA DALI, on the GPU where
+            ``device`` is one, else on the CPU; ``"dali_cpu"``, on the CPU in any case: the same samples, the same random draws,
+            and pixels nearly torchvision's (docs/dali.md says how nearly).
         allow_different_bits: take a device whose Pillow makes other pixels than this host's.
         record: a directory, or a `ddlp.observe.Recorder`, for what every thread does: ``ddlp analyse`` tells of it.
 
@@ -169,56 +168,19 @@ class DDLPLoader(DataLoader):
         self._resume = resuming.Resume()
         self._resume_seed: int | None = None
         self._loaded: dict[str, Any] | None = None
-        self._rates: Rates | None = None
+        self._life = Life()
         self._reach: Reach | None = None
         self._keeps: list[Keep] = []
         self._landing: Landing | None = None
+        self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | None = None
         self._told: set[str] = set()
-        self._check_arguments()
-        self._portable_now()
+        check_arguments(self)
+        found = self._portable_now()
+        if found is not None and self.backend != "native":
+            stages(found)  # names what DALI can't do
 
     # -- arguments -----------------------------------------------------------------------------------------------
-
-    def _check_arguments(self) -> None:
-        if self.strategy is not None and self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy={self.strategy!r}: expected one of {', '.join(STRATEGIES)}, or None")
-        if self.ratio is not None and (self.strategy != "mte" or not 0 <= self.ratio <= 1):
-            raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy='mte'")
-        if self.transfer not in (None, *TRANSFERS):
-            raise ValueError(f"transfer={self.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
-        if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):
-            raise ValueError(f"audit={self.audit!r}: a number of batches, 1 or more, or None")
-        if self.seed is not None and not isinstance(self.seed, int):
-            raise ValueError(f"seed={self.seed!r}: an int, or None")
-        if self._output is not None and self._output not in OUTPUTS.values():
-            raise ValueError(f"output={self.output!r}: expected one of {', '.join(OUTPUTS)}, or None")
-        if self.memory_format not in (None, torch.contiguous_format, torch.channels_last):
-            raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
-        if self.decode not in DECODES:
-            raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
-        if self.backend == "dali":
-            if self.strategy == "csd":
-                raise ValueError("backend='dali' with strategy='csd': the host would prepare nothing; leave one of them out")
-            require_dali()
-        for one in self._devices:
-            if not isinstance(one, Device):
-                raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
-        if self.csd is not None and self.strategy == "cpu":
-            raise ValueError("csd= with strategy='cpu': the device would have nothing to do; leave one of them out")
-        if self.strategy == "mte" and not is_built_in(self._index_sampler):
-            raise ValueError(
-                f"strategy='mte' needs the whole epoch's batches when it begins; {type(self._index_sampler).__name__} is "
-                "read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
-            )
-        device = torch.device(self.device or "cpu")
-        if self.transfer in WAYS and device.type != "cuda":
-            raise ValueError(
-                f"transfer={self.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
-                "'stream' or None"
-            )
 
     @property
     def _output(self) -> torch.dtype | None:
@@ -253,8 +215,6 @@ class DDLPLoader(DataLoader):
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
             return None
-        if self.backend == "dali":
-            stages(found)
         return found
 
     # -- iteration -----------------------------------------------------------------------------------------------
@@ -288,6 +248,7 @@ class DDLPLoader(DataLoader):
                 user_code.restart(self, seed, epoch, resume)
             else:
                 user_code = iterate_user_code(self, Finish(self), seed, epoch, resume)
+            self._life.began(user_code.counts)
             self._last = user_code.view
             return user_code
         kept_seed = None
@@ -302,9 +263,8 @@ class DDLPLoader(DataLoader):
         self, now: Portable, seed: int | None, kept_seed: int | None, epoch: int, resume: resuming.Resume
     ) -> EpochIterator:
         name = self._wanted_strategy()
-        if self._rates is None:
-            self._rates = Rates()
         landing = self._landed()
+        graphs = self._graphs_for(now, landing)
         reach = None if name == "cpu" else self._reached()
         devices = () if reach is None else reach.names
         if reach is not None:
@@ -319,7 +279,8 @@ class DDLPLoader(DataLoader):
             make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
             devices=devices,
             landing=landing,
-            rates=self._rates,
+            graphs=graphs,
+            life=self._life,
             on_closed=(lambda: None) if reach is None else reach.epoch_ended,
         )
         iterator.keep = tuple(self._keeps)
@@ -356,6 +317,15 @@ class DDLPLoader(DataLoader):
                 self._keeps.append(Keep())
                 when_dropped(self._keeps[-1], self._landing.close)
         return self._landing
+
+    def _graphs_for(self, now: Portable, landing: Landing | None) -> Graphs | None:
+        """DALI's pipelines for an epoch; those on a GPU are kept for the next one."""
+        if self.backend == "native":
+            return None
+        wanted, graphs = stages(now), self._graphs
+        if graphs is None or graphs.gpu is None or graphs.stages != wanted:
+            graphs = self._graphs = Graphs(wanted, landing if self.backend == "dali" else None)
+        return graphs
 
     # -- state, report -------------------------------------------------------------------------------------------
 
@@ -400,5 +370,5 @@ class DDLPLoader(DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
         state = dict(self.__dict__)
-        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _rates=None, _landing=None)
+        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _life=Life(), _landing=None, _graphs=None)
         return state

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddlp.ledger import Side
+from ddlp.ledger import Ledger, Side
 from ddlp.rates import Rates
+
+CAUSES = ("start", "host", "csd", "transfer")
+"""What training waited for: the epoch's first batch; a batch that the host was at; one that a device was at; one that a
+device had made already, on its way into memory."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,9 @@ class EpochReport:
     rate_cpu: float | None
     rate_csd: float | None
     notes: tuple[str, ...] = ()  # what the devices say of themselves
+    waiting: Mapping[str, float] = field(default_factory=dict)  # waiting_s by `CAUSES`
+    leases_taken_back: int = 0  # the host had the batch first
+    leases_lost: int = 0  # the device failed, was gone, or its file was damaged: the host made the batch
 
     @property
     def bound_s(self) -> float | None:
@@ -34,20 +42,57 @@ class EpochReport:
 
 @dataclass
 class Counts:
-    """What an epoch has counted so far; times are the monotonic clock's."""
+    """What an epoch has counted so far; times are the monotonic clock's. ``ledger``: where the epoch has one."""
 
+    ledger: Ledger | None = None
     sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
     samples: int = 0
-    waiting_s: float = 0.0
+    waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     host_cpu_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
+    asked_s: float | None = None  # since when training waits for a batch; None: it does not
+    _published: dict[int, float] = field(default_factory=dict)  # position -> when
 
-    def delivered(self, side: Side, samples: int, waiting_s: float) -> None:
-        """A batch of so many samples, for which training has waited so long."""
+    @property
+    def seconds(self) -> float:
+        """From its beginning to its end, or until now."""
+        return (time.monotonic() if self.ended_s is None else self.ended_s) - self.started_s
+
+    @property
+    def waiting_now_s(self) -> float:
+        """How long training has waited by now for the batch that it wants."""
+        asked_s = self.asked_s
+        return 0.0 if asked_s is None or self.ended_s is not None else time.monotonic() - asked_s
+
+    @property
+    def taken_back(self) -> int:
+        """Leases of batches that the host had first."""
+        return 0 if self.ledger is None else self.ledger.taken_back
+
+    @property
+    def lost(self) -> int:
+        """Leases that came to nothing on the device's side."""
+        return 0 if self.ledger is None else self.ledger.came_back
+
+    def published(self, position: int) -> None:
+        """A device has made this batch."""
+        self._published[position] = time.monotonic()
+
+    def delivered(self, position: int, side: Side, samples: int, asked_s: float, got_s: float) -> None:
+        """A batch of so many samples, for which training has waited from one moment to the other."""
+        published_s = self._published.pop(position, asked_s)
+        if not self.samples:
+            self.waiting["start"] += got_s - asked_s
+        elif side is Side.HOST:
+            self.waiting["host"] += got_s - asked_s
+        else:
+            there_s = max(asked_s, published_s)
+            self.waiting["csd"] += there_s - asked_s
+            self.waiting["transfer"] += got_s - there_s
+        self.asked_s = None
         self.sides[side] += 1
         self.samples += samples
-        self.waiting_s += waiting_s
 
     def cpu(self, before: float) -> float:
         """Count this thread's processor seconds since ``before``; returns those until now."""
@@ -64,10 +109,13 @@ class Counts:
             batches_cpu=self.sides[Side.HOST],
             batches_csd=self.sides[Side.CSD],
             samples=self.samples,
-            seconds=(self.ended_s or time.monotonic()) - self.started_s,
-            waiting_s=self.waiting_s,
+            seconds=self.seconds,
+            waiting_s=sum(self.waiting.values()),
             host_cpu_s=self.host_cpu_s,
             rate_cpu=None if r_cpu is None else r_cpu * full_batch,
             rate_csd=None if r_csd is None else r_csd * full_batch,
             notes=notes,
+            waiting=dict(self.waiting),
+            leases_taken_back=self.taken_back,
+            leases_lost=self.lost,
         )

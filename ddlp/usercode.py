@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,10 @@ from torch.utils.data.dataloader import (
 
 from csd_engine.keyed import Keyed
 from ddlp.generators import States
+from ddlp.ledger import Side
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
+from ddlp.report import Counts
 from ddlp.resume import OrderSource, Resume, SamplerStart, save
 
 if TYPE_CHECKING:
@@ -229,25 +232,46 @@ def _fetches_batches(dataset: Any) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
+def samples_in(batch: Any) -> int:
+    """How many samples a batch of any shape has: as many as its first tensor or array has rows; 1 where there is none."""
+    while not hasattr(batch, "shape"):
+        if isinstance(batch, Mapping):
+            batch = tuple(batch.values())
+        if not isinstance(batch, (tuple, list)) or not batch:
+            return 1
+        if isinstance(batch[0], (str, bytes, int, float)):  # a column of values that are no tensors
+            return len(batch)
+        batch = batch[0]
+    return int(batch.shape[0]) if len(batch.shape) else 1
+
+
 class _Finishing:
     """Mixed into torch's iterators: what ddlp does to a finished batch, and the count of what was delivered."""
 
     def __init__(self, loader: Any, view: KeyedView | None, finish: Callable[[Any], Any]) -> None:
         self._finish = finish
+        self._in_batches = loader._auto_collation
+        self.counts = Counts()
         self.view = view
         if view is not None:
             view.of(self)
         super().__init__(loader if view is None else view)  # type: ignore[call-arg]
 
     def __next__(self) -> Any:
+        counts = self.counts
+        counts.asked_s = asked_s = time.monotonic()
+        counts.ended_s = None
         try:
             batch = super().__next__()  # type: ignore[misc]
-        except StopIteration:
-            if self.view is not None:
+        except BaseException as error:
+            counts.ended_s = time.monotonic()
+            if isinstance(error, StopIteration) and self.view is not None:
                 self.view.ended = True
             raise
         if self.view is not None:
             self.view.deliver(self._number())
+        counts.ended_s = time.monotonic()  # so far: nobody tells when an iteration is broken off
+        counts.delivered(0, Side.HOST, samples_in(batch) if self._in_batches else 1, asked_s, counts.ended_s)
         return self._finish(batch)
 
     def _number(self) -> int:
@@ -256,6 +280,7 @@ class _Finishing:
 
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
+        self.counts = Counts()
         if self.view is not None:
             self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         self._reset(loader)  # type: ignore[attr-defined]

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Checks every way into a GPU on a machine that has one: what doctor's probe read says, the tests, the benchmarks beside their bounds.
 #
-#   ./scripts/gpu_check.sh            all of it; figures as JSON and as tables below build/gpu
-#   ./scripts/gpu_check.sh --quick    few rounds: that everything runs
-#   ./scripts/gpu_check.sh --tests    the tests alone
+#   ./scripts/gpu_check.sh                 all of it; figures as JSON and as tables below build/gpu
+#   ./scripts/gpu_check.sh --quick         few rounds: that everything runs
+#   ./scripts/gpu_check.sh --tests         the tests alone
+#   ./scripts/gpu_check.sh --bench         the benchmarks alone; with --quick few rounds of them
 #
 # DDLP_GPU_OUT      another place for the figures (default: build/gpu)
 # DDLP_GPU_PYTHON   an interpreter that has torch with CUDA and torchvision: what else is needed is installed beside them, into an
@@ -13,14 +14,16 @@
 # DDLP_GPU_SPOOL    where batch files lie (default: the system's temporary directory); a disk that GPUDirect Storage can read
 set -euo pipefail
 cd "$(dirname "$0")/.."
-quick="" only_tests=""
-case ${1:-} in
-  -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
-  --quick) quick=yes ;;
-  --tests) only_tests=yes ;;
-  "") ;;
-  *) echo "gpu_check: $1? --help tells what there is." >&2; exit 2 ;;
-esac
+quick="" tests=yes benches=yes
+for argument in "$@"; do
+  case $argument in
+    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --quick) quick=yes ;;
+    --tests) benches="" ;;
+    --bench) tests="" ;;
+    *) echo "gpu_check: $argument? --help tells what there is." >&2; exit 2 ;;
+  esac
+done
 out=${DDLP_GPU_OUT:-$PWD/build/gpu}
 export DDLP_VENV=${DDLP_GPU_VENV:-$PWD/.venv-gpu}
 if [ -n "${DDLP_GPU_PYTHON:-}" ]; then
@@ -28,25 +31,37 @@ if [ -n "${DDLP_GPU_PYTHON:-}" ]; then
   if [ ! -e "$PY" ]; then
     "$DDLP_GPU_PYTHON" -m venv "$DDLP_VENV"
     # --system-site-packages would show those of the interpreter that an environment was made with, not the environment's.
-    packages='import sysconfig; print(sysconfig.get_paths()["purelib"])'
-    "$DDLP_GPU_PYTHON" -c "$packages" >"$("$PY" -c "$packages")/beside.pth"
+    "$DDLP_GPU_PYTHON" -c 'import os
+from importlib.util import find_spec
+found = [find_spec(name).origin for name in ("torch", "torchvision", "numpy", "PIL")]
+print(*sorted({os.path.dirname(os.path.dirname(path)) for path in found}), sep="\n")' \
+      >"$("$PY" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/beside.pth"
   fi
-  needed=""
-  for pair in zmq:pyzmq tqdm:tqdm pytest:pytest hypothesis:hypothesis psutil:psutil safetensors:safetensors \
-    pytest_rerunfailures:pytest-rerunfailures sklearn:scikit-learn skimage:scikit-image scipy:scipy; do
-    "$PY" -c "import ${pair%%:*}" 2>/dev/null || needed="$needed ${pair#*:}"
+  install() { "$PY" -m pip install --quiet --retries 1 ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} "$@"; }
+  needed=()
+  for pair in zmq:pyzmq tqdm:tqdm pytest:pytest hypothesis:hypothesis psutil:psutil safetensors:safetensors pynvml:nvidia-ml-py \
+    pytest_rerunfailures:pytest-rerunfailures sklearn:scikit-learn skimage:scikit-image scipy:scipy \
+    nvidia.dali:nvidia-dali-cuda120; do
+    "$PY" -c "import ${pair%%:*}" 2>/dev/null || needed+=("${pair#*:}")
   done
-  # shellcheck disable=SC2086 # names, to be split
-  [ -z "$needed" ] || "$PY" -m pip install ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} $needed
+  # All at once, or, where one can't be had, the others.
+  [ ${#needed[@]} = 0 ] || install "${needed[@]}" || for package in "${needed[@]}"; do
+    install "$package" || echo "gpu_check: no $package; what needs it is skipped, or fails" >&2
+  done
   # torch has libcufile already, and reading wants no cupy, which is what kvikio's own requirements bring (some hundred MB).
-  "$PY" -c 'import torch, kvikio' 2>/dev/null || "$PY" -m pip install ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} \
-    --no-deps kvikio-cu13 libkvikio-cu13 rapids-logger packaging ||
+  cuda=$("$PY" -c 'import torch; print((torch.version.cuda or "13").split(".")[0])')
+  "$PY" -c 'import torch, kvikio' 2>/dev/null ||
+    install --no-deps "kvikio-cu$cuda" "libkvikio-cu$cuda" rapids-logger packaging ||
     echo "gpu_check: no kvikio; what needs it is skipped" >&2
   export PYTHONPATH=$PWD
 else
   source scripts/setup_venv.sh
-  setup_venv test gpu
+  for extra in gpu dali; do
+    (setup_venv test "$extra") || echo "gpu_check: no ddlp[$extra]; what needs it is skipped" >&2
+  done
+  setup_venv test
 fi
+export PYTHONUNBUFFERED=1 # what was found before a limit cuts this off is in the files
 "$PY" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
   echo "gpu_check: torch finds no GPU here. See what nvidia-smi says, and that this torch is built for CUDA:" >&2
   "$PY" -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)' >&2
@@ -55,12 +70,14 @@ fi
 "$PY" -m csd_engine.kernels.build >/dev/null || echo "gpu_check: no compiled kernel; the host's side is slower without" >&2
 mkdir -p "$out"
 spool=${DDLP_GPU_SPOOL:-${TMPDIR:-/tmp}}
-echo "gpu_check: doctor"
-"$PY" -m ddlp doctor --spool "$spool" | tee "$out/doctor.txt" || true
 status=0
-echo "gpu_check: tests"
-"$PY" -m pytest -q tests/ddlp/gpu tests/ddlp/transfer tests/ddlp/faults/test_landing.py 2>&1 | tee "$out/tests.txt" || status=$?
-[ -z "$only_tests" ] || exit "$status"
+if [ -n "$tests" ]; then
+  echo "gpu_check: doctor"
+  timeout 150 "$PY" -m ddlp doctor --spool "$spool" | tee "$out/doctor.txt" || true # its findings, or its probes hang in the driver
+  echo "gpu_check: tests"
+  "$PY" -m pytest -v tests/ddlp/gpu tests/ddlp/transfer tests/ddlp/faults/test_landing.py 2>&1 | tee "$out/tests.txt" || status=$?
+fi
+[ -n "$benches" ] || exit "$status"
 
 bench() { # file, then the benchmark and its options
   local name=$1
@@ -68,10 +85,15 @@ bench() { # file, then the benchmark and its options
   echo "gpu_check: ddlp bench $*"
   "$PY" -m ddlp bench "$@" --save "$out/$name.json" | tee "$out/$name.txt" || status=$?
 }
-short_gpu=() short_train=()
+dali() {
+  echo "gpu_check: how far DALI's pixels are from torchvision's where it decodes on the GPU"
+  "$PY" scripts/dali_distance.py --data data/bench/110kb --device cuda "$@" | tee "$out/dali_distance.txt" || status=$?
+}
+short_gpu=() short_train=() short_dali=()
 if [ -n "$quick" ]; then
   short_gpu=(--rounds 2 --reads 8)
   short_train=(--rounds 1 --batches 20)
+  short_dali=(--samples 200)
 fi
 bench ways gpu --spool "$spool" "${short_gpu[@]}"
 bench ways-cold gpu --cold --spool "$spool" "${short_gpu[@]}"
@@ -79,5 +101,6 @@ bench ways-cold gpu --cold --spool "$spool" "${short_gpu[@]}"
 bench resnet50-few-cores train --model resnet50 --host-cpus 1 --engine-cpus 1 "${short_train[@]}"
 bench resnet50 train --model resnet50 "${short_train[@]}"
 bench vit_b_16 train --model vit_b_16 "${short_train[@]}"
+if "$PY" -c 'import nvidia.dali.fn' 2>/dev/null; then dali "${short_dali[@]}"; else echo "gpu_check: no DALI here" >&2; fi
 echo "gpu_check: figures in $out"
 exit "$status"

@@ -31,7 +31,7 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
     done' >/dev/null 2>&1 &
   systems=$!
 fi
-setup_venv test dev dali
+setup_venv test dev dali docs
 if [ -n "$beside" ]; then
   wait "$systems" || true
   systems=""

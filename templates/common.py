@@ -56,7 +56,7 @@ class Run:
     batch_size: int  # of one process
     workers: int  # of one process
     ranks: int = 1
-    backend: str = "native"  # of the host's batches: native, dali, or torch (DataLoader)
+    backend: str = "native"  # of the host's batches: native, dali, dali_gpu, or torch (DataLoader)
     epochs: list[Epoch] = field(default_factory=list)
     accuracy: float | None = None  # top-1 on the val set, 0 to 1
     complete: bool = False

@@ -25,9 +25,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
-from tqdm import tqdm
 
 from ddlp import DDLPLoader
+from ddlp.observe import progress
 from ddlp.sampledata import SampleDataError, make_imagefolder
 
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -119,7 +119,7 @@ def train_epoch(
     """Train for one epoch; returns the mean loss."""
     model.train()
     total, seen = torch.zeros((), device=device), 0
-    for images, labels in tqdm(loader, title, unit="batch", mininterval=0.1 if sys.stderr.isatty() else 5):
+    for images, labels in progress(loader, title):
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(model(shrink(images, size)), labels)

@@ -4,8 +4,9 @@ r"""Train with NVIDIA DALI preparing the host's batches: the paper's MTE_D and W
     python templates/train_dali.py --small
     python templates/train_dali.py --data /imagenet --model vit_b_16 --workers 16 --strategy dataloader cpu mte wrr --csd csd0
 
-cpu is DALI alone, mte and wrr are DALI with the device, dataloader is torchvision in torch's workers. DALI runs on the CPU and
-its pixels are nearly torchvision's: docs/dali.md says how nearly, and which pipelines it can run.
+cpu is DALI alone, mte and wrr are DALI with the device, dataloader is torchvision in torch's workers. DALI decodes on the GPU
+where the training runs on one (the paper's DALI_G; --dali-cpu: not, its DALI_C), else on the CPU. Its pixels are nearly
+torchvision's: docs/dali.md says how nearly, and which pipelines it can run.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, compare, report."""
     parser = flags(__doc__, list(MODELS), strategies=("dataloader", "cpu", "mte", "wrr"))
     add_flags(parser)
+    parser.add_argument("--dali-cpu", action="store_true", help="decode on the CPU for a GPU, too")
     options = parse(parser, BATCH_SIZES, arguments)
     try:
         require_dali()
     except ImportError as error:
         raise SystemExit(f"train_dali: {error}") from None
     task = make_task("train_dali", options)
-    return compare(dataclasses.replace(task, loader_options={"backend": "dali"}), options)
+    backend = "dali_cpu" if options.dali_cpu else "dali"
+    return compare(dataclasses.replace(task, loader_options={"backend": backend}), options)
 
 
 if __name__ == "__main__":

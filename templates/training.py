@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
-from tqdm import tqdm
 
 from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader
+from ddlp.observe import progress
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,16 @@ class Task:
     loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
 
-    def backend(self, strategy: str) -> str:
-        """Who prepares the host's batches: 'torch', 'native' or 'dali' (there are none under csd)."""
+    def backend(self, strategy: str, device: str) -> str:
+        """Who prepares the host's batches: 'torch', 'native', 'dali' (by the CPU) or 'dali_gpu' (there are none under csd)."""
         if strategy == "csd":
             return "native"
-        return "torch" if strategy == "dataloader" else str(self.loader_options.get("backend", "native"))
+        if strategy == "dataloader":
+            return "torch"
+        given = str(self.loader_options.get("backend", "native"))
+        if given == "dali" and torch.device(device).type == "cuda":
+            return "dali_gpu"
+        return "dali" if given == "dali_cpu" else given
 
 
 # -- the loader -------------------------------------------------------------------------------------------------------
@@ -199,34 +204,25 @@ def warm_up(training: Training, task: Task, options: Any) -> None:
 
 
 def train_epoch(
-    training: Training, task: Task, loader: DataLoader, options: Any, epoch: Epoch, title: str, interrupt: Interrupt,
-    quiet: bool = False,
+    training: Training, task: Task, loader: DataLoader, options: Any, epoch: Epoch, title: str, interrupt: Interrupt
 ) -> None:  # fmt: skip
     """Train for one epoch, or until Ctrl-C; fills `epoch` in."""
     device, amp = torch.device(options.device), AMP[options.amp]
     training.model.train()
     total = torch.zeros((), device=device)
-    started, cpu_before, told = time.perf_counter(), _host_cpu_s(), 0.0
-    batches = iter(loader)
-    pause = 0.2 if sys.stderr.isatty() else 5.0
-    size = len(loader.sampler)  # type: ignore[arg-type]
-    with tqdm(total=size, desc=title, unit="img", mininterval=pause, disable=quiet) as bar:
-        while not interrupt.asked:
-            asked = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                break
-            epoch.waiting_s += time.perf_counter() - asked
-            images, labels = to_device(batch, task, device)
-            total += training.step(images, labels, amp) * len(labels)
-            epoch.batches += 1
-            epoch.samples += len(labels)
-            if asked - told > 1.0:  # seldom: it is text
-                told = asked
-                waiting = epoch.waiting_s / (time.perf_counter() - started)
-                bar.set_postfix_str(f"waiting {waiting:.0%}{_share(loader)}", refresh=False)
-            bar.update(len(labels))
+    started, cpu_before = time.perf_counter(), _host_cpu_s()
+    batches = iter(progress(loader, title))
+    while not interrupt.asked:
+        asked = time.perf_counter()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        epoch.waiting_s += time.perf_counter() - asked
+        images, labels = to_device(batch, task, device)
+        total += training.step(images, labels, amp) * len(labels)
+        epoch.batches += 1
+        epoch.samples += len(labels)
     epoch.loss = total.item() / max(epoch.samples, 1)  # .item() waits for the GPU: the epoch's time ends after its last step
     epoch.seconds = time.perf_counter() - started
     del batches  # DataLoader's workers end here, and their processor time is known
@@ -244,13 +240,6 @@ def _host_cpu_s() -> float:
     """Processor seconds of this process's children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _share(loader: DataLoader) -> str:
-    if not isinstance(loader, DDLPLoader):
-        return ""
-    report = loader.report()
-    return f", CSD {report.batches_csd / max(report.batches_cpu + report.batches_csd, 1):.0%}"
 
 
 @torch.inference_mode()
@@ -287,12 +276,12 @@ def train(
     loader = make_loader(task, options, strategy, seed)
     training = start(task, options, seed, options.epochs * len(loader), wrap)
     run = Run(strategy, seed, task.model_name, task.paper_model, task.pipeline, options.device, options.batch_size,
-              options.workers, ranks, backend=task.backend(strategy))  # fmt: skip
+              options.workers, ranks, backend=task.backend(strategy, options.device))  # fmt: skip
     warm_up(training, task, options)
     engine = wake_engine(task, options, strategy)
     first, middle = _resumed(training, run, options)
     if first or middle is not None:
-        tqdm.write(f"rank {rank} goes on from {options.checkpoint}: epoch {first + 1}", file=sys.stderr)
+        print(f"rank {rank} goes on from {options.checkpoint}: epoch {first + 1}", file=sys.stderr)
     torch.manual_seed(seed + rank)  # dropout draws from it
     with Interrupt(after_the_step=ranks == 1) as interrupt:
         for number in range(first, options.epochs):
@@ -303,7 +292,7 @@ def train(
             run.epochs.append(epoch := Epoch(number))
             title = f"{strategy} seed {seed} epoch {number + 1}/{options.epochs}"
             with around(epoch):
-                train_epoch(training, task, loader, options, epoch, title, interrupt, quiet=rank > 0)
+                train_epoch(training, task, loader, options, epoch, title, interrupt)
             if rank == 0:
                 _save(training, loader, run, options, number, interrupt.asked)
             if interrupt.asked:

@@ -1,7 +1,8 @@
 """Each side alone, as a bare loop: no loader, no ledger, no socket. What a bound is made of must not flatter the loader.
 
-Run as a process of its own: ``python -m ddlp.bench.bare SIDE --data DIR --cpu K --seconds S ...``; prints one JSON line
-``{"samples": n, "seconds": s}`` for the whole batches finished within the time. Sides: the host and the engine prepare
+Run as a process of its own: ``python -m ddlp.bench.bare SIDE --data DIR --cpu K ...``. Each line on its standard input is a
+number of seconds, 0 for "until the next line": it prepares batches for so long and prints one JSON line ``{"samples": n,
+"began": t, "ended": t}`` (time.monotonic) for the whole batches that it finished. Sides: the host and the engine prepare
 batches, ``fetch`` is what the host does to a batch that the engine has made: read it, verify it, convert it.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +26,7 @@ import torch
 from csd_engine.batchfile import BatchWriter, Layout, read_batch
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms.bulk import Bulk
+from ddlp.bench.common import BenchFailed, child_environment
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
 from ddlp.transfer.pool import Pool
@@ -121,7 +125,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--cpu", type=int, default=None, help="run on this CPU alone")
-    parser.add_argument("--seconds", type=float, default=5.0, help="0: until standard input closes")
     parser.add_argument("--slowdown", type=float, default=1.0)
     parser.add_argument("--output", default="float32")
     parser.add_argument("--spool", default=None)
@@ -141,59 +144,83 @@ def main(arguments: list[str] | None = None) -> None:
             make = fetched_batch(found, options.batch, spool)
         make(0)  # warm: imports, page cache, tables
         print("ready", flush=True)
-        sys.stdin.readline()
-        began, done = time.monotonic(), 0
-        stop = _stop_at_end_of_input() if options.seconds == 0 else None
-        while time.monotonic() - began < options.seconds or (stop is not None and not stop()):
-            make(done + 1)
-            done += 1
-        print(json.dumps({"samples": done * options.batch, "seconds": time.monotonic() - began}), flush=True)
+        done = 0
+        while line := sys.stdin.readline():
+            seconds, first, began = float(line), done, time.monotonic()
+            while time.monotonic() - began < seconds if seconds else not _is_told():
+                make(done + 1)
+                done += 1
+            ended = time.monotonic()
+            if not seconds:
+                sys.stdin.readline()
+            print(json.dumps({"samples": (done - first) * options.batch, "began": began, "ended": ended}), flush=True)
 
 
-def _stop_at_end_of_input() -> Callable[[], bool]:
-    import select
+def _is_told() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
-    return lambda: bool(select.select([sys.stdin], [], [], 0)[0])
+
+class Timed(NamedTuple):
+    """Samples a second, and from when to when (time.monotonic)."""
+
+    rate: float
+    began: float
+    ended: float
+
+    @classmethod
+    def of(cls, samples: int, began: float, ended: float) -> Timed:
+        """So many samples in this time."""
+        return cls(samples / (ended - began), began, ended)
 
 
 class Bare:
-    """A bare loop in a process of its own: made ready, then started by `go`."""
+    """A bare loop in a process of its own, ready to run: for a time by `go`, then `result`. A context."""
 
-    def __init__(
-        self, side: str, data: Path, batch: int, cpu: int, seconds: float, slowdown: float = 1.0, output: str = "float32"
-    ) -> None:
+    def __init__(self, side: str, data: Path, batch: int, cpu: int, output: str, slowdown: float = 1.0) -> None:
         command = [sys.executable, "-m", "ddlp.bench.bare", side, "--data", str(data), "--batch", str(batch)]
-        command += ["--cpu", str(cpu), "--seconds", repr(seconds), "--slowdown", repr(slowdown), "--output", output]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None and self._process.stdin is not None
-        if self._process.stdout.readline().strip() != "ready":
-            raise RuntimeError(f"the bare {side} loop did not start: {' '.join(command)}")
+        command += ["--cpu", str(cpu), "--slowdown", repr(slowdown), "--output", output]
+        self._endless = False
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+        )
+        if self._answer() != "ready":
+            raise BenchFailed(f"the bare {side} loop did not start: {' '.join(command)}")
 
-    def go(self) -> None:
-        """Start the loop."""
+    def __enter__(self) -> Bare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def go(self, seconds: float = 0.0) -> None:
+        """Start; 0: until the result is wanted."""
+        self._endless = not seconds
+        self._say(repr(seconds))
+
+    def result(self) -> Timed:
+        """What it did, once the time is over."""
+        if self._endless:
+            self._say("enough")
+        made = json.loads(self._answer())
+        return Timed.of(made["samples"], made["began"], made["ended"])
+
+    def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def result(self) -> float:
-        """Samples a second. Ends an endless loop."""
-        out, _ = self._process.communicate()
-        made = json.loads(out.strip().splitlines()[-1])
-        return made["samples"] / made["seconds"]
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return line.strip()
 
 
-def both_at_once(
-    data: Path, batch: int, cpus: tuple[int, int], seconds: float, slowdown: float, output: str, host: str = "host"
-) -> tuple[float, float]:
-    """Samples a second of host (or what else runs on its CPU) and engine, each on its CPU, both busy at the same time."""
-    sides = [
-        Bare(host, data, batch, cpus[0], seconds, output=output),
-        Bare("engine", data, batch, cpus[1], seconds, slowdown),
-    ]
+def both_at_once(sides: Sequence[Bare], seconds: float) -> list[Timed]:
+    """Each on its CPU, all busy at the same time."""
     for side in sides:
-        side.go()
-    on_host, engine = (side.result() for side in sides)
-    return on_host, engine
+        side.go(seconds)
+    return [side.result() for side in sides]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Who competes in `ddlp bench host`: each in a fresh process, pinned by its parent, timed over the same samples in one order.
 
-`python -m ddlp.bench.contenders` reads a `Work` as JSON and prints ``{"samples": n, "seconds": s, "cpu_seconds": c}``. A
-contender is a function from the work to a long enough iterator of batches as it would hand them to training. Peers are
-imported when their turn comes; none is required.
+`python -m ddlp.bench.contenders` reads a `Work` as JSON and prints ``{"samples": n, "began": t, "ended": t, "cpu_seconds":
+c}``. A contender is a function from the work to a long enough iterator of batches as it would hand them to training. Peers
+are imported when their turn comes; none is required.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Contender:
 def measure(work: Work) -> dict[str, float]:
     """One cycle through the images, after some batches to warm up, while more are prepared.
 
-    Returns samples, seconds, and cpu_seconds of this process and its children.
+    Returns samples, when it began and ended (time.monotonic), and cpu_seconds of this process and its children.
     """
     torch.set_num_threads(work.cores)
     batches = CONTENDERS[work.contender].make(work)
@@ -76,8 +76,8 @@ def measure(work: Work) -> dict[str, float]:
     spent, began = cpu_s(everybody), time.monotonic()
     for _ in range(timed):
         next(batches)
-    seconds = time.monotonic() - began
-    return {"samples": timed * work.batch, "seconds": seconds, "cpu_seconds": cpu_s(everybody) - spent}
+    ended = time.monotonic()
+    return {"samples": timed * work.batch, "began": began, "ended": ended, "cpu_seconds": cpu_s(everybody) - spent}
 
 
 def _ring(work: Work) -> Dataset:

@@ -2,13 +2,15 @@
 
 Every turn is a fresh process on one core that goes through the same JPEG files in the same order; a round gives each
 contender a turn. The bound is a bare loop that prepares one batch after the other: no loader, no thread, no ledger. Two cores
-(two workers) are measured as well. `--bits N` compares pixels instead: N samples of every kind of JPEG against torchvision on
-PIL.
+(two workers) are measured as well. Figures are those of a core as fast as it was in the median of all turns: a metronome
+(`ddlp.bench.metronome`) tells how fast it was in each. `--bits N` compares pixels instead: N samples of every kind of JPEG
+against torchvision on PIL.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 from collections.abc import Sequence
@@ -31,6 +33,7 @@ from ddlp.bench.contenders import (
     Work,
 )  # fmt: skip
 from ddlp.bench.data import MEANS_KB, PIPELINES, add_data, ensure_data
+from ddlp.bench.metronome import Metronome
 
 _BATCH = {"cifar10": 256}
 # (pipeline, mean file in kB) -> contender -> how many times DataLoader's best, and DALI's.
@@ -46,13 +49,22 @@ _TWO_CORES = 1.85
 
 @dataclass
 class Table:
-    """Images a second of one pipeline over one set, round by round."""
+    """Images a second of one pipeline over one set, round by round. `rates`: on cores of the median of all `speeds`."""
 
     pipeline: str
     mean_kb: float
     batch: int
     images: int
     rates: dict[str, list[float]] = field(default_factory=dict)
+    measured: dict[str, list[float]] = field(default_factory=dict)  # the rates as they were
+    speeds: dict[str, list[float]] = field(default_factory=dict)  # of the metronome meanwhile, samples a second
+
+    def level(self) -> None:
+        """Make `rates` of what was measured."""
+        usual = statistics.median(itertools.chain.from_iterable(self.speeds.values()))
+        self.rates = {
+            name: [usual * rate for rate in ratios(rates, self.speeds[name])] for name, rates in self.measured.items()
+        }
 
     @property
     def baseline(self) -> list[float] | None:
@@ -74,9 +86,18 @@ class Result:
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
     """What `ddlp bench --all` runs of this bench: titles and arguments."""
-    short = ["--rounds", "2", "--images", "320"] if quick else []
+    # With one worker or none DataLoader is the baseline; the peers take part where files are of ImageNet's weight.
+    few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO]
+    parts = [
+        ("ImageNet1, files of 110 kB", ["--pipelines", "imagenet1", "--mean-kb", "110"]),
+        ("ImageNet1, files of 46 kB", ["--pipelines", "imagenet1", "--mean-kb", "46"]),
+        ("ImageNet2", ["--pipelines", "imagenet2", "--contenders", *few]),
+        ("ImageNet3", ["--pipelines", "imagenet3", "--contenders", *few]),
+        ("CIFAR-10", ["--pipelines", "cifar10", "--contenders", *few]),
+    ]
+    short = ["--rounds", "2", "--images", "320"] if quick else ["--images", "880"]
     return [
-        ("Images/s on one core", short),
+        *((f"Images/s on one core: {title}", [*arguments, *short]) for title, arguments in parts),
         ("The same bits as torchvision", ["--bits", "100" if quick else "1500"]),
     ]
 
@@ -127,10 +148,21 @@ def measure(options: argparse.Namespace, tell: Say) -> Result:
             here = Table(pipeline, mean_kb, options.batch or _BATCH.get(pipeline, 64), options.images)
             names = [name for name in wanted if name not in missing and pipeline in CONTENDERS[name].pipelines]
             tell(f"{title(here)}: {len(names)} contenders, {options.rounds} rounds")
-            turns = {name: partial(_turn, name, here, directory, options) for name in names}
-            here.rates = alternate(turns, options.rounds, tell)
+            here.speeds = {name: [] for name in names}
+            # Its sample is an ImageNet one, whatever is measured.
+            sample, cores = ensure_data(options.data, mean_kb=options.mean_kb[0]), {*_cores(1, options), *_cores(2, options)}
+            with Metronome(sample, sorted(cores)) as metronome:
+                turns = {name: partial(_turn, name, here, directory, options, metronome) for name in names}
+                here.measured = alternate(turns, options.rounds, tell)
+            here.level()
             result.tables.append(here)
     return result
+
+
+def _cores(number: int, options: argparse.Namespace) -> list[int]:
+    """The last ones, or the one that was asked for."""
+    usable = sorted(os.sched_getaffinity(0))
+    return [options.cpu] if number == 1 and options.cpu is not None else usable[-number:]
 
 
 def _missing(name: str) -> str | None:
@@ -146,14 +178,15 @@ def _missing(name: str) -> str | None:
     return CONTENDERS[name].missing()
 
 
-def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace) -> float:
-    usable = sorted(os.sched_getaffinity(0))
-    core = usable[-1] if options.cpu is None else options.cpu
+def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace, metronome: Metronome) -> float:
     cores = CONTENDERS[name].cores
     work = Work(name, here.pipeline, str(directory), here.batch, here.images, cores)
-    done = child("ddlp.bench.contenders", asdict(work), [core] if cores == 1 else usable[-cores:])
+    used = _cores(cores, options)
+    done = child("ddlp.bench.contenders", asdict(work), used)
+    speeds = metronome.speeds(done["began"], done["ended"])
+    here.speeds[name].append(statistics.mean(speeds[cpu] for cpu in used))
     # By processor time: as if all its cores were busy all the time, so two cores' waiting for each other does not show.
-    seconds = done["seconds"] if options.clock == "wall" else done["cpu_seconds"] / cores
+    seconds = done["ended"] - done["began"] if options.clock == "wall" else done["cpu_seconds"] / cores
     return float(done["samples"] / seconds)
 
 
@@ -188,7 +221,8 @@ def table(result: Result) -> str:
     for here in result.tables:
         rows += [
             "",
-            f"{title(here)}, batches of {here.batch}",
+            f"{title(here)}, batches of {here.batch}; the cores' speed (one sample, over and over): "
+            f"{spread([speed for speeds in here.speeds.values() for speed in speeds])} samples/s",
             f"{'':34}{unit[:10]:>24}{'x DataLoader':>22}{'of the bound':>14}",
         ]
         for name, rates in here.rates.items():

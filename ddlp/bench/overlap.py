@@ -2,8 +2,9 @@
 
 The host is pinned to one core and an embedded engine to another, slowed down to a given part of the host's speed; the
 accelerator sleeps. r_cpu and r_csd are measured as bare loops (`ddlp.bench.bare`), both busy at once, before and after each
-contender: its bound is made of what both cores did around it, since a machine's speed drifts within minutes. A DataLoader on
-the same host core has the engine's core kept busy beside it, as ours has; it makes a part of the batches only.
+contender. A machine's speed drifts within seconds, so a metronome (`ddlp.bench.metronome`) says how fast each core was in
+each of these times: the bound of a contender is what the bare loops make, in the median, on cores as fast as it had them. A
+DataLoader on the same host core has the engine's core kept busy beside it, as ours has; it makes a part of the batches only.
 
 Delivered as uint8 with the channels last, as a batch file holds them, the engine's batches are used as they come. As float32
 the host converts them, which takes h seconds a sample from its own preparing: then the bound is r_cpu * (1 - h * r_csd) +
@@ -17,39 +18,36 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, Subset
 
 from ddlp.bench import data
-from ddlp.bench.bare import Bare, both_at_once, delivered_as
+from ddlp.bench.bare import Bare, Timed, both_at_once, delivered_as
 from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, ratios, rotated, say, spread, two_cpus
+from ddlp.bench.metronome import Metronome
 from ddlp.loader import DDLPLoader
 
+Speeds = tuple[float, float]  # of the host's and of the engine's core
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
 PEERS_PART = 8  # they make one batch in so many: a minute of each round else
 
 
 @dataclass
 class Line:
-    """One contender. `rates`: samples a second in each round; `bounds`: the same of the bound around it."""
+    """One contender. `rates`: samples a second in each round; `speeds`: of the host's and the engine's core meanwhile."""
 
     name: str
     rates: list[float] = field(default_factory=list)
-    bounds: list[float] = field(default_factory=list)
+    speeds: list[Speeds] = field(default_factory=list)
     csd_batches: list[int] = field(default_factory=list)
-
-    @property
-    def of_bound(self) -> list[float]:
-        """Of each round."""
-        return ratios(self.rates, self.bounds)
 
 
 @dataclass
 class Result:
-    """What was measured. Rates in samples a second, of each time that the bare loops ran."""
+    """What was measured. Rates in samples a second; speeds are the metronome's, of the same time."""
 
     batches: int
     batch: int
@@ -59,21 +57,49 @@ class Result:
     accelerator_bound: bool = False
     r_cpu: list[float] = field(default_factory=list)
     r_csd: list[float] = field(default_factory=list)
+    speeds: list[Speeds] = field(default_factory=list)  # while r_cpu and r_csd were measured
     h_s: list[float] = field(default_factory=list)  # of the host's core for one of the engine's samples; once a round
+    h_speeds: list[Speeds] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
-    def bound(self, r_cpu: float, r_csd: float) -> float:
-        """Samples a second that both sides together can prepare, or the accelerator take."""
-        left = 1 - self.h_s[-1] * r_csd if self.output == "float32" else 1.0
-        prepared = r_cpu * left + r_csd
+    def bare(self, speeds: Speeds) -> tuple[float, float]:
+        """r_cpu and r_csd on cores of these speeds."""
+        host, engine = speeds
+        r_cpu = statistics.median(rate / speed for rate, (speed, _) in zip(self.r_cpu, self.speeds, strict=True))
+        r_csd = statistics.median(rate / speed for rate, (_, speed) in zip(self.r_csd, self.speeds, strict=True))
+        return host * r_cpu, engine * r_csd
+
+    def bound(self, speeds: Speeds) -> float:
+        """Samples a second that both sides together can prepare on cores of these speeds, or the accelerator take."""
+        r_cpu, r_csd = self.bare(speeds)
+        if self.output == "float32":
+            h_s = statistics.median(h_s * speed for h_s, (speed, _) in zip(self.h_s, self.h_speeds, strict=True)) / speeds[0]
+            r_cpu *= 1 - h_s * r_csd
+        prepared = r_cpu + r_csd
         return min(prepared, self.batch / self.accelerator_s) if self.accelerator_s else prepared
+
+    def bounds(self, line: Line) -> list[float]:
+        """A contender's, round by round."""
+        return [self.bound(speeds) for speeds in line.speeds]
+
+    def of_bound(self, line: Line) -> list[float]:
+        """Of each round."""
+        return ratios(line.rates, self.bounds(line))
+
+    def gain(self, line: Line) -> list[float]:
+        """Times the best DataLoader, had it had cores as fast as this contender had, round by round."""
+        peers = [one for one in self.lines if one.name in PEERS]
+        best = max(
+            statistics.median(rate / host for rate, (host, _) in zip(one.rates, one.speeds, strict=True)) for one in peers
+        )
+        return [rate / (best * host) for rate, (host, _) in zip(line.rates, line.speeds, strict=True)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     data.add_data(parser)
     parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
-    parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
+    parser.add_argument("--batches", type=int, default=200, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--csd", type=float, default=1 / 3, help="the engine's speed as a part of the host's (1/3)")
     parser.add_argument("--slowdown", type=float, help="slow the engine down by this factor instead")
@@ -88,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="what is delivered (%(default)s)")
     parser.add_argument("--host-cpu", type=int, help="the first usable one")
     parser.add_argument("--csd-cpu", type=int, help="the second usable one")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of the bare loops, each time (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of the bare loops, each time (%(default)s)")
     add_output(parser)
 
 
@@ -123,64 +149,81 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
     """All rounds; each begins with another contender."""
-    cpus = (options.host_cpu, options.csd_cpu)
-    bare = partial(both_at_once, options.directory, options.batch, cpus, output=options.output)
-    slowdown = options.slowdown
-    if slowdown is None:
-        host, engine = bare(options.seconds, 1.0)
-        slowdown = max(1.0, engine / (options.csd * host))
-        say(f"bare loops, not slowed: host {host:.0f}, engine {engine:.0f} samples/s; engine slowed {slowdown:.2f} times")
-    result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
-    result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
+    with ExitStack() as stack:
+        cpus = (options.host_cpu, options.csd_cpu)
+        metronome = stack.enter_context(Metronome(options.directory, cpus))
 
-    def both() -> tuple[float, float]:
-        rates = bare(options.seconds, slowdown)
-        result.r_cpu.append(rates[0])
-        result.r_csd.append(rates[1])
-        return rates
+        def speeds(time: Timed) -> Speeds:
+            found = metronome.speeds(time.began, time.ended)
+            return found[cpus[0]], found[cpus[1]]
 
-    for k in range(options.rounds):
-        result.h_s.append(1 / bare(options.seconds / 2, slowdown, host="fetch")[0])
-        before = both()
-        if not result.accelerator_s:
-            result.accelerator_s = options.accelerator * options.batch / result.bound(*before)
-        say(f"round {k + 1}/{options.rounds}: h {result.h_s[-1] * 1e6:.0f} us, step {result.accelerator_s * 1e3:.1f} ms")
-        for line in rotated(result.lines, k):
-            rate, csd = contender(line.name, options, slowdown, result.accelerator_s)
-            after = both()
-            r_cpu, r_csd = ((a + b) / 2 for a, b in zip(before, after, strict=True))
-            before = after
-            line.rates.append(rate)
-            line.bounds.append(result.bound(r_cpu, r_csd))
-            line.csd_batches.append(csd)
-            say(
-                f"  {line.name:22} {rate:7.1f} samples/s, {line.of_bound[-1]:5.3f} of {line.bounds[-1]:6.1f} "
-                f"(r_cpu {r_cpu:.1f}, r_csd {r_csd:.1f}), {csd:3d} batches from the CSD"
-            )
+        slowdown = options.slowdown or _slowdown(options, speeds, say)
+        result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
+        result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
+        host, fetch = (stack.enter_context(_bare(side, options, 1.0)) for side in ("host", "fetch"))
+        engine = stack.enter_context(_bare("engine", options, slowdown))
+
+        def both() -> None:
+            on_host, by_engine = both_at_once((host, engine), options.seconds)
+            result.r_cpu.append(on_host.rate)
+            result.r_csd.append(by_engine.rate)
+            result.speeds.append(speeds(on_host))
+
+        for k in range(options.rounds):
+            fetched, _ = both_at_once((fetch, engine), options.seconds / 2)
+            result.h_s.append(1 / fetched.rate)
+            result.h_speeds.append(speeds(fetched))
+            both()
+            if not result.accelerator_s:
+                result.accelerator_s = options.accelerator * options.batch / result.bound(result.speeds[-1])
+            say(f"round {k + 1}/{options.rounds}: h {result.h_s[-1] * 1e6:.0f} us, step {result.accelerator_s * 1e3:.1f} ms")
+            for line in rotated(result.lines, k):
+                timed, csd = contender(line.name, options, engine, slowdown, result.accelerator_s)
+                line.speeds.append(speeds(timed))
+                line.rates.append(timed.rate)
+                line.csd_batches.append(csd)
+                both()
+                say(
+                    f"  {line.name:22} {timed.rate:7.1f} samples/s, {result.of_bound(line)[-1]:5.3f} of "
+                    f"{result.bounds(line)[-1]:6.1f}, {csd:3d} batches from the CSD"
+                )
     return result
 
 
-def contender(name: str, options: argparse.Namespace, slowdown: float, accelerator_s: float) -> tuple[float, int]:
-    """Samples a second of an epoch after a short warm-up, and the batches that came from the engine."""
+def _slowdown(options: argparse.Namespace, speeds: Callable[[Timed], Speeds], say: Callable[[str], None]) -> float:
+    """How many times slower the engine must be to have the wanted part of the host's speed, on cores of one speed."""
+    with _bare("host", options, 1.0) as one, _bare("engine", options, 1.0) as other:
+        host, engine = both_at_once((one, other), options.seconds)
+    on_host, by_engine = speeds(host)
+    slowdown = max(1.0, (engine.rate / by_engine) / (options.csd * host.rate / on_host))
+    found = f"host {host.rate:.0f}, engine {engine.rate:.0f} samples/s on cores of speeds {on_host:.0f} and {by_engine:.0f}"
+    say(f"bare loops, not slowed: {found}; engine slowed {slowdown:.2f} times")
+    return slowdown
+
+
+def _bare(side: str, options: argparse.Namespace, slowdown: float) -> Bare:
+    cpu = options.csd_cpu if side == "engine" else options.host_cpu
+    return Bare(side, options.directory, options.batch, cpu, options.output, slowdown)
+
+
+def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: float, accelerator_s: float) -> tuple[Timed, int]:
+    """An epoch after a short warm-up, and the batches that came from the engine. ``engine``: to keep its core busy."""
     batches = -(-options.batches // PEERS_PART) if name in PEERS else options.batches
     n = batches * options.batch
     images: Any = data.dataset(options.directory, "imagenet1")
     dataset = Subset(images, [k % len(images) for k in range(n)])
     if name in PEERS:
-        other = Bare("engine", options.directory, options.batch, options.csd_cpu, 0, slowdown)
+        engine.go()
         try:
             with pinned(options.host_cpu):
-                other.go()
                 workers = PEERS.index(name)
-                ahead: dict[str, Any] = (
-                    {"prefetch_factor": 4} if workers else {}
-                )  # not persistent: it holds the bare loop's pipe
+                ahead: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
                 loader = DataLoader(
                     dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(), **ahead
                 )
-                return n / epoch(loader, accelerator_s), 0
+                return Timed.of(n, *epoch(loader, accelerator_s)), 0
         finally:
-            other.result()
+            engine.result()
     os.environ["DDLP_ENGINE_CPUS"], os.environ["DDLP_ENGINE_SLOWDOWN"] = str(options.csd_cpu), repr(slowdown)
     with pinned(options.host_cpu):
         output: dict[str, Any] = {"output": options.output, "memory_format": delivered_as(options.output)}
@@ -188,30 +231,31 @@ def contender(name: str, options: argparse.Namespace, slowdown: float, accelerat
         for k, _ in enumerate(loader):  # the engine up, the rates known: an epoch within a training, not its first
             if k == 20:
                 break
-        return n / epoch(loader, accelerator_s), loader.report().batches_csd
+        return Timed.of(n, *epoch(loader, accelerator_s)), loader.report().batches_csd
 
 
-def epoch(loader: DataLoader, accelerator_s: float) -> float:
-    """Seconds of an epoch with a sleeping accelerator."""
+def epoch(loader: DataLoader, accelerator_s: float) -> tuple[float, float]:
+    """When an epoch with a sleeping accelerator began and ended (time.monotonic)."""
     began = time.monotonic()
     for _ in loader:
         time.sleep(accelerator_s)
-    return time.monotonic() - began
+    return began, time.monotonic()
 
 
 def aims(result: Result) -> list[Aim]:
     """wrr and mte against the bound; against a prefetching DataLoader only where preparing limits both."""
     lines = {line.name: line for line in result.lines}
     found = [
-        Aim(f"{name}, {result.output}: of the bound", least, statistics.median(lines[name].of_bound))
+        Aim(f"{name}, {result.output}: of the bound", least, statistics.median(result.of_bound(lines[name])))
         for name, least in (("wrr", 0.97), ("mte", 0.95))
         if name in lines
     ]
     if "wrr" in lines and not result.accelerator_bound:
-        best = [max(rates) for rates in zip(*(lines[name].rates for name in PEERS), strict=True)]
-        gain = statistics.median(ratios(lines["wrr"].rates, best))
-        expected = (statistics.median(result.r_cpu) + statistics.median(result.r_csd)) / statistics.median(best)
-        found.append(Aim(f"wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, gain / expected))
+        wrr = lines["wrr"]
+        gain = statistics.median(result.gain(wrr))
+        # Of the gain that there could be: DataLoader's rate is in both.
+        of_it = statistics.median(ratios(wrr.rates, [sum(result.bare(speeds)) for speeds in wrr.speeds]))
+        found.append(Aim(f"wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, of_it))
     return found
 
 
@@ -221,15 +265,18 @@ def table(result: Result) -> str:
         f"{result.batches} batches of {result.batch} as {result.output}; {len(result.h_s)} rounds, medians (least .. most)",
         f"bare loops, both at once: r_cpu {spread(result.r_cpu)}, r_csd {spread(result.r_csd)} samples/s, "
         f"h {spread([h * 1e6 for h in result.h_s])} us a sample",
-        f"bound: {'r_cpu * (1 - h * r_csd) + r_csd' if result.output == 'float32' else 'r_cpu + r_csd'}, as they were before "
-        f"and after each; a training step sleeps {1000 * result.accelerator_s:.1f} ms"
+        f"bound: {'r_cpu * (1 - h * r_csd) + r_csd' if result.output == 'float32' else 'r_cpu + r_csd'} on cores as fast as "
+        f"each had them; a training step sleeps {1000 * result.accelerator_s:.1f} ms"
         + (f", so {result.batch / result.accelerator_s:.0f} samples/s at most" if result.accelerator_bound else ""),
+        f"the cores' speeds meanwhile (one sample, over and over): host's {spread([s for s, _ in result.speeds])}, engine's "
+        f"{spread([s for _, s in result.speeds])} samples/s",
         "",
         f"{'':22} {'samples/s':>24} {'bound':>24} {'of the bound':>24} {'from the CSD':>13}",
     ]
     for line in result.lines:
         rows.append(
-            f"{line.name:22} {spread(line.rates):>24} {spread(line.bounds):>24} {spread(line.of_bound, '.3f'):>24} "
+            f"{line.name:22} {spread(line.rates):>24} {spread(result.bounds(line)):>24} "
+            f"{spread(result.of_bound(line), '.3f'):>24} "
             f"{int(statistics.median(line.csd_batches)):13d}"
         )
     return "\n".join(rows)

@@ -126,8 +126,8 @@ def replay(cell: Cell, scale: float, batches: int, strategy: str) -> tuple[float
         if first.report().batches_csd:
             break
     loader = _loader(batches, cell.host_s * scale, cell.device_s * scale, strategy)
-    seconds = epoch(loader, cell.train_s * scale)
-    return seconds, loader.report().batches_csd
+    began, ended = epoch(loader, cell.train_s * scale)
+    return ended - began, loader.report().batches_csd
 
 
 def _loader(batches: int, host_s: float, device_s: float, strategy: str) -> DDLPLoader:

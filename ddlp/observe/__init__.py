@@ -12,37 +12,57 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddlp.observe.analysis import Analysis, analyse
+    from ddlp.observe.bars import Progress, progress
     from ddlp.observe.check import Checked, Refuted, Verdict, checked
+    from ddlp.observe.metrics import MetricsServer, prometheus_text, serve_metrics
+    from ddlp.observe.pace import Live, live
     from ddlp.observe.record import Recorder
     from ddlp.observe.run import EpochTrace, read_epoch, read_run
+    from ddlp.observe.scalars import Scalars
     from ddlp.observe.trace import chrome_trace
 
 __all__ = [
     "Analysis",
     "Checked",
     "EpochTrace",
+    "Live",
+    "MetricsServer",
+    "Progress",
     "Recorder",
     "Refuted",
+    "Scalars",
     "Verdict",
     "analyse",
     "checked",
     "chrome_trace",
+    "live",
+    "progress",
+    "prometheus_text",
     "read_epoch",
     "read_run",
+    "serve_metrics",
 ]
 
 _WHERE = {
     "Analysis": "analysis",
     "Checked": "check",
     "EpochTrace": "run",
+    "Live": "pace",
+    "MetricsServer": "metrics",
+    "Progress": "bars",
     "Recorder": "record",
     "Refuted": "check",
+    "Scalars": "scalars",
     "Verdict": "check",
     "analyse": "analysis",
     "checked": "check",
     "chrome_trace": "trace",
+    "live": "pace",
+    "progress": "bars",
+    "prometheus_text": "metrics",
     "read_epoch": "run",
     "read_run": "run",
+    "serve_metrics": "metrics",
 }
 
 

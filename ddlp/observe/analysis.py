@@ -27,7 +27,7 @@ ADVICE = {
     CSD: "a faster device or more of its workers, or a strategy in which the host helps (wrr, ordered)",
     TRANSFER: "a shared spool instead of the socket, a faster link or disk, output='uint8'",
     TRAINING: "nothing here: data are ready when training asks. A faster accelerator, or larger batches",
-    SPOOL: "a larger spool (spool_bytes=, --quota): the device rests since nothing drains it",
+    SPOOL: "a larger spool (spool_bytes=, --quota-bytes): the device rests since nothing drains it",
     START: "longer epochs: training waited for the first batches most",
 }
 

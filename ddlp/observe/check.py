@@ -141,7 +141,7 @@ class EpochCheck(Observer):
         self._dataset: Any = loader.dataset
         self._sampler, self._batched = loader._index_sampler, loader._auto_collation
         self._every, self._rows = every, rows
-        self._dali, self._bits_may_differ = loader.backend == "dali", loader.allow_different_bits
+        self._dali, self._bits_may_differ = loader.backend != "native", loader.allow_different_bits
         of = {ONCE: "samples", ORDER: "batches", BITS: "samples made again", LABELS: "labels", COMPLETE: "batches",
               UNCHANGED: "tensors looked at again"}  # fmt: skip
         self.verdict = Verdict(0, "", {name: Claim(name, of=what) for name, what in of.items()})

@@ -121,7 +121,7 @@ class Rows:
         self._epilogue, self._finished = epilogue, finished
         self._bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
         self._images = recipe.pool.empty((most if convert else samples, *recipe.shape), np.uint8)
-        self.boxes = _no_boxes(recipe, samples)
+        self.boxes = no_boxes(recipe, samples)
 
     def place(self, part: slice) -> np.ndarray:
         """Where to make a part, uint8 (samples, height, width, channels); `done` before the next one."""
@@ -152,10 +152,11 @@ class Rows:
 
 def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Memory for a batch's images, uint8, and boxes."""
-    return recipe.pool.empty((samples, *recipe.shape), np.uint8), _no_boxes(recipe, samples)
+    return recipe.pool.empty((samples, *recipe.shape), np.uint8), no_boxes(recipe, samples)
 
 
-def _no_boxes(recipe: Recipe, samples: int) -> np.ndarray | None:
+def no_boxes(recipe: Recipe, samples: int) -> np.ndarray | None:
+    """Memory for a batch's boxes, empty ones."""
     return np.zeros((samples, recipe.pipeline.boxes, 4), dtype=np.int32) if recipe.pipeline.boxes else None
 
 

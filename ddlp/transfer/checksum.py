@@ -39,9 +39,12 @@ def sum_blocks(data: Tensor) -> Tensor:
     return total
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache
 def _powers(count: int, device: torch.device) -> Tensor:
-    """M ** (count - 1), ..., M, 1 as int32 (count, 1)."""
+    """M ** (count - 1), ..., M, 1 as int32 (count, 1): 16 KB at most, of each size of a spool's files.
+
+    Never freed: the lane that it was made on would use its memory again while another loader's may still be reading it.
+    """
     powers = np.ones(count, np.uint32)
     powers[1:] = MULTIPLIER
     falling = np.multiply.accumulate(powers, dtype=np.uint32)[::-1].copy()

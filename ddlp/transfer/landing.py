@@ -51,7 +51,7 @@ class Landing:
     """
 
     def __init__(self, lane: Lane, open_ways: Callable[[Path], Sequence[Way]]) -> None:
-        self._lane, self._open_ways = lane, open_ways
+        self.lane, self._open_ways = lane, open_ways
         self._lock = threading.Lock()
         self._choosing = threading.Lock()
         self._ways: list[Way] = []  # one, once it is chosen
@@ -63,7 +63,7 @@ class Landing:
     @property
     def pinned(self) -> bool:
         """Whether batches should be made in page-locked memory."""
-        return self._lane.pinned
+        return self.lane.pinned
 
     def open(self, directory: Path) -> None:
         """Before the first file of this spool's directory. Raises DDLPError: they can't be read as the user wants it."""
@@ -73,13 +73,14 @@ class Landing:
                 self._tell()
 
     def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> Landed:
-        """A batch in this process's memory (as `Epilogue` takes it): its copy and its epilogue are put on the lane.
+        """A batch in this process's memory, or on the device (as `Epilogue` takes it): copy and epilogue are put on the lane.
 
-        Returns at once. The memory is kept until it has been copied, if it is page-locked.
+        Returns at once. The memory is kept until it has been copied, if it is page-locked. Images on the device must have been
+        allocated on the lane, and are the batch's own: nobody writes there any more.
         """
-        with self._lane.work():
-            result = epilogue(images, boxes, self._lane.device)
-            mark = self._lane.mark()
+        with self.lane.work():
+            result = epilogue(images, boxes, self.lane.device)
+            mark = self.lane.mark()
         with self._lock:
             while self._under_way and self._under_way[0][0].passed():
                 self._under_way.popleft()
@@ -105,13 +106,13 @@ class Landing:
             slot = self._take(way, layout.data_bytes)
             try:
                 kept = way.read(path, descriptor, slot.data, layout.data_bytes)
-                with self._lane.work():
+                with self.lane.work():
                     landed = self._finish(epilogue, slot, layout, sample)
                 landed.mark.wait()
                 del kept
                 check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
             except BaseException:
-                self._lane.mark().wait()  # something on the lane may use the slot, or what was kept, still
+                self.lane.mark().wait()  # something on the lane may use the slot, or what was kept, still
                 raise
             finally:
                 self._give_back(slot)
@@ -134,7 +135,7 @@ class Landing:
         back = None
         if sample is not None:
             back = images[sample].cpu().numpy(), None if boxes is None else boxes[sample].cpu().numpy()
-        return Landed(result, self._lane.mark(), back)
+        return Landed(result, self.lane.mark(), back)
 
     def _take(self, way: Way, size: int) -> _Slot:
         with self._lock:
@@ -142,7 +143,7 @@ class Landing:
         if slot is None or len(slot.data) < padded(size):
             if slot is not None:
                 way.forget(slot.data)
-            slot = _Slot.make(padded(size), self._lane)
+            slot = _Slot.make(padded(size), self.lane)
             way.prepare(slot.data)
         return slot
 
@@ -174,7 +175,7 @@ class Landing:
     def _measured(self, path: Path, descriptor: int, layout: Layout) -> dict[str, float]:
         """Seconds of each way's fastest read of this file, the ways taking turns."""
         seconds: dict[str, float] = {}
-        slots = [_Slot.make(padded(layout.data_bytes), self._lane) for _ in self._ways]
+        slots = [_Slot.make(padded(layout.data_bytes), self.lane) for _ in self._ways]
         for way, slot in zip(self._ways, slots, strict=True):
             way.prepare(slot.data)
         for _ in range(_TRIALS):
@@ -185,7 +186,7 @@ class Landing:
                 except OSError:
                     seconds[way.name] = math.inf  # whoever reads next says what is wrong, if all fail
                     continue
-                self._lane.mark().wait()
+                self.lane.mark().wait()
                 del kept
                 seconds[way.name] = min(seconds.get(way.name, math.inf), time.monotonic() - began)
         for way, slot in zip(self._ways, slots, strict=True):

@@ -7,6 +7,7 @@ it gets is ordered after its mark on the device itself.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -43,7 +44,12 @@ class Lane(Protocol):
 
 
 class CudaLane:
-    """A CUDA stream of high priority: its short kernels don't queue behind those of a training step."""
+    """A CUDA stream of high priority: its short kernels don't queue behind those of a training step.
+
+    A thread begins on GPU 0. What it asks of CUDA while that is its device, even whether an event has passed, and
+    torch.cuda.stream's way back there, makes a context on that GPU, half a GB of it for each rank: so each of our calls is made
+    on the lane's own device.
+    """
 
     pinned = True
 
@@ -51,15 +57,17 @@ class CudaLane:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._stream = torch.cuda.Stream(self.device, priority=-1)
 
-    def work(self) -> AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
         """As `Lane`."""
-        stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
-        return stream
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
 
     def mark(self) -> Mark:
         """As `Lane`."""
         event = torch.cuda.Event(blocking=True)  # else a thread that waits burns the core that should decode
-        event.record(self._stream)
+        with torch.cuda.device(self.device):
+            event.record(self._stream)
         return _CudaMark(event, self.device)
 
 
@@ -68,10 +76,12 @@ class _CudaMark:
         self._event, self._device = event, device
 
     def passed(self) -> bool:
-        return self._event.query()
+        with torch.cuda.device(self._device):
+            return self._event.query()
 
     def wait(self) -> None:
-        self._event.synchronize()
+        with torch.cuda.device(self._device):
+            self._event.synchronize()
 
     def before_use(self, result: Tensor) -> None:
         stream = torch.cuda.current_stream(self._device)

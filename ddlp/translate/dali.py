@@ -47,9 +47,13 @@ class Stages:
     mirrored: bool
     upside_down: bool
 
-    @property
-    def distance(self) -> str:
-        """In words, how far the pixels are from torchvision's."""
+    def distance(self, on_gpu: bool) -> str:
+        """In words, how far the pixels are from torchvision's; ``on_gpu``: DALI decodes there."""
+        if on_gpu:
+            return (
+                "the host's pixels, decoded on the GPU, differ from torchvision's; by how much was not measured so far "
+                "(docs/dali.md); a device's are torchvision's"
+            )
         if self.resample is None:
             return "the host's pixels are torchvision's"
         known = DISTANCES[self.resample]

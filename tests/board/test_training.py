@@ -88,8 +88,7 @@ def same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
 
 
 def rates(loader: DDLPLoader) -> dict[str, Any]:
-    assert loader._rates is not None
-    return loader._rates.devices
+    return loader._life.rates.devices
 
 
 @pytest.mark.slow

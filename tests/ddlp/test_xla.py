@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torchvision import transforms as T
 
-from ddlp import DDLPLoader, ImageFiles
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from small_images import make_images  # noqa: E402
+
+from ddlp import DDLPLoader, ImageFiles  # noqa: E402
 
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed; run ./scripts/xla_check.sh", allow_module_level=True)
@@ -26,11 +30,6 @@ COUNT, BATCH = 90, 8
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> ImageFiles:
-    root: Path = tmp_path_factory.mktemp("images")
-    random = np.random.default_rng(4)
-    for number in range(COUNT):
-        height, width = random.integers(40, 70, 2)
-        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(root / f"{number:03}.jpg")
     transform = T.Compose(
         [
             T.RandomResizedCrop(32),
@@ -40,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ImageFiles:
             T.RandomErasing(),
         ]
     )
-    return ImageFiles(sorted(map(str, root.glob("*.jpg"))), list(range(COUNT)), transform)
+    return ImageFiles(make_images(tmp_path_factory.mktemp("images"), COUNT), list(range(COUNT)), transform)
 
 
 def samples(data: ImageFiles, strategy: str, **options: Any) -> tuple[dict[int, torch.Tensor], DDLPLoader]:

@@ -29,10 +29,10 @@ def test_a_short_run(small_sets, capsys, monkeypatch):
     assert result["output"] == "float32" and 0 < result["h_s"][0] < 1 / result["r_cpu"][0]  # a part of preparing it
     assert len(result["r_cpu"]) == len(result["r_csd"]) == 1 + len(lines)  # before all and after each
     accelerator = 4 / result["accelerator_s"]
-    for k, line in enumerate(result["lines"]):
-        r_cpu, r_csd = ((result[name][k] + result[name][k + 1]) / 2 for name in ("r_cpu", "r_csd"))
-        prepared = r_cpu * (1 - result["h_s"][0] * r_csd) + r_csd
-        assert line["bounds"] == [pytest.approx(min(prepared, accelerator))]
+    assert len(result["speeds"]) == len(result["r_cpu"]) and len(result["h_speeds"]) == 1
+    for line in lines.values():
+        ((host, engine),) = line["speeds"]
+        assert 20 < host < 100_000 and 20 < engine < 100_000  # of preparing one of these samples, a second
     assert lines["csd"]["csd_batches"] == [24] and 0 <= lines["wrr"]["csd_batches"][0] < 24
     assert all(line["rates"][0] <= accelerator for line in lines.values())
 
@@ -43,19 +43,34 @@ def test_too_few_batches_is_said(capsys):
 
 
 def result_of(lines, **changed):
-    figures = {"r_cpu": [10.0, 12.0, 11.0], "r_csd": [1.0, 2.0, 3.0], "h_s": [0.001] * 3, "lines": lines, **changed}
+    """Rates of a core that was twice as fast when the second figure was taken; the engine's was always alike."""
+    figures = {"r_cpu": [10.0, 20.0, 11.0], "r_csd": [1.0, 2.0, 3.0], "speeds": [(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)]}
+    figures |= {"h_s": [0.001] * 3, "h_speeds": [(1.0, 1.0)] * 3, "lines": lines, **changed}
     return Result(20, 5, "uint8", 3.0, 0.01, **figures)
 
 
 def test_the_table_gives_median_and_spread():
-    text = table(result_of([Line("wrr", [20.0, 10.0, 40.0], [40.0, 10.0, 160.0], [3, 4, 5])]))
-    assert "20 (10 .. 40)" in text and "0.500 (0.250 .. 1.000)" in text and "11 (10 .. 12)" in text
+    line = Line("wrr", [12.0, 11.0, 22.0], [(1.0, 1.0), (1.0, 1.0), (2.0, 1.0)], [3, 4, 5])
+    text = table(result_of([line]))
+    assert (
+        "12 (11 .. 22)" in text and "12 (12 .. 22)" in text and "1.000 (0.917 .. 1.000)" in text and "10 (10 .. 20)" not in text
+    )
 
 
-def test_gain_is_held_against_the_rates_of_that_run():
-    lines = [Line(PEERS[0], [10.0]), Line(PEERS[1], [12.5]), Line("wrr", [25.0], [27.0], [3])]
-    result = result_of(lines, r_cpu=[20.0, 20.0], r_csd=[8.0, 8.0], h_s=[0.001])
+def test_a_bound_is_of_cores_as_fast_as_the_contender_had_them():
+    result = result_of([])
+    assert result.bare((1.0, 1.0)) == (10.0, 2.0) and result.bare((3.0, 0.5)) == (30.0, 1.0)
+    assert result.bound((3.0, 0.5)) == 31
+    assert dataclasses.replace(result, accelerator_s=5 / 7).bound((3.0, 0.5)) == 7
+    float32 = dataclasses.replace(result, output="float32", h_s=[0.2, 0.1, 0.2], h_speeds=[(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)])
+    assert float32.bound((1.0, 1.0)) == pytest.approx(10 * (1 - 0.2 * 2) + 2)
+    assert float32.bound((2.0, 1.0)) == pytest.approx(20 * (1 - 0.1 * 2) + 2)  # converting is faster then as well
+
+
+def test_gain_is_over_the_best_dataloader_on_a_core_as_fast():
+    lines = [Line(PEERS[0], [10.0], [(1.0, 1.0)]), Line(PEERS[1], [12.5], [(1.0, 1.0)]), Line("wrr", [50.0], [(2.0, 1.0)], [3])]
+    result = result_of(lines, r_cpu=[20.0, 20.0], r_csd=[8.0, 8.0], speeds=[(1.0, 1.0)] * 2)
     of_bound, gain = aims(result)
-    assert of_bound.measured == pytest.approx(25 / 27)
-    assert gain.measured == pytest.approx((25 / 12.5) / ((20 + 8) / 12.5)) and "2.00" in gain.what
+    assert of_bound.measured == pytest.approx(50 / 48)
+    assert gain.measured == pytest.approx((50 / 25) / ((40 + 8) / 25)) and "2.00" in gain.what
     assert [aim.what for aim in aims(dataclasses.replace(result, accelerator_bound=True))] == [of_bound.what]

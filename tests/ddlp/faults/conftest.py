@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine_process import EngineProcess  # noqa: E402
-from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, make_images, until  # noqa: E402
+from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, until  # noqa: E402
+from small_images import make_images  # noqa: E402
 
 LIMIT_S = 60
 
@@ -106,8 +108,20 @@ def settled() -> bool:
     return not threads and not [p for p in ending if "resource_tracker" not in p.command]
 
 
+@pytest.fixture(scope="session")
+def gpu_awake() -> None:
+    """What the driver opens at its first work stays open: before anybody counts."""
+    if torch.cuda.is_available():
+        memory = torch.ones(1 << 20, pin_memory=True)
+        with torch.cuda.stream(torch.cuda.Stream(priority=-1)):
+            assert memory.to("cuda", non_blocking=True).sum().item() == 1 << 20
+            event = torch.cuda.Event(blocking=True)
+            event.record()
+        event.synchronize()
+
+
 @pytest.fixture
-def leaves_nothing(spool: Path) -> Iterator[Path]:
+def leaves_nothing(spool: Path, gpu_awake: None) -> Iterator[Path]:
     """Once the test's loaders are dropped: no process, thread, descriptor, shared memory or file more than before."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(name, None)  # pytest keeps a failed test's frames, and so its loader, until the next is called

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from engine_process import alive, until
-from PIL import Image
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, Device, ImageFiles
@@ -28,19 +26,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 SEED = 3
 BATCH = 4
 ENGINE, WORKER = "csd_engine", "csd_engine.worker"
-
-
-def make_images(root: Path, count: int) -> list[str]:
-    """Write small JPEG files of different sizes; return their paths."""
-    random = np.random.default_rng(11)
-    root.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for number in range(count):
-        height, width = random.integers(40, 70, 2)
-        path = root / f"image {number}.jpg"
-        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path, quality=80)
-        paths.append(str(path))
-    return paths
 
 
 def transform() -> Any:
@@ -158,12 +143,13 @@ def listing() -> dict[str, Any]:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-        sockets.append(target.partition(":")[0])
+        if not target.startswith("/dev/nvidia"):  # the driver's own, which it opens when it likes
+            sockets.append(target.partition(":")[0])
     return {
         "descriptors": sorted(sockets),
         "threads": sorted(t.name for t in threading.enumerate() if t is not threading.main_thread()),
         "processes": sorted(p.command for p in descendants()),
-        "shared memory": sorted(os.listdir("/dev/shm")),
+        "shared memory": sorted(name for name in os.listdir("/dev/shm") if not name.startswith("cuda.shm")),
     }
 
 

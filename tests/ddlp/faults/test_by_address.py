@@ -11,7 +11,8 @@ import time
 import numpy as np
 import pytest
 from engine_process import EngineProcess
-from scene import Truth, dataset, device, make_images, make_loader, train, transform, until
+from scene import Truth, dataset, device, make_loader, train, transform, until
+from small_images import make_images
 
 from csd_engine import protocol
 from csd_engine.errors import EngineRefused, EngineUnreachable

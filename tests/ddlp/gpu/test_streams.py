@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -132,3 +134,25 @@ def test_host_batches_are_made_in_page_locked_memory(data):
     next(iterator)
     pool = iterator.recipe.pool
     assert torch.from_numpy(pool.empty((BATCH, 64, 64, 3), np.uint8)).is_pinned()
+
+
+ELSEWHERE = """
+import torch
+from ddlp import DDLPLoader, ImageArrays
+from torchvision import transforms as T
+import numpy as np
+
+torch.cuda.set_device(1)
+data = ImageArrays(np.zeros((512, 32, 32, 3), np.uint8), range(512), T.ToTensor())
+for strategy in ("cpu", "wrr", "csd"):
+    for images, labels in DDLPLoader(data, 64, strategy=strategy, device="cuda", num_workers=2):
+        assert images.device == labels.device == torch.device("cuda", 1)
+assert not torch._C._cuda_hasPrimaryContext(0), "a context on GPU 0"
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_rank_leaves_the_other_gpus_alone():
+    """No thread of a loader for GPU 1 makes a context on GPU 0, where each rank's would take half a GB."""
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]

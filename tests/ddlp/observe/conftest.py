@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from scene import dataset, engine_pid, make_images  # noqa: E402
+from scene import dataset, engine_pid  # noqa: E402
+from small_images import make_images  # noqa: E402
 
 from ddlp import DDLPLoader, ImageArrays, load_operators  # noqa: E402
 from ddlp.observe.energy import EnergyMeter, save  # noqa: E402

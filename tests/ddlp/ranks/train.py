@@ -1,6 +1,7 @@
 """What torchrun runs in the tests: a tiny model under DistributedDataParallel, one DDLPLoader a rank.
 
-train.py IMAGES OUT PHASE... ; each rank writes OUT/PHASE.RANK.json after each phase: labels and digests in the order delivered.
+train.py IMAGES OUT BACKEND DEVICE PHASE... ; each rank writes OUT/PHASE.RANK.json after each phase: labels and digests in the
+order delivered.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def dataset(images: Path) -> ImageFiles:
 
 
 def digest(image: torch.Tensor) -> str:
-    return hashlib.blake2b(image.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(image.contiguous().cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
@@ -67,17 +68,20 @@ def offered(run: EpochRun, known: bool) -> bool:
 
 
 def main() -> None:
-    images, out, phases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    images, out, backend, device, phases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:]
     torch.set_num_threads(1)
     iterator.EpochIterator.run_kind = Listening
-    torch.distributed.init_process_group("gloo")
+    if device == "cuda":  # gloo's ranks may share one
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.distributed.init_process_group(backend)
     rank = torch.distributed.get_rank()
     data = dataset(images)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32 * 32 * 3, 1)))
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32 * 32 * 3, 1)).to(device))
     for epoch, phase in enumerate(phases):
         sampler = DistributedSampler(data, seed=7)
         strategy = phase.partition("-")[0]
-        loader = DDLPLoader(data, BATCH, sampler=sampler, num_workers=1, strategy=strategy, seed=SEED)
+        where = None if device == "cpu" else device
+        loader = DDLPLoader(data, BATCH, sampler=sampler, num_workers=1, strategy=strategy, seed=SEED, device=where)
         loader.set_epoch(epoch)
         told.clear()
         labels, digests, pid = [], [], None
@@ -96,6 +100,7 @@ def main() -> None:
                 (out / f"{phase}.{rank}.json").write_text(json.dumps({"pid": os.getpid(), "engine": pid}))
             if phase.endswith("-rank") and step >= 3:
                 time.sleep(0.2)  # to be killed meanwhile
+            assert x.device.type == y.device.type == device
             model(x).sum().backward()
             labels += y.tolist()
             digests += map(digest, x)

@@ -15,10 +15,15 @@ from PIL import Image
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ddlp import DDLPLoader, ImageFiles
+from ddlp.errors import DDLPError
 from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture
 from ddlp.sources import dali
 from ddlp.sources.embedded import EmbeddedOptions, acquire
-from ddlp.translate.dali import DISTANCES
+from ddlp.transfer.device import ways
+from ddlp.transfer.landing import Landing
+from ddlp.transfer.lane import PlainLane
+from ddlp.translate.dali import DISTANCES, Stages
+from ddlp.translate.dali import stages as dali_stages
 
 pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
 
@@ -250,3 +255,159 @@ def test_what_can_not_travel_is_refused_as_for_other_settings(paths):
     data = ImageFiles(paths, range(len(paths)), T.Compose([T.ColorJitter(0.5), T.CenterCrop(8), T.ToTensor()]))
     with pytest.raises(ValueError, match="backend='dali'.*ColorJitter"):
         DDLPLoader(data, backend="dali")
+
+
+# -- delivered on a device ---------------------------------------------------------------------------------------------
+
+
+class Copying(PlainLane):
+    """This machine's CPU as a device without streams; says whether something is being put on it, and who waited for it."""
+
+    within = waits = 0
+
+    def work(self):
+        outer, lane = super().work(), self
+
+        class Within:
+            def __enter__(self):
+                lane.within += 1
+                return outer.__enter__()
+
+            def __exit__(self, *details):
+                lane.within -= 1
+                return outer.__exit__(*details)
+
+        return Within()
+
+    def mark(self):
+        lane, mark = self, super().mark()
+        wait = mark.wait
+
+        def waited():
+            lane.waits += 1
+            wait()
+
+        mark.wait = waited
+        return mark
+
+
+@pytest.fixture
+def lane(monkeypatch):
+    """Where batches of loaders with ``device="cpu"`` land."""
+    made = Copying(torch.device("cpu"))
+    monkeypatch.setattr("ddlp.loader.landing_on", lambda device, _: device and Landing(made, ways(made, None)))
+    return made
+
+
+def test_on_a_gpu_decoding_is_mixed_and_all_that_follows_is_the_gpus():
+    """A pipeline that is not built needs no GPU: DALI checks its operators' arguments, and says where each runs."""
+    from nvidia.dali import Pipeline
+
+    def steps(kind, on_gpu):
+        pipeline = Pipeline(4, 1, device_id=None)
+        names = dali.define(pipeline, Stages(kind, True, True, False), on_gpu)
+        assert set(names) == {"start", "shape", "part_start", "part_shape", "horizontal"} | ({"size"} if kind else set())
+        pipeline.serialize()
+        specs = [str(op.spec) for op in pipeline._ops]
+        found = [[re.search(rf"{what}(\w+)", spec)[1] for what in ("OpSpec for ", " device: ")] for spec in specs]
+        assert ["ExternalSource", "gpu"] not in found
+        return [f"{name} {device}" for name, device in found if name != "ExternalSource"]
+
+    assert steps("bilinear", True) == ["decoders__Image mixed", "Slice gpu", "Resize gpu", "Slice gpu", "Flip gpu"]
+    assert steps(None, True) == ["decoders__Image mixed", "Slice gpu", "Slice gpu", "Flip gpu"]
+    assert steps("bicubic", False) == ["decoders__ImageSlice cpu", "Resize cpu", "Slice cpu", "Flip cpu"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and DALI may decode there")
+def test_where_dali_has_no_gpu_one_line_says_so_and_what_to_do():
+    nowhere = PlainLane(torch.device("cuda", 0))
+    with pytest.raises(DDLPError, match=r"DALI can't decode on GPU 0 \(.*CUDA.*\). Take backend='dali_cpu'") as caught:
+        dali.Graphs(Stages(None, False, False, False), Landing(nowhere, lambda _: []))
+    assert "\n" not in str(caught.value)
+
+
+LAST = dict(output=torch.uint8, memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("options", [dict(num_workers=2), LAST, dict(batch=None)])
+def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, lane, monkeypatch, options):
+    """Runs of a part of a batch, files that our own code makes among DALI's, masks: all where batches land."""
+    monkeypatch.setattr(dali, "SAMPLES", 3)
+    picture(1, (50, 60)).convert("P").save(tmp_path / "ours.png")
+    files = [*paths[:5], str(tmp_path / "ours.png"), *paths[6:]]
+    steps = [*CROP, T.ToTensor(), T.RandomErasing(value=0)]
+    data = ImageFiles(files, range(len(files)), T.Compose(steps))
+    batch = options.pop("batch", BATCH)
+    there = DDLPLoader(data, batch, seed=SEED, backend="dali", device="cpu", **options)
+    copied, take = [], dali._OnDevice.take
+
+    def watched(rows, given, images):
+        copied.extend(given)
+        before = lane.waits
+        take(rows, given, images)
+        assert lane.waits > before, "DALI would use its memory again while it is being copied"
+
+    monkeypatch.setattr(dali._OnDevice, "take", watched)
+    expected = list(DDLPLoader(data, batch, seed=SEED, **options))
+    kept = []
+    for (images, labels), (ours, targets) in zip(there, expected, strict=True):
+        assert torch.equal(images, ours) and torch.equal(torch.as_tensor(labels), torch.as_tensor(targets))
+        assert images.is_contiguous(memory_format=options.get("memory_format", torch.contiguous_format)) or batch is None
+        kept.append(images)
+    assert len(copied) == 60 and "; 1 of the host's 61 samples by ddlp's own code" in there.report().notes[0]
+    for images, (ours, _) in zip(kept, expected, strict=True):  # no memory was handed out that is used again
+        assert torch.equal(images, ours)
+    assert lane.within == 0
+
+
+def test_dali_on_the_cpu_for_a_device_is_a_choice(paths, lane, monkeypatch):
+    monkeypatch.setattr(dali, "_OnDevice", None)
+    found = samples(loader(paths, CROP, backend="dali_cpu", device="cpu"))
+    assert all(torch.equal(image, found[k]) for k, image in samples(loader(paths, CROP)).items())
+
+
+def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memory_back(paths, lane, monkeypatch):
+    """Half of a run's images were copied already."""
+    from nvidia.dali.plugin import pytorch
+
+    feed, fed = pytorch.feed_ndarray, []
+
+    def failing(image, place, cuda_stream):
+        assert lane.within > 0, "copies go on the lane"
+        fed.append(place)
+        if len(fed) == 3:
+            raise RuntimeError("CUDA: it failed")
+        feed(image, place, cuda_stream=cuda_stream)
+
+    monkeypatch.setattr(pytorch, "feed_ndarray", failing)
+    there = loader(paths, CROP, backend="dali", device="cpu")
+    with pytest.warns(UserWarning, match=r"DALI could not prepare samples of batch 0 \(CUDA: it failed\)"):
+        found = samples(there)
+    assert all(torch.equal(image, found[k]) for k, image in samples(loader(paths, CROP)).items())
+    assert f"; {BATCH} of the host's 61 samples by ddlp's own code" in there.report().notes[0]
+
+
+@pytest.mark.parametrize("strategy", ["mte", "wrr"])
+def test_both_sides_land(paths, lane, strategy, tmp_path):
+    truth = samples(loader(paths, CROP))
+    both = loader(paths, CROP, strategy=strategy, spool=str(tmp_path), backend="dali", device="cpu", num_workers=1)
+    for _ in range(20):
+        both.set_epoch(0)
+        batches = []
+        for batch in both:
+            batches.append(batch)
+            time.sleep(0.03)
+        found = samples(batches)
+        assert sorted(found) == sorted(truth) and all(torch.equal(found[k], truth[k]) for k in truth)
+        if both.report().batches_cpu and both.report().batches_csd:
+            return
+    pytest.fail("the device had no part in twenty epochs")
+
+
+def test_stages_are_worked_out_once_an_epoch(paths, monkeypatch):
+    asked = []
+    monkeypatch.setattr("ddlp.loader.stages", lambda found, stages=dali_stages: (asked.append(found), stages(found))[1])
+    one = loader(paths, CROP, backend="dali")
+    assert len(asked) == 1
+    list(one)
+    assert len(asked) == 2

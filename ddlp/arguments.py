@@ -1,0 +1,65 @@
+"""What `DDLPLoader` is given, checked before anything begins: values that are none of those expected, and contradictions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from csd_engine.transforms.reduced import DECODES
+from ddlp.plan import is_built_in
+from ddlp.sources.dali import require_dali
+from ddlp.sources.reach import Device
+from ddlp.sources.sharing import TRANSFERS
+from ddlp.strategies import STRATEGIES
+from ddlp.transfer.device import WAYS
+
+if TYPE_CHECKING:
+    from ddlp.loader import DDLPLoader
+
+__all__ = ["OUTPUTS", "check_arguments"]
+
+BACKENDS = ("native", "dali", "dali_cpu")
+OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
+
+
+def check_arguments(loader: DDLPLoader) -> None:
+    """Raises ValueError for the first that can't be; ImportError for ``backend="dali"`` without DALI."""
+    if loader.strategy is not None and loader.strategy not in STRATEGIES:
+        raise ValueError(f"strategy={loader.strategy!r}: expected one of {', '.join(STRATEGIES)}, or None")
+    if loader.ratio is not None and (loader.strategy != "mte" or not 0 <= loader.ratio <= 1):
+        raise ValueError(f"ratio={loader.ratio!r}: the host's share, 0 to 1, and only with strategy='mte'")
+    if loader.transfer not in (None, *TRANSFERS):
+        raise ValueError(f"transfer={loader.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
+    if loader.audit is not None and (not isinstance(loader.audit, int) or loader.audit < 1):
+        raise ValueError(f"audit={loader.audit!r}: a number of batches, 1 or more, or None")
+    if loader.seed is not None and not isinstance(loader.seed, int):
+        raise ValueError(f"seed={loader.seed!r}: an int, or None")
+    if loader._output is not None and loader._output not in OUTPUTS.values():
+        raise ValueError(f"output={loader.output!r}: expected one of {', '.join(OUTPUTS)}, or None")
+    if loader.memory_format not in (None, torch.contiguous_format, torch.channels_last):
+        raise ValueError(f"memory_format={loader.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
+    if loader.decode not in DECODES:
+        raise ValueError(f"decode={loader.decode!r}: expected one of {', '.join(DECODES)}")
+    if loader.backend not in BACKENDS:
+        raise ValueError(f"backend={loader.backend!r}: expected one of {', '.join(BACKENDS)}")
+    if loader.backend != "native":
+        if loader.strategy == "csd":
+            raise ValueError(f"backend={loader.backend!r} with strategy='csd': the host would prepare nothing; leave one out")
+        require_dali()
+    for one in loader._devices:
+        if not isinstance(one, Device):
+            raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
+    if loader.csd is not None and loader.strategy == "cpu":
+        raise ValueError("csd= with strategy='cpu': the device would have nothing to do; leave one of them out")
+    if loader.strategy == "mte" and not is_built_in(loader._index_sampler):
+        raise ValueError(
+            f"strategy='mte' needs the whole epoch's batches when it begins; {type(loader._index_sampler).__name__} is "
+            "read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
+        )
+    device = torch.device(loader.device or "cpu")
+    if loader.transfer in WAYS and device.type != "cuda":
+        raise ValueError(
+            f"transfer={loader.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
+            "'stream' or None"
+        )

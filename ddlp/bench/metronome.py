@@ -1,0 +1,112 @@
+"""How fast each core was while something else was measured on it.
+
+A virtual machine's core changes its speed with what its neighbours do: by 1.5 and more, within seconds and for minutes. Turns
+that follow each other then differ by more than the contenders do. So a process on each core prepares one and the same sample
+again and again, 20 times a second, before everything else there, and notes how long that took: the core's speed at that
+moment for this kind of work. It takes 2 to 4 % of the core, from whoever is measured.
+
+Run as ``python -m ddlp.bench.metronome --data DIR --cpu K --beats FILE``: appends pairs of float64 to FILE (time.monotonic,
+seconds that the sample took) until it is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from csd_engine.samples import prepare_sample
+from ddlp.bench.common import BenchFailed, child_environment
+from ddlp.bench.data import loader
+from ddlp.portable import portable
+
+PERIOD_S = 0.05
+_PRIORITY = 10  # of the processes that are scheduled before all usual ones
+_LEAST = 3  # beats that a speed is made of
+_SOME = 25  # samples of which the one is chosen that takes a middling time
+
+
+class Metronome:
+    """Beats on these CPUs from entering to leaving. Speeds are in samples (the same one) a second."""
+
+    def __init__(self, directory: Path, cpus: Sequence[int]) -> None:
+        self._directory, self._cpus = directory, tuple(cpus)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Metronome:
+        self._beats = tempfile.TemporaryDirectory(prefix="ddlp-bench-")
+        command = [sys.executable, "-m", "ddlp.bench.metronome", "--data", str(self._directory)]
+        for cpu in self._cpus:
+            options = ["--cpu", str(cpu), "--beats", str(self._file(cpu))]
+            self._processes.append(subprocess.Popen([*command, *options], env=child_environment()))
+        while not all(self._file(cpu).exists() for cpu in self._cpus):
+            if any(process.poll() is not None for process in self._processes):
+                self.__exit__()
+                raise BenchFailed("the metronome did not start; what it said stands above")
+            time.sleep(PERIOD_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.wait()
+        self._beats.cleanup()
+
+    def _file(self, cpu: int) -> Path:
+        return Path(self._beats.name) / str(cpu)
+
+    def speeds(self, began: float, ended: float) -> dict[int, float]:
+        """Each CPU's mean speed between these two times (time.monotonic): of the beats within, or of the nearest."""
+        found = {}
+        for cpu in self._cpus:
+            data = self._file(cpu).read_bytes()
+            beats = np.frombuffer(data[: len(data) // 16 * 16]).reshape(-1, 2)
+            within = np.flatnonzero((beats[:, 0] >= began) & (beats[:, 0] < ended))
+            if len(within) < _LEAST:
+                within = np.argsort(abs(beats[:, 0] - (began + ended) / 2))[:_LEAST]
+            found[cpu] = float(np.mean(1 / beats[within, 1]))
+        return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Beat on one core."""
+    parser = argparse.ArgumentParser(prog="python -m ddlp.bench.metronome", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cpu", type=int, required=True)
+    parser.add_argument("--beats", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    os.sched_setaffinity(0, {options.cpu})
+    torch.set_num_threads(1)
+    clock = time.thread_time  # not its waiting for others
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+        clock = time.perf_counter  # it waits for nobody: what this shows is the core's own pauses
+    images = loader(options.data, "imagenet1", 1)
+    found = portable(images, torch.uint8, torch.channels_last)
+    reader, row = found.dataset.reader(), np.empty(found.shape, dtype=np.uint8)
+
+    def beat(source: int) -> tuple[float, float]:
+        at, began = time.monotonic(), clock()
+        prepare_sample(reader, found.pipeline, (source, 0), 0, 0, row, None)
+        return at, clock() - began
+
+    beat(0)  # warm: imports, tables
+    some = range(min(_SOME, len(found.dataset)))
+    usual = sorted(some, key=lambda source: beat(source)[1])[len(some) // 2]
+    with options.beats.open("ab", buffering=0) as file:
+        while True:
+            file.write(np.array(beat(usual)).tobytes())
+            time.sleep(PERIOD_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""`progress(loader)`: a loader's epoch as it goes on, on the terminal or as a few lines in a log.
+
+    for images, labels in ddlp.observe.progress(loader, "epoch 1"):
+        ...
+
+    epoch 1:  42%|████▏     | 42/100 [00:10<00:14, 1034 img/s, 96% of bound, csd 29%, waiting 3%]
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, Protocol, TextIO
+
+from tqdm import tqdm
+
+from ddlp.ending import when_dropped
+from ddlp.epoch import EpochRun
+from ddlp.errors import DDLPError
+from ddlp.ledger import Side
+from ddlp.live import Life, Live, Sums, counted, length
+from ddlp.observe.pace import Pace, Window, overall
+from ddlp.ranks import here
+from ddlp.report import Counts
+from ddlp.usercode import samples_in
+
+__all__ = ["Progress", "figures", "progress"]
+
+STYLES = ("auto", "tqdm", "rich")
+_WINDOW_S = 10.0  # images/s and waiting are of this time, while the epoch runs
+_WORTH_A_CAUSE = 0.05  # of the time: what training waited for is named from there on
+
+
+def progress(
+    loader: Iterable[Any],
+    desc: str = "",
+    total: int | None = None,
+    leave: bool = True,
+    file: TextIO | None = None,
+    disable: bool | None = None,
+    style: str = "auto",
+) -> Progress:
+    """The loader's batches, with a progress bar: iterate over it instead of the loader, in one epoch or in several.
+
+    It shows batches, images a second and the part of the time that training waited (both of the last 10 s; of the whole epoch
+    at its end), how near that is to the bound r_cpu + r_csd, and the devices' share. Where ``file`` is no terminal it prints a
+    line now and then instead: after 5 s, 15 s, 35 s and so on, in the end once a minute, and at the end.
+
+    Args:
+        loader: a DDLPLoader. Anything else that gives batches will do, but its sides' rates, and so the bound, are not known.
+        desc, total, leave, file: as in tqdm; ``total`` is in batches. By default the loader's length, and standard error.
+        disable: True: nothing is shown. False: every rank shows. None: of several ranks the first one alone does.
+        style: ``"tqdm"``; ``"rich"``, which has to be installed; ``"auto"`` is tqdm's.
+
+    Raises:
+        DDLPError: rich is wanted and not installed.
+    """
+    if style not in STYLES:
+        raise ValueError(f"style={style!r}: expected one of {', '.join(STYLES)}")
+    if style == "rich" and importlib.util.find_spec("rich") is None:
+        raise DDLPError("progress(style='rich'): rich is not installed; pip install rich, or take style='tqdm'")
+    return Progress(loader, desc, total, leave, file, disable, style)
+
+
+class Progress:
+    """What `progress` returns. ``loader``: what it goes through."""
+
+    def __init__(
+        self, loader: Any, desc: str, total: int | None, leave: bool, file: TextIO | None, disable: bool | None, style: str
+    ) -> None:
+        self.loader = loader
+        self._desc, self._total, self._leave, self._file, self._disable, self._style = desc, total, leave, file, disable, style
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        ranks = here()
+        inner = iter(self.loader)
+        if self._disable or (self._disable is None and ranks is not None and ranks.rank > 0):
+            return inner
+        total = length(self.loader) if self._total is None else self._total
+        inner, look = _live_of(self.loader, inner, total)
+        rank = "" if ranks is None else f" (rank {ranks.rank} of {ranks.ranks})"
+        file = sys.stderr if self._file is None else self._file
+        display = self._display(f"{self._desc}{rank}".strip(), total, look().delivered, file)
+        return _Shown(inner, _Bar(display, look))
+
+    def _display(self, desc: str, total: int | None, done: int, file: TextIO) -> _Display:
+        if not file.isatty() or os.environ.get("TERM") == "dumb":
+            return _Lines(desc, total, done, file)
+        return (_Rich if self._style == "rich" else _Tqdm)(desc, total, done, file, self._leave)
+
+
+def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iterator[Any], Callable[[], Live]]:
+    """The iterator, and how to look at it; who does not count himself is counted from here on."""
+    run, life = getattr(inner, "run", None), getattr(loader, "_life", None)
+    if isinstance(run, EpochRun) and isinstance(life, Life):
+        return inner, partial(run.live, life)
+    counts = getattr(inner, "counts", None)
+    if not isinstance(counts, Counts):
+        counts = Counts()
+        inner = _Counted(inner, counts, getattr(loader, "_auto_collation", True))
+    return inner, lambda: counted(counts, Sums().plus(counts), total)
+
+
+class _Counted:
+    """Batches of anybody's, counted."""
+
+    def __init__(self, inner: Iterator[Any], counts: Counts, in_batches: bool) -> None:
+        self._inner, self._counts, self._in_batches = inner, counts, in_batches
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> Any:
+        asked_s = time.monotonic()
+        batch = next(self._inner)
+        samples = samples_in(batch) if self._in_batches else 1
+        self._counts.delivered(0, Side.HOST, samples, asked_s, time.monotonic())
+        return batch
+
+
+class _Shown:
+    """The iterator over one epoch. Keeps no batch, and passes errors on: one may go on after them, as without it."""
+
+    def __init__(self, inner: Iterator[Any], bar: _Bar) -> None:
+        self._inner, self._bar = inner, bar
+        self._closer = when_dropped(self, bar.close)
+
+    def __iter__(self) -> _Shown:
+        return self
+
+    def __next__(self) -> Any:
+        bar = self._bar
+        bar.steps += 1
+        if time.monotonic() >= bar.due_s:
+            bar.show()
+        try:
+            return next(self._inner)
+        except StopIteration:
+            self._closer.detach()
+            bar.close()
+            raise
+
+
+class _Display(Protocol):
+    pause_s: float  # until it wants to show something again
+
+    def show(self, done: int, live: Live, pace: Pace) -> None:
+        """This is how it is, with so many batches done."""
+
+    def close(self, done: int, live: Live, pace: Pace) -> None:
+        """This is how it was; nothing is shown any more."""
+
+
+class _Bar:
+    """What is shown of one epoch. Holds no iterator: one that nobody uses must be free to go."""
+
+    def __init__(self, display: _Display, look: Callable[[], Live]) -> None:
+        self.steps = -1  # batches asked for: the training is done with all of them but the last
+        self._before = look().delivered  # of a resumed epoch
+        self._display, self._look = display, look
+        self._window = Window(_WINDOW_S)
+        self._over = False
+        self.due_s = time.monotonic() + display.pause_s
+
+    def show(self) -> None:
+        live = self._look()
+        self._display.show(self._before + self.steps, live, self._window.pace(live))
+        self.due_s = time.monotonic() + self._display.pause_s
+
+    def close(self) -> None:
+        """The end, however it came. May be called twice."""
+        if self._over:
+            return
+        self._over, self.due_s = True, float("inf")
+        live = self._look()
+        self._display.close(self._before + max(0, self.steps), live, overall(live))
+
+
+def figures(live: Live, pace: Pace, long: bool = False) -> str:
+    """What is said of a moment, in a few words."""
+    report, bound = live.report, live.bound
+    parts = [f"{_rate(pace.samples_per_s)} img/s"]
+    if bound:
+        of = f" ({_rate(bound)} img/s)" if long else ""
+        parts.append(f"{pace.samples_per_s / bound:.0%} of bound{of}")
+    if report.strategy != "cpu":
+        share = report.batches_csd / max(1, report.batches_cpu + report.batches_csd)
+        parts.append(f"host {1 - share:.0%}, csd {share:.0%}" if long else f"csd {share:.0%}")
+    cause, part = max(pace.waiting.items(), key=lambda one: one[1])
+    parts.append(f"waiting {pace.waited:.0%}" + (f" ({cause})" if part >= _WORTH_A_CAUSE else ""))
+    return ", ".join(parts)
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.0f}" if per_s >= 10 else f"{per_s:.1f}"
+
+
+class _Tqdm:
+    """tqdm's bar."""
+
+    pause_s = 0.2
+
+    def __init__(self, desc: str, total: int | None, done: int, file: TextIO, leave: bool) -> None:
+        form = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+        self._bar = tqdm(
+            desc=f"{desc}: " if desc else None, total=total, initial=done, leave=leave, file=file, dynamic_ncols=True,
+            mininterval=0, miniters=0, bar_format="{desc}{n_fmt} batches [{elapsed}{postfix}]" if total is None else form,
+        )  # fmt: skip
+
+    def show(self, done: int, live: Live, pace: Pace) -> None:
+        self._bar.set_postfix_str(figures(live, pace), refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def close(self, done: int, live: Live, pace: Pace) -> None:
+        self.show(done, live, pace)
+        self._bar.close()
+
+
+class _Rich:
+    """rich's bar. It draws when it is told to, not from a thread of its own."""
+
+    pause_s = 0.25
+
+    def __init__(self, desc: str, total: int | None, done: int, file: TextIO, leave: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[figures]}", markup=False),
+            console=Console(file=file), auto_refresh=False, transient=not leave,
+            # Prints go above the bar where they come onto the same terminal; else they stay where they are redirected to.
+            redirect_stdout=sys.stdout.isatty(), redirect_stderr=file is sys.stderr,
+        )  # fmt: skip
+        self._bars.start()
+        self._task = self._bars.add_task(desc, total=total, completed=done, figures="")
+
+    def show(self, done: int, live: Live, pace: Pace) -> None:
+        self._bars.update(self._task, completed=done, figures=figures(live, pace), refresh=True)
+
+    def close(self, done: int, live: Live, pace: Pace) -> None:
+        try:
+            self.show(done, live, pace)
+        finally:
+            self._bars.stop()  # shows the cursor again
+
+
+class _Lines:
+    """Lines for a file: soon the first ones, then fewer."""
+
+    def __init__(self, desc: str, total: int | None, done: int, file: TextIO) -> None:
+        self._desc, self._total, self._file = desc, total, file
+        self.pause_s = 5.0
+
+    def show(self, done: int, live: Live, pace: Pace) -> None:
+        self._print(done, live, pace)
+        self.pause_s = min(60.0, 2 * self.pause_s)
+
+    def _print(self, done: int, live: Live, pace: Pace) -> None:
+        head = f"{self._desc}: " if self._desc else ""
+        of = "" if self._total is None else f"/{self._total}"
+        seconds = round(live.report.seconds)
+        clock = f"{seconds // 60}:{seconds % 60:02d} min"
+        print(f"{head}{done}{of} batches, {clock}, {figures(live, pace, long=True)}", file=self._file, flush=True)
+
+    close = _print

@@ -1,0 +1,81 @@
+"""A loader looked at while it works: its numbers, and how fast its epoch gets on at this time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddlp.iterator import EpochMemory
+from ddlp.live import Live, counted, length
+from ddlp.report import CAUSES
+
+if TYPE_CHECKING:
+    from ddlp.loader import DDLPLoader
+
+__all__ = ["Live", "Pace", "Window", "live", "overall"]
+
+
+def live(loader: DDLPLoader) -> Live:
+    """A loader's numbers now. Quick, and from any thread: it holds the epoch's lock for some microseconds.
+
+    Of batches that torch's own workers prepare there are no rates and no processor time. Before the first epoch all is 0.
+    """
+    life, last = loader._life, loader._last
+    if isinstance(last, EpochMemory):
+        return last.run.live(life)
+    return counted(life.last, life.total(), length(loader), max(0, loader._next_epoch - 1))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of some seconds: samples a second, and the parts of the time, 0 to 1, that training waited, by `ddlp.report.CAUSES`."""
+
+    seconds: float
+    samples_per_s: float
+    waiting: Mapping[str, float]
+
+    @property
+    def waited(self) -> float:
+        """The part of the time that training waited, whatever for."""
+        return sum(self.waiting.values())
+
+
+_Mark = tuple[float, int, Mapping[str, float]]  # at (seconds of the epoch), samples and seconds waited until then
+_BEGIN: _Mark = (0.0, 0, dict.fromkeys(CAUSES, 0.0))
+
+
+def _mark(live: Live) -> _Mark:
+    return live.report.seconds, live.report.samples, live.report.waiting
+
+
+def _pace(since: _Mark, until: _Mark) -> Pace:
+    seconds = until[0] - since[0]
+    if seconds <= 0:
+        return Pace(0.0, 0.0, _BEGIN[2])
+    waiting = {cause: (until[2][cause] - since[2][cause]) / seconds for cause in CAUSES}
+    return Pace(seconds, (until[1] - since[1]) / seconds, waiting)
+
+
+def overall(live: Live) -> Pace:
+    """Of the epoch so far."""
+    return _pace(_BEGIN, _mark(live))
+
+
+class Window:
+    """The last ``seconds`` of an epoch, as far back as one has looked; the whole time since the last look if they were more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._epoch = 0
+        self._marks: deque[_Mark] = deque()
+
+    def pace(self, live: Live) -> Pace:
+        """Look: what it is now. A new epoch begins a new window."""
+        if live.total.epochs != self._epoch:
+            self._epoch, self._marks = live.total.epochs, deque([_BEGIN])
+        self._marks.append(_mark(live))
+        while len(self._marks) > 2 and self._marks[1][0] <= live.report.seconds - self._seconds:
+            self._marks.popleft()
+        return _pace(self._marks[0], self._marks[-1])

@@ -1,0 +1,36 @@
+"""The metronome tells a core's speed between two times, and leaves nothing behind."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlp.bench.common import BenchFailed
+from ddlp.bench.metronome import Metronome
+
+
+def test_it_beats_and_leaves_nothing(small_sets):
+    cpu = min(os.sched_getaffinity(0))
+    with Metronome(small_sets / "110kb", [cpu]) as metronome:
+        [process], [file] = metronome._processes, list(Path(metronome._beats.name).iterdir())
+        assert os.sched_getaffinity(process.pid) == {cpu}
+        began = time.monotonic()
+        while file.stat().st_size < 10 * 16:
+            time.sleep(0.02)
+        ended = time.monotonic()
+        beats = np.fromfile(file)[: 2 * 10].reshape(-1, 2)
+        assert ended - began > 5 * 0.05  # it rests between two beats
+        assert (np.diff(beats[:, 0]) > 0.05).all() and (beats[:, 1] > 0).all()
+        # A time of which the beats are known, one without any: the nearest, and nothing of what came before and after.
+        within = metronome.speeds(beats[3, 0], beats[7, 0])
+        assert within == {cpu: pytest.approx(np.mean(1 / beats[3:7, 1]))}
+        assert metronome.speeds(beats[5, 0] + 1e-4, beats[5, 0] + 2e-4) == {cpu: pytest.approx(np.mean(1 / beats[4:7, 1]))}
+    assert process.poll() is not None and not file.parent.exists()
+
+
+def test_what_can_not_start_is_said(tmp_path, capfd):
+    with pytest.raises(BenchFailed, match="did not start"):
+        Metronome(tmp_path / "none", [min(os.sched_getaffinity(0))]).__enter__()
+    assert "none" in capfd.readouterr().err

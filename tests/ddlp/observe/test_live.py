@@ -1,0 +1,217 @@
+"""A loader's live numbers: what training waited for, lost leases, sums over epochs, from any thread."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from engine_process import until
+from scene import engine_pid
+from torch.utils.data import IterableDataset
+from torchvision import transforms
+
+from ddlp import DDLPLoader, ImageArrays
+from ddlp.ledger import Ledger, Side
+from ddlp.live import Life, counted
+from ddlp.observe import live
+from ddlp.observe.pace import Window, overall
+from ddlp.report import CAUSES, Counts
+from ddlp.usercode import samples_in
+
+
+def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
+    images = ImageArrays(np.zeros((n, 4, 4, 3), np.uint8), range(n), transforms.ToTensor())
+    return DDLPLoader(images, batch, seed=0, **options)
+
+
+# -- what training waited for ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "slow", "cause"),
+    [("cpu", "host_s", "host"), ("csd", "device_s", "csd"), ("csd", "fetch_s", "transfer")],
+)
+def test_waiting_is_told_by_what_came_late(delays, strategy, slow, cause):
+    if strategy == "csd":
+        delays.warm()
+    loader = delays.loader(12, strategy=strategy, **{slow: 0.02})
+    delays.train(loader, 0)
+    report = loader.report()
+    assert set(report.waiting) == set(CAUSES) and sum(report.waiting.values()) == pytest.approx(report.waiting_s)
+    assert report.waiting["start"] > 0.015  # the first batch cannot be there sooner
+    rest = {one: seconds for one, seconds in report.waiting.items() if one not in ("start", cause)}
+    assert report.waiting[cause] > 0.1 > 2 * sum(rest.values()), report.waiting
+
+
+def test_a_wait_is_parted_when_the_batch_is_published():
+    counts = Counts()
+    counts.delivered(0, Side.HOST, 2, 0.0, 1.0)
+    counts.published(7)
+    at = counts._published[7]
+    counts.delivered(7, Side.CSD, 2, at - 3.0, at + 0.5)
+    assert counts.waiting == pytest.approx({"start": 1.0, "host": 0.0, "csd": 3.0, "transfer": 0.5})
+    assert not counts._published and counts.samples == 4
+
+
+def test_a_wait_under_way(delays):
+    loader = delays.loader(4, strategy="cpu", host_s=0.3)
+    assert live(loader).waiting_now_s == 0
+    thread = threading.Thread(target=list, args=(loader,))
+    thread.start()
+    until(lambda: live(loader).waiting_now_s > 0.1, 5, "the wait")
+    thread.join()
+    assert live(loader).waiting_now_s == 0
+
+
+# -- leases --------------------------------------------------------------------------------------------------------------
+
+
+def test_leases_that_came_to_nothing_are_counted():
+    ledger = Ledger(8, host_slots=4)
+    ledger.join("a", quota=8, window=8)
+    leases = [ledger.lease("a", position, 0.0) for position in range(8)]
+    claim = ledger.claim(0)
+    assert ledger.made(claim) and (ledger.taken_back, ledger.came_back) == (1, 0)
+    ledger.failed("a", leases[1])
+    assert ledger.published("a", leases[2])
+    _, lease = ledger.fetch(2)
+    assert ledger.damaged(lease) and (ledger.taken_back, ledger.came_back) == (1, 2)
+    assert ledger.leave("a") == 5 and (ledger.taken_back, ledger.came_back) == (1, 7)
+
+
+def test_an_engine_that_dies(delays):
+    delays.warm()
+    loader = delays.loader(40, strategy="wrr", device_s=0.05, host_s=0.02)
+    batches = iter(loader)
+    next(batches)
+    until(lambda: live(loader).report.rate_csd is not None, 10, "the device's first batch")
+    assert live(loader).devices[0].alive and live(loader).devices[0].held > 0
+    os.kill(engine_pid(), signal.SIGKILL)
+    with pytest.warns(UserWarning, match="is gone"):
+        assert sum(1 for _ in batches) == 39
+    now = live(loader)
+    assert now.report.leases_lost > 0 and now.total.leases_lost == now.report.leases_lost
+
+
+# -- sums ----------------------------------------------------------------------------------------------------------------
+
+
+def test_sums_run_over_all_epochs():
+    loader = small()
+    assert live(loader).total.epochs == live(loader).delivered == 0 and live(loader).batches == 12
+    samples = batches = 0
+    for epoch in range(12):
+        for k, _ in enumerate(loader):
+            if epoch % 3 == 1 and k == 4:
+                break
+        report = loader.report()
+        samples, batches = samples + report.samples, batches + report.batches_cpu
+        total = live(loader).total
+        assert (total.epochs, total.samples, total.batches_host) == (epoch + 1, samples, batches)
+    assert samples == 8 * 24 + 4 * 10
+    assert total.host_cpu_s > 0 and 0 < sum(total.waiting.values()) < total.seconds
+
+
+def test_epochs_side_by_side_are_both_counted():
+    loader = small()
+    assert sum(1 for _ in zip(loader, loader)) == 12
+    assert live(loader).total.samples == 48
+
+
+def test_a_loader_that_is_unpickled_begins_anew():
+    loader = small()
+    list(loader)
+    assert live(pickle.loads(pickle.dumps(loader))).total == Life().total()
+
+
+def test_the_numbers_belong_together():
+    """Asked from another thread, which may be let in anywhere."""
+    loader = small(1000)
+    torn, over = [], threading.Event()
+
+    def look():
+        while not over.is_set():
+            now = live(loader)
+            made = now.report.batches_cpu + now.report.batches_csd
+            if not made == now.delivered == now.report.samples / 2 == now.total.samples / 2:
+                torn.append(now)
+
+    before = sys.getswitchinterval()
+    thread = threading.Thread(target=look)
+    try:
+        sys.setswitchinterval(1e-6)
+        thread.start()
+        assert sum(1 for _ in loader) == 500
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(before)
+    assert not torn
+
+
+# -- batches of torch's own workers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_what_torchs_own_workers_prepare(data, options):
+    user_code = type(data)(data.paths[:7], data.targets[:7], lambda image: torch.zeros(1))
+    loader = DDLPLoader(user_code, 2, **options)
+    for epoch in range(2):
+        assert len(list(loader)) == 4
+        now = live(loader)
+        assert (now.report.samples, now.report.batches_cpu, now.delivered, now.batches) == (7, 4, 4, 4)
+        assert (now.total.samples, now.report.epoch, now.bound) == (7 * (epoch + 1), epoch, None)
+        assert 0 < now.report.waiting_s <= now.report.seconds
+    seconds = now.report.seconds
+    time.sleep(0.02)
+    assert live(loader).report.seconds == seconds
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(5))
+
+
+def test_a_stream_without_a_length():
+    loader = DDLPLoader(Stream(), 2)
+    assert len(list(loader)) == 3
+    assert (live(loader).batches, live(loader).report.samples) == (None, 5)
+
+
+def test_samples_of_batches_of_any_shape():
+    assert samples_in([torch.zeros(3, 2), torch.zeros(3)]) == 3
+    assert samples_in({"image": np.zeros((4, 2)), "label": 1}) == 4
+    assert samples_in(([torch.zeros(5)], "x")) == 5
+    assert samples_in(["a", "b"]) == 2
+    assert samples_in([]) == samples_in(torch.tensor(1)) == samples_in(None) == samples_in({}) == 1
+
+
+# -- pace ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_pace_is_of_the_last_seconds():
+    life, counts = Life(), Counts(started_s=0.0)
+    life.began(counts)
+
+    def at(seconds: float, samples: int, waited: float):
+        counts.ended_s, counts.samples, counts.waiting["host"] = seconds, samples, waited
+        return counted(counts, life.total(), None)
+
+    window = Window(10.0)
+    assert window.pace(at(5.0, 50, 1.0)).samples_per_s == 10
+    pace = window.pace(at(10.0, 150, 1.0))
+    assert (pace.samples_per_s, pace.waited) == (15, 0.1)
+    pace = window.pace(at(15.0, 250, 1.0))  # from second 5 on
+    assert (pace.seconds, pace.samples_per_s, pace.waited) == (10, 20, 0)
+    assert window.pace(at(60.0, 250, 31.0)).waiting == {**dict.fromkeys(CAUSES, 0.0), "host": 30 / 45}
+    assert overall(at(50.0, 250, 31.0)).samples_per_s == 5
+    counts = Counts(started_s=0.0)
+    life.began(counts)
+    assert window.pace(at(2.0, 8, 0.0)).samples_per_s == 4

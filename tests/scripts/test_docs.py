@@ -1,0 +1,271 @@
+"""The documentation: the site builds without a warning, and what it says of names, commands, messages and code is so."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import unquote
+
+import pytest
+
+from csd_engine.__main__ import make_parser as make_engine_parser
+from ddlp import cli
+from ddlp.observe.analysis import ADVICE
+from ddlp.report import EpochReport
+from ddlp.strategies import STRATEGIES
+
+pytest.importorskip("mkdocs", reason="the site's tools are missing: pip install -e '.[docs]'")
+pytest.importorskip("mkdocstrings")
+
+from scripts import docs_hooks  # noqa: E402  it imports mkdocs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+PUBLIC = ("ddlp", "ddlp.observe", "ddlp.observe.energy", "ddlp.transforms", "ddlp.transfer.gdsprobe")
+
+
+# -- the site --------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a built page leads to, what it loads, and its places."""
+
+    LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data", "embed": "src"}
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.places: set[str] = set()
+        self.leads_to: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.places.update(value for name in ("id", "name") if (value := given.get(name)))
+        if tag == "a" and (href := given.get("href")):
+            self.leads_to.append(href)
+        what = given.get("href") if tag == "link" else given.get(self.LOADS.get(tag, ""))
+        self.loads += [what] if what else []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; what mkdocs warns of is an error: links and anchors without an end, pages outside the navigation."""
+    to = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", to],  # --quiet would have --strict see nothing
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = [line for line in done.stderr.splitlines() if not line.startswith("INFO ")]
+    assert (done.returncode, done.stdout, said) == (0, "", [])
+    return to
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path.resolve(): Page(path) for path in site.rglob("*.html")}
+
+
+def test_every_page_is_there(pages: dict[Path, Page], site: Path) -> None:
+    assert {path.relative_to(site.resolve()).stem for path in pages} == {page.stem for page in PAGES} | {"404"}
+
+
+def test_links_end_somewhere(pages: dict[Path, Page]) -> None:
+    astray = []
+    for path, page in pages.items():
+        if path.name == "404.html":  # its links are the server's, from /
+            continue
+        for link in page.leads_to + page.loads:
+            if re.match(r"[a-z]+:", link):
+                continue
+            where, _, place = unquote(link).partition("#")
+            target = (path.parent / where).resolve() if where else path
+            if not target.exists() or (place and target in pages and place not in pages[target].places):
+                astray.append(f"{path.name}: {link}")
+    assert not astray
+
+
+def test_no_page_loads_anything_from_another_host(pages: dict[Path, Page], site: Path) -> None:
+    loads = [f"{path.name}: {what}" for path, page in pages.items() for what in page.loads if re.match(r"([a-z]+:)?//", what)]
+    for style in site.rglob("*.css"):
+        foreign = re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^)\"';]+", style.read_text())
+        loads += [f"{style.name}: {one}" for one in foreign]
+    assert not loads
+
+
+def test_lists_are_lists(site: Path) -> None:
+    """The site's Markdown wants an empty line before a list, GitHub's does not."""
+    for path in site.glob("*.html"):
+        for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(), re.DOTALL):
+            assert not re.search(r"^\s*(-|\*|1\.) ", paragraph, re.MULTILINE), f"{path.name}: {paragraph[:200]}"
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_explained(pages: dict[Path, Page], site: Path, module: str) -> None:
+    places = pages[(site / "api.html").resolve()].places
+    missing = {f"{module}.{name}" for name in importlib.import_module(module).__all__} - places
+    assert not missing
+
+
+def test_every_command_is_there(pages: dict[Path, Page], site: Path) -> None:
+    assert {f"ddlp-{name}" for name in docs_hooks.commands()} <= pages[(site / "commands.html").resolve()].places
+    text = (site / "commands.html").read_text()
+    for name in ("ddlp", "ddlp deploy", "ddlp energy compare", "ddlp bench"):
+        assert text.count(f"usage: {name} [-h]") == 1, name
+    assert "--host-spool DIR" in text and "--quota-bytes SIZE" in text  # ddlp deploy's, the engine's
+
+
+# -- the hooks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_section_that_readme_does_not_have_is_an_error() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_path="some.md"))
+    with pytest.raises(docs_hooks.PluginError, match=r"some\.md.*no section 'Nothing'"):
+        docs_hooks.on_page_markdown("<!-- README: Nothing -->", page)
+
+
+def test_links_of_readme_are_as_seen_from_docs() -> None:
+    settings = docs_hooks.readme_section("Settings")
+    assert "](gpu.md)" in settings and "](docs/" not in settings and settings.count("| `") > 20
+
+
+def test_only_generated_pages_may_be_missing(tmp_path: Path) -> None:
+    nav = [{"Start": "index.md"}, {"Figures": [{"Benchmarks": "benchmarks.md"}, {"Pixels": "parity.md"}]}]
+    assert docs_hooks._there(nav, tmp_path) == [nav[0], {"Figures": [{"Pixels": "parity.md"}]}]
+    (tmp_path / "benchmarks.md").touch()
+    assert docs_hooks._there(nav, tmp_path) == nav
+
+
+# -- what the texts say ----------------------------------------------------------------------------------------------
+
+
+def blocks(text: str) -> Iterator[tuple[bool, str]]:
+    """Python blocks, and whether each is to be run."""
+    for run, code in re.findall(r"^(<!-- run -->\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield bool(run), code
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_python_compiles(path: Path) -> None:
+    for _, code in blocks(path.read_text()):
+        compile(code, path.name, "exec")
+
+
+def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    codes = [(path.name, code) for path in PAGES for run, code in blocks(path.read_text()) if run]
+    assert codes
+    for name, code in codes:
+        exec(compile(code, name, "exec"), {"__name__": "docs"})
+    said = capsys.readouterr().out
+    assert "travels    Pad -> RandomCrop -> RandomHorizontalFlip" in said and "samples=2048" in said
+
+
+def given_commands(text: str) -> Iterator[str]:
+    """Command lines of ours in blocks and between backquotes; a line that ends in a backslash goes on in the next."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    code = [" ".join(one.split()) for one in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", prose)]
+    code += [line for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.startswith("    ")]
+    fenced = re.findall(r"^```(?:text|bash|sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code += [line for block in fenced for line in block.splitlines()]
+    for line in code:
+        found = re.match(r"\s*(?:sudo )?(?:(?:\S*python3? -m )?ddlp|\S*python3? -m csd_engine)(?: .*|$)", line)
+        if found:
+            yield found[0].strip()
+
+
+def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser of a command line, and the words behind the commands in it."""
+    if words[0] == "csd_engine":
+        return make_engine_parser(), words[1:]
+    words = words[1:]
+    parser = cli.make_parser(words)
+    while (below := docs_hooks._subparsers(parser)) and words and not words[0].startswith("-"):
+        assert words[0] in below, f"there is no command {words[0]!r}"
+        parser, words = below[words[0]], words[1:]
+    return parser, words
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_commands_are_as_written(path: Path) -> None:
+    wrong = []
+    for line in given_commands(path.read_text()):
+        words = shlex.split(line, comments=True) if line.count("'") % 2 == 0 else line.split("#")[0].split()
+        words = words[next(i for i, word in enumerate(words) if word in ("ddlp", "csd_engine")) :]
+        try:
+            parser, rest = parser_of(words)
+        except AssertionError as error:
+            wrong.append(f"{line}: {error}")
+            continue
+        for word in rest:
+            if word in ("--", "&&"):
+                break
+            if word.startswith("-") and word.split("=")[0].rstrip(",;") not in parser._option_string_actions:
+                wrong.append(f"{line}: no option {word}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(path: Path) -> None:
+    named = re.findall(r"[`([ /]((?:templates|scripts|tests|ddlp|csd_engine|docs)/[\w/]+\.(?:py|sh|md|c))\b", path.read_text())
+    missing = {name for name in named if name not in ("docs/benchmarks.md",) and not (ROOT / name).exists()}
+    assert not missing
+
+
+def templates_of_messages() -> Iterator[str]:
+    """Each text in our sources, with … in place of what is filled in."""
+
+    def text(node: ast.AST) -> str:
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else "…"
+        if isinstance(node, ast.JoinedStr):
+            return "".join(map(text, node.values))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return text(node.left) + text(node.right)
+        return "…"
+
+    for package in ("ddlp", "csd_engine"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp)):
+                    with contextlib.suppress(RecursionError):
+                        yield text(node)
+
+
+def test_messages_are_quoted_as_they_are() -> None:
+    quoted = re.findall(r"\*\*`([^`]+)`\*\*", (ROOT / "docs/troubleshooting.md").read_text())
+    assert len(quoted) > 40
+    known = "\0".join(set(templates_of_messages()))
+    gap = r"[^\0]*?"
+    missing = [one for one in quoted if not re.search(gap.join(map(re.escape, one.strip("…").split("…"))), known)]
+    assert not missing
+
+
+def test_tuning_knows_every_limit_and_no_other_field() -> None:
+    tuning = (ROOT / "docs/tuning.md").read_text()
+    limits = set(re.findall(r"^\| `([^`]+)` \|", tuning[tuning.index("## 2") : tuning.index("## 3")], re.MULTILINE))
+    assert limits == set(ADVICE)
+    fields = {field.name for field in dataclasses.fields(EpochReport)} | {"bound_s"}
+    rows = re.findall(r"^\| (`.*?) \|", tuning[: tuning.index("## 2")], re.MULTILINE)
+    assert rows and {name for row in rows for name in re.findall(r"`(\w+)`", row)} <= fields
+
+
+def test_strategies_are_those_that_there_are() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/strategies.md").read_text(), re.MULTILINE)
+    assert {name for heading in headings for name in heading.split(", ") if name.islower()} == set(STRATEGIES)

@@ -1,0 +1,21 @@
+"""Small JPEG files for tests that need many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def make_images(root: Path, count: int) -> list[str]:
+    """Write so many files of different sizes, "image 0.jpg" and so on; return their paths."""
+    random = np.random.default_rng(11)
+    root.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number in range(count):
+        height, width = random.integers(40, 70, 2)
+        path = root / f"image {number}.jpg"
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path, quality=80)
+        paths.append(str(path))
+    return paths
