@@ -158,8 +158,10 @@ def test_elsewhere_few_plain_lines(data):
         list(progress(DDLPLoader(data, 4, strategy="csd"), "epoch 1", file=file, style=style))
     said = file.getvalue()
     assert said.isprintable() or set(said) & set(map(chr, range(32))) == {"\n"}
-    form = r"epoch 1: 20/20 batches, 0:\d\d min, [\d.]+ img/s, \d+% of bound \(\d+ img/s\), host 0%, csd 100%, waiting \d+%.*"
-    assert len(said.splitlines()) == 3 and all(re.fullmatch(form, line) for line in said.splitlines()), said
+    words = r"[\d.]+ img/s, \d+% of bound \(\d+ img/s\), host 0%, csd 100%, waiting \d+%.*"
+    form = rf"epoch 1: (\d+)/20 batches, 0:\d\d min, {words}"
+    done = [int(re.fullmatch(form, line)[1]) for line in said.splitlines()]
+    assert done.count(20) == 3 and len(done) < 9, said  # more than the last ones only where it takes 5 s
 
 
 def test_lines_come_more_seldom_with_time():
