@@ -190,8 +190,7 @@ class Bare:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.communicate()
+        self._process.communicate()  # the end of its input is its end: a signal would leave its spool behind
 
     def go(self, seconds: float = 0.0) -> None:
         """Start; 0: until the result is wanted."""
