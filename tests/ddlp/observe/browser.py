@@ -106,10 +106,9 @@ return found;
 
 
 class Browser:
-    """One headless Chromium; it has no network."""
+    """One headless Chromium; it has no network. ``directory``: for its files, of which it leaves some."""
 
-    def __init__(self) -> None:
-        os.environ["SE_OFFLINE"] = "true"  # selenium looks for no driver elsewhere
+    def __init__(self, directory: Path) -> None:
         from selenium import webdriver
         from selenium.webdriver.chrome.service import Service
 
@@ -120,8 +119,9 @@ class Browser:
             "--disable-background-networking", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND",
         ):  # fmt: skip
             options.add_argument(argument)
+        environment = {**os.environ, "TMPDIR": str(directory), "SE_OFFLINE": "true"}  # selenium fetches no driver
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver: Any = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+        self.driver: Any = webdriver.Chrome(options=options, service=Service(str(DRIVER), env=environment))
 
     def end(self) -> None:
         """Close it."""

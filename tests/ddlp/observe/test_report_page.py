@@ -19,10 +19,10 @@ RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off", "empty")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not (CHROMIUM and DRIVER) and not os.environ.get("CI"):
         pytest.skip("no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)")
-    browser = Browser()
+    browser = Browser(tmp_path_factory.mktemp("browser"))
     yield browser
     browser.end()
 
