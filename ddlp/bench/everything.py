@@ -98,12 +98,17 @@ def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> 
     command = [sys.executable, "-m", "ddlp", "bench", bench, *arguments]
     if _saves(bench):
         command += ["--save", str(figures)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=None, text=True, env=child_environment())
-    text = done.stdout.rstrip()
-    if done.returncode and not text:
-        text = f"failed with status {done.returncode}; run the command to see why"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as process:
+        try:
+            text = process.communicate()[0].rstrip()
+        except KeyboardInterrupt:  # it was told as well: it has processes and files to take away
+            process.wait()
+            raise
+    status = process.returncode
+    if status and not text:
+        text = f"failed with status {status}; run the command to see why"
     aims = [aim["text"] for aim in json.loads(figures.read_text())["aims"]] if figures.exists() else []
-    return Part(title, bench, list(arguments), text, aims, done.returncode, time.monotonic() - began, machine()["date"])
+    return Part(title, bench, list(arguments), text, aims, status, time.monotonic() - began, machine()["date"])
 
 
 def _saves(bench: str) -> bool:

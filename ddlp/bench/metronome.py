@@ -6,7 +6,7 @@ again and again, 20 times a second, before everything else there, and notes how 
 moment for this kind of work. It takes 2 to 4 % of the core, from whoever is measured.
 
 Run as ``python -m ddlp.bench.metronome --data DIR --cpu K --beats FILE``: appends pairs of float64 to FILE (time.monotonic,
-seconds that the sample took) until it is ended.
+seconds that the sample took) until it is ended, or its parent is.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cpu", type=int, required=True)
     parser.add_argument("--beats", type=Path, required=True)
     options = parser.parse_args(arguments)
+    parent = os.getppid()
     os.sched_setaffinity(0, {options.cpu})
     torch.set_num_threads(1)
     clock = time.thread_time  # not its waiting for others
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     some = range(min(_SOME, len(found.dataset)))
     usual = sorted(some, key=lambda source: beat(source)[1])[len(some) // 2]
     with options.beats.open("ab", buffering=0) as file:
-        while True:
+        while os.getppid() == parent:  # else who asked for it was killed
             file.write(np.array(beat(usual)).tobytes())
             time.sleep(PERIOD_S)
 

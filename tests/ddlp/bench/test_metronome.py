@@ -1,6 +1,9 @@
 """The metronome tells a core's speed between two times, and leaves nothing behind."""
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -34,3 +37,20 @@ def test_what_can_not_start_is_said(tmp_path, capfd):
     with pytest.raises(BenchFailed, match="did not start"):
         Metronome(tmp_path / "none", [min(os.sched_getaffinity(0))]).__enter__()
     assert "none" in capfd.readouterr().err
+
+
+def test_it_ends_with_who_asked_for_it(small_sets):
+    """Killed, as nobody can clean up after."""
+    code = "import sys; from pathlib import Path; from ddlp.bench.metronome import Metronome\n"
+    code += f"with Metronome(Path({str(small_sets / '110kb')!r}), [{min(os.sched_getaffinity(0))}]) as one:\n"
+    code += "    print(one._processes[0].pid, one._beats.name, flush=True); sys.stdin.read()"
+    asking = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pid, _, directory = asking.stdout.readline().strip().partition(" ")
+    assert Path(f"/proc/{pid}").exists()
+    asking.kill()
+    asking.communicate()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    shutil.rmtree(directory)
+    assert not Path(f"/proc/{pid}").exists()
