@@ -241,7 +241,7 @@ OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, de
 OURS_TWO, PEER_TWO = "DDLPLoader, 2 workers, 2 cores", "DataLoader, 2 workers, 2 cores"
 BASELINES = ("DataLoader, 0 workers", "DataLoader, 1 worker")
 BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "libjpeg's entropy decoding alone"
-DALI = "DALI, CPU, 1 thread"
+DALI, SPDL, TENSORS = "DALI, CPU, 1 thread", "SPDL, 1 thread", "torchvision.io + v2 on tensors"
 
 CONTENDERS: dict[str, Contender] = {
     OURS: Contender(_ours()),
@@ -249,10 +249,10 @@ CONTENDERS: dict[str, Contender] = {
     OURS_FAST: Contender(_ours(decode="fast"), _IMAGENET),
     BASELINES[0]: Contender(_dataloader(0)),
     BASELINES[1]: Contender(_dataloader(1)),
-    "torchvision.io + v2 on tensors": Contender(_tensors, _IMAGENET),
+    TENSORS: Contender(_tensors, _IMAGENET),
     DALI: Contender(_dali(False), _IMAGENET, *_DALI),
     "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, *_DALI),
-    "SPDL, 1 thread": Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries"),
+    SPDL: Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries"),
     BARE: Contender(_bare(torch.float32)),
     BARE_UINT8: Contender(_bare(torch.uint8)),
     FLOOR: Contender(_entropy, _IMAGENET),

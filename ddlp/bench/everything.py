@@ -11,6 +11,7 @@ import argparse
 import importlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ class Part:
     @property
     def command(self) -> str:
         """How to run it alone."""
-        return " ".join(["ddlp bench", self.bench, *self.arguments])
+        return " ".join(["ddlp bench", self.bench, shlex.join(self.arguments)]).rstrip()
 
 
 def add_arguments(parser: argparse.ArgumentParser, benches: Mapping[str, tuple[str, str]]) -> None:

@@ -30,6 +30,8 @@ from ddlp.bench.contenders import (
     OURS_FAST,
     OURS_TWO,
     OURS_UINT8,
+    SPDL,
+    TENSORS,
     Work,
 )  # fmt: skip
 from ddlp.bench.data import MEANS_KB, PIPELINES, add_data, ensure_data
@@ -86,11 +88,11 @@ class Result:
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
     """What `ddlp bench --all` runs of this bench: titles and arguments."""
-    # With one worker or none DataLoader is the baseline; the peers take part where files are of ImageNet's weight.
     few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO]
+    all_peers = [*few, TENSORS, DALI, SPDL]
     parts = [
-        ("ImageNet1, files of 110 kB", ["--pipelines", "imagenet1", "--mean-kb", "110"]),
-        ("ImageNet1, files of 46 kB", ["--pipelines", "imagenet1", "--mean-kb", "46"]),
+        ("ImageNet1, files of 110 kB", ["--pipelines", "imagenet1", "--mean-kb", "110", "--contenders", *all_peers]),
+        ("ImageNet1, files of 46 kB", ["--pipelines", "imagenet1", "--mean-kb", "46", "--contenders", *all_peers]),
         ("ImageNet2", ["--pipelines", "imagenet2", "--contenders", *few]),
         ("ImageNet3", ["--pipelines", "imagenet3", "--contenders", *few]),
         ("CIFAR-10", ["--pipelines", "cifar10", "--contenders", *few]),
