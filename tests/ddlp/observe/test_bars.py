@@ -76,7 +76,12 @@ def screen(said: str) -> list[str]:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    made = Terminal()
+    try:
+        made = Terminal()
+    except FileNotFoundError:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip("no pseudo-terminals here (a chroot without /dev/pts)")
     yield made
     made.file.close()
 
