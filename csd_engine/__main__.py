@@ -137,6 +137,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="F",
         help="for benches: work F times slower, as a device's processor would",
     )
+    add(
+        "--mapped",
+        action="store_true",
+        help="hosts map batch files instead of reading them: free the space of each a little later, for them",
+    )
     add("--cpus", type=_cpus, metavar="LIST", help="run on these CPUs only, e.g. 1 or 2,3")
     add("--sys", metavar="DIR", default="/sys", help="where /sys is, for the sensors; in a container: where the host's is")
     add("--parent", type=int, default=0, metavar="PID", help="end when this parent process is gone")
@@ -194,6 +199,7 @@ def _run(options: argparse.Namespace, members: Optional[Members]) -> None:
             members=members,
             operators=operators,
             sys=options.sys,
+            mapped=options.mapped,
         )
     )
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from csd_engine import computer
 from csd_engine import protocol as say
 from csd_engine.admission import check_job
-from csd_engine.batchfile import PART_SUFFIX, Layout, file_name
+from csd_engine.batchfile import Layout, file_name
 from csd_engine.build import build
 from csd_engine.crew import WorkerProcess
 from csd_engine.datasets import parse_dataset
@@ -230,7 +230,7 @@ class Desk:
         if job.working or any(worker.probe is not None and worker.probe[0] is job for worker in self._crew):
             return
         for work in job.work.values():
-            self._unlink(job, work)
+            self._spool.remove_batch(self._file(job, work))
             self._spool.give_back(work.file_bytes)
         for worker in self._crew:
             worker.forget(job)
@@ -314,17 +314,9 @@ class Desk:
     def _discard(self, job: Job, work: Work) -> None:
         """Forget a lease that no worker is at, its file with it."""
         if work.state is not LeaseState.QUEUED:
-            self._unlink(job, work)
+            self._spool.remove_batch(self._file(job, work))
             self._spool.give_back(work.file_bytes)
         job.drop(work)
-
-    def _unlink(self, job: Job, work: Work) -> None:
-        path = self._file(job, work)
-        for name in (str(path), str(path) + PART_SUFFIX):
-            try:
-                os.unlink(name)
-            except OSError:
-                pass
 
     def dispatch(self) -> None:
         """Give idle workers what is next."""

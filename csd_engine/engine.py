@@ -59,6 +59,7 @@ class EngineOptions:
     members: Optional[Members] = None
     operators: Optional[OperatorDirectory] = None
     sys: str = "/sys"
+    mapped: bool = False
 
 
 class Service:
@@ -66,7 +67,9 @@ class Service:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        self._spool = Spool(options.spool, options.quota_batches, options.quota_bytes, options.reserve_bytes)
+        self._spool = Spool(
+            options.spool, options.quota_batches, options.quota_bytes, options.reserve_bytes, options.mapped
+        )
         self._crew: List[WorkerProcess] = []
         try:
             manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)

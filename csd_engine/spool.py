@@ -15,15 +15,18 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections import deque
 from pathlib import Path
-from typing import Optional, Union
+from typing import Deque, Optional, Union
 
+from csd_engine.batchfile import PART_SUFFIX
 from csd_engine.errors import EngineError, SpoolError
 from csd_engine.regular import open_regular
 
 __all__ = ["Spool", "free_bytes", "look_at", "remove_tree"]
 
 _LOOK_BYTES = 4096
+_MOST_REMOVED = 6  # a host has three fetched batches, its training one or two
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -67,12 +70,16 @@ class Spool:
         quota_batches: batch files there at once, over all jobs.
         quota_bytes: their bytes.
         reserve_bytes: free bytes to leave on the file system.
+        mapped: hosts on this computer map batch files. Whoever drops a removed file last has its pages and blocks to free,
+            as long as a copy of it takes: so that it is this process, each is kept open until some more were removed.
 
     Raises:
         SpoolError: it cannot be made or written, or another engine uses it.
     """
 
-    def __init__(self, directory: PathLike, quota_batches: int, quota_bytes: int, reserve_bytes: int) -> None:
+    def __init__(
+        self, directory: PathLike, quota_batches: int, quota_bytes: int, reserve_bytes: int, mapped: bool = False
+    ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self.files = self.directory / "files"
         self.manifests = self.directory / "manifests"
@@ -82,6 +89,8 @@ class Spool:
         self.batches = 0
         self.bytes = 0
         self._jobs = 0
+        self._most_removed = _MOST_REMOVED if mapped else 0
+        self._removed: Deque[int] = deque()  # descriptors of files that are removed
         self._lock = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -129,7 +138,26 @@ class Spool:
 
     def remove_job(self, name: str) -> None:
         """Remove a job's directory with all in it."""
+        self._let_go(0)
         remove_tree(self.directory / name)
+
+    def remove_batch(self, path: PathLike) -> None:
+        """Remove a batch's file, or what was begun of it."""
+        if self._most_removed:
+            try:
+                self._removed.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            except OSError:
+                pass
+        for name in (os.fspath(path), os.fspath(path) + PART_SUFFIX):
+            try:
+                os.unlink(name)
+            except OSError:
+                pass
+        self._let_go(self._most_removed)
+
+    def _let_go(self, most: int) -> None:
+        while len(self._removed) > most:
+            os.close(self._removed.popleft())
 
     def refusal(self, file_bytes: int) -> Optional[str]:
         """Return why batches of this size can never be made here, or None."""
@@ -147,6 +175,9 @@ class Spool:
         if self.bytes + file_bytes > self.quota_bytes:
             return f"spool quota full: {_gib(self.bytes)} of {_gib(self.quota_bytes)} wait to be fetched"
         free = self.free_bytes()
+        if self._removed and free - file_bytes < self.reserve_bytes:
+            self._let_go(0)
+            free = self.free_bytes()
         if free - file_bytes < self.reserve_bytes:
             return (
                 f"spool disk nearly full: {_gib(free)} free at {self.directory}, a batch takes {_gib(file_bytes)}, "
@@ -179,6 +210,7 @@ class Spool:
         """Remove the job directories and let go of the spool; what hosts have sent stays."""
         if self._lock < 0:
             return
+        self._let_go(0)
         self._clear()
         for name in (".large", ".lock"):
             try:

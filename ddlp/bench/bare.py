@@ -3,7 +3,7 @@
 Run as a process of its own: ``python -m ddlp.bench.bare SIDE --data DIR --cpu K ...``. Each line on its standard input is a
 number of seconds, 0 for "until the next line": it prepares batches for so long and prints one JSON line ``{"samples": n,
 "began": t, "ended": t}`` (time.monotonic) for the whole batches that it finished. Sides: the host and the engine prepare
-batches, ``fetch`` is what the host does to a batch that the engine has made: read it, verify it, convert it.
+batches, ``fetch`` is what the host does to a batch that the engine has made: map it, verify it, convert it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from csd_engine.batchfile import BatchWriter, Layout, read_batch
+from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms.bulk import Bulk
 from ddlp.bench.common import BenchFailed, child_environment
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
+from ddlp.transfer.mapping import map_batch
 from ddlp.transfer.pool import Pool
 
 _FETCHED_FILES = 4
@@ -96,7 +97,7 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
 
 
 def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int], object]:
-    """Bring a batch file in as the host does: read and verified into memory of a pool, then the epilogue into some."""
+    """Bring a batch file in as the host does: mapped and verified, then the epilogue into memory of a pool."""
     pool = Pool(2)
     layout = Layout(batch, *found.shape, 0)
     reader, order = found.dataset.reader(), _order(found)
@@ -111,9 +112,9 @@ def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int]
 
     def make(k: int) -> torch.Tensor:
         number = k % _FETCHED_FILES
-        memory = pool.empty((layout.image_bytes,), np.uint8)
-        pixels = read_batch(paths[number], f"{number:032x}", number, layout, memory).images
-        return found.epilogue(torch.from_numpy(pixels), pool=pool)
+        mapped = map_batch(paths[number], f"{number:032x}", number, layout)
+        assert mapped is not None
+        return found.epilogue(torch.from_numpy(mapped.images), pool=pool)
 
     return make
 

@@ -118,10 +118,11 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
                 stream.readinto(memory.data)
 
         def through(fetching: Fetching) -> Callable[[Path, int], object]:
-            return lambda path, lease: fetching.read(path, name, lease, layout, memory)
+            return lambda path, lease: fetching.read(path, name, lease, layout, lambda: memory)
 
         ways = {
             "bare read": bare,
+            "mapped, from the spool": through(Fetching(job, True, print, mapped=True)),
             "through the spool": through(Fetching(job, True, print)),
             "over the socket": through(Fetching(job, False, print)),
         }

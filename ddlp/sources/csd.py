@@ -62,16 +62,20 @@ class Place:
     remark: str = ""
     operators: Path | None = None
 
+    @property
+    def embedded(self) -> bool:
+        """Whether it is an engine of our own, on this machine."""
+        return self.operators is not None
+
     def member(self, rank_after_rank: bool) -> tuple[Member, int]:
         """This process's place among the ranks that share the device, and how many they are.
 
         All of a run share a device that is named, those of this machine an engine of its own.
         """
         ranks = here()
-        embedded = self.operators is not None
-        if ranks is None or (embedded and ranks.local_ranks < 2):
+        if ranks is None or (self.embedded and ranks.local_ranks < 2):
             return Member(), 1
-        rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
+        rank, count = (ranks.local_rank, ranks.local_ranks) if self.embedded else (ranks.rank, ranks.ranks)
         return Member(ranks.run, rank, rank_after_rank), count
 
 
@@ -131,7 +135,7 @@ class CsdJob:
             return fresh_rows(recipe, size)[0]
 
         if recipe.landing is None:
-            batch: Batch | Landed = self.fetching.read(path, identity, lease, layout, memory())
+            batch: Batch | Landed = self.fetching.read(path, identity, lease, layout, memory)
         else:
             batch = self.fetching.land(recipe.landing, recipe.epilogue, path, identity, lease, layout, sample, memory)
         if isinstance(batch, Landed):
@@ -233,7 +237,7 @@ def join(
         member, ranks = place.member(run.strategy.rank_after_rank)
         run.shared(name, ranks)
         job.handle = open_job(recipe.pipeline, layout, on_event)
-        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text))
+        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.embedded)
         run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
         met.add(name)

@@ -218,7 +218,7 @@ class EmbeddedEngine:
         command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
         command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots"]
         command += [*self._ends_with(), "--workers", str(options.workers)]
-        command += ["--operators", str(self.operators)]
+        command += ["--operators", str(self.operators), "--mapped"]
         command += ["--slowdown", repr(options.slowdown), "--private", str(self._private.socket_directory)]
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
         if options.quota_batches is not None:

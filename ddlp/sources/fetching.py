@@ -17,6 +17,7 @@ from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
 from ddlp.sources.job import JobHandle
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.landing import Landed, Landing
+from ddlp.transfer.mapping import map_batch
 
 __all__ = ["Fetching"]
 
@@ -36,20 +37,24 @@ class Fetching:
     Args:
         handle: the open job.
         shared: whether this host sees the spool.
+        mapped: whether its files may be mapped, as `ddlp.transfer.mapping` says, instead of read.
         say: told, once and with the counts so far, that files come late.
     """
 
-    def __init__(self, handle: JobHandle, shared: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, handle: JobHandle, shared: bool, say: Callable[[str], None], mapped: bool = False) -> None:
         self._handle = handle
         self._shared = shared
+        self._mapped = mapped
         self._say = say
         self._lock = threading.Lock()
         self._late = 0  # files in a row that had to be fetched over the socket
         self._late_ever = 0
         self._landing_remark = ""  # as it was told
 
-    def read(self, path: Path, identity: str, lease: int, layout: Layout, images: np.ndarray) -> Batch:
-        """The verified batch, its images in ``images``.
+    def read(
+        self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
+    ) -> Batch:
+        """The verified batch, its images in ``memory()``, or where its file is mapped.
 
         Raises:
             DamagedBatch: it is not there, or not what it must be.
@@ -57,9 +62,15 @@ class Fetching:
         """
         return self._fetch(
             path,
-            lambda: read_batch(path, identity, lease, layout, images),
-            lambda: self._over_the_socket(identity, lease, layout, images),
+            lambda: self._from_file(path, identity, lease, layout, memory),
+            lambda: self._over_the_socket(identity, lease, layout, memory()),
         )
+
+    def _from_file(
+        self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
+    ) -> Batch:
+        found = map_batch(path, identity, lease, layout) if self._mapped else None
+        return read_batch(path, identity, lease, layout, memory()) if found is None else found
 
     def land(
         self,

@@ -9,7 +9,7 @@ def test_a_short_run(capsys):
     arguments = ["bench", "transfer", "--batch", "64", "--size", "64", "--batches", "3"]
     assert main([*arguments, "--json"]) == 0
     lines = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
-    assert set(lines) == {"bare read", "through the spool", "over the socket"}
+    assert set(lines) == {"bare read", "mapped, from the spool", "through the spool", "over the socket"}
     file_mb = (4096 + 64 * 64 * 64 * 3) / 1e6
     for line in lines.values():
         assert 0 < line["median_s"] <= line["worst_s"]

@@ -1,0 +1,121 @@
+"""A batch file that is mapped: the same checks as one that is read, and what its caller does to the batch stays his own."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision import transforms
+
+from csd_engine.batchfile import BatchWriter, Layout, read_batch
+from csd_engine.errors import DamagedBatch, MissingBatch
+from ddlp.datasets import ImageArrays
+from ddlp.loader import DDLPLoader
+from ddlp.sources import fetching
+from ddlp.transfer.mapping import map_batch
+
+NAME = "0123456789abcdef" * 2
+LAYOUT = Layout(5, 17, 13, 3, 2)  # odd sides, masks: the boxes begin at no round address
+
+
+def written(directory: Path, layout: Layout = LAYOUT) -> Path:
+    draws = np.random.default_rng(0)
+    writer = BatchWriter(directory, NAME, 4, layout)
+    for row in range(layout.batch):
+        boxes = draws.integers(0, 9, (layout.boxes, 4), dtype=np.int32) if layout.boxes else None
+        writer.write(row, draws.integers(0, 256, (layout.height, layout.width, layout.channels), dtype=np.uint8), boxes)
+    return Path(writer.publish())
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, Layout(3, 224, 224, 3), Layout(1, 1, 1, 1)])
+def test_is_what_reading_gives(tmp_path: Path, layout: Layout) -> None:
+    path = written(tmp_path, layout)
+    mapped, read = map_batch(path, NAME, 4, layout), read_batch(path, NAME, 4, layout)
+    assert mapped is not None
+    assert np.array_equal(mapped.images, read.images)
+    assert (mapped.boxes is None) == (read.boxes is None)
+    if read.boxes is not None and mapped.boxes is not None:
+        assert mapped.boxes.dtype == np.int32 and np.array_equal(mapped.boxes, read.boxes)
+
+
+def test_what_is_done_to_the_batch_does_not_reach_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    before = path.read_bytes()
+    mapped = map_batch(path, NAME, 4, LAYOUT)
+    assert mapped is not None
+    images = torch.from_numpy(mapped.images)
+    images.add_(1)
+    assert path.read_bytes() == before
+    assert np.array_equal(images.numpy(), read_batch(path, NAME, 4, LAYOUT).images + 1)
+
+
+def test_stays_when_the_file_is_gone(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    read, mapped = read_batch(path, NAME, 4, LAYOUT), map_batch(path, NAME, 4, LAYOUT)
+    path.unlink()
+    assert mapped is not None and np.array_equal(mapped.images, read.images)
+
+
+def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    places = [0, 9, 60, 4096, 4096 + 5 * 17, len(whole) - 1]
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(DamagedBatch):
+            map_batch(path, NAME, 4, LAYOUT)
+    for size in (0, 100, 4096, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(MissingBatch):
+            map_batch(path, NAME, 4, LAYOUT)
+    path.write_bytes(whole)
+    for name, lease in ((NAME[::-1], 4), (NAME, 5)):
+        with pytest.raises(DamagedBatch):
+            map_batch(path, name, lease, LAYOUT)
+    path.unlink()
+    with pytest.raises(MissingBatch):
+        map_batch(path, NAME, 4, LAYOUT)
+    assert not any("test_mapping" in os.readlink(f"/proc/self/fd/{one}") for one in _open_files())
+
+
+def _open_files() -> Iterator[str]:
+    for one in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{one}"):
+            yield one
+
+
+def _mappings_of_batches() -> int:
+    return sum(".safetensors" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(tmp_path: Path) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
+    loader = DDLPLoader(ImageArrays(images, range(64), transforms.ToTensor()), 4, strategy="csd", output="uint8",
+                        memory_format=torch.channels_last, spool=str(tmp_path))  # fmt: skip
+    batches = list(loader)
+    assert loader.report().batches_csd == 16
+    assert _mappings_of_batches() == 16
+    for batch, labels in batches:
+        batch.add_(1)  # the caller's own
+        assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), images[labels] + 1)
+    del batches, batch
+    assert _mappings_of_batches() == 0
+
+
+def test_where_files_are_not_mapped_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(19, "No such device")
+
+    path = written(tmp_path)
+    monkeypatch.setattr(mmap, "mmap", refused)
+    assert map_batch(path, NAME, 4, LAYOUT) is None
+    way = fetching.Fetching(None, True, print, mapped=True)  # type: ignore[arg-type]
+    memory = np.empty(LAYOUT.image_shape, np.uint8)
+    found = way.read(path, NAME, 4, LAYOUT, lambda: memory)
+    assert np.shares_memory(found.images, memory)
+    assert np.array_equal(memory, read_batch(path, NAME, 4, LAYOUT).images)
