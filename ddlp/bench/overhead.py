@@ -2,8 +2,8 @@
 
 `rules` drives the ledger and each strategy alone: every batch is claimed, leased, published, fetched and delivered at once.
 `loader` iterates over a real loader with batches of one pixel: its threads, its lock and, where the strategy has a device,
-an engine with its leases and batch files; CPU time of this process, less that of making and finishing the same batches in a
-bare loop. (torch's own `DataLoader.__next__` is part of what is left.)
+an engine with its leases and batch files; CPU time of this process, less that of the same batches in bare loops right before
+and after: made and finished, or, of the device's, mapped, verified and finished.
 `idle` is the CPU time of this process and of the engine while training does not ask for anything.
 """
 
@@ -16,21 +16,25 @@ import itertools
 import os
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from torchvision import transforms
 
+from csd_engine.batchfile import BatchWriter, Layout
 from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, say, spread
 from ddlp.datasets import ImageArrays
 from ddlp.delivered import Delivered
 from ddlp.ledger import Ledger, Side
 from ddlp.loader import DDLPLoader
 from ddlp.rates import Rates
-from ddlp.sources.host import prepare_batch
+from ddlp.sources.host import Pixels, prepare_batch
 from ddlp.strategies import STRATEGIES, Strategy
+from ddlp.transfer.mapping import map_batch
 from ddlp.transfer.pool import Pool
 
 BOUND_US = 100.0
@@ -54,10 +58,12 @@ class Line:
 
 @dataclass
 class Result:
-    """What was measured. ``bare_us``: the bare loop, taken off the loader's lines. ``idle``: CPU seconds a second."""
+    """What was measured. ``bare_us``: bare loops of the host's and of the device's batches, taken off the loader's lines.
+    ``idle``: CPU seconds a second.
+    """
 
     bound_us: float
-    bare_us: list[float] = field(default_factory=list)
+    bare_us: list[tuple[float, float]] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
@@ -95,12 +101,18 @@ def measure(options: argparse.Namespace) -> Result:
     result.lines = [Line("rules", name, n) for n in options.batches for name in options.strategies]
     result.lines += [Line("loader", name, n) for n in options.batches for name in options.loaders]
     for k in range(options.rounds):
-        result.bare_us.append(bare())
         for line in result.lines:
             if k >= max(1, min(options.rounds, _MAX_ROUND // line.batches)):
                 continue
-            us, mib = rules(line.strategy, line.batches) if line.what == "rules" else loader(line.strategy, line.batches)
-            line.us.append(us - (result.bare_us[-1] if line.what == "loader" else 0.0))
+            if line.what == "rules":
+                us, mib = rules(line.strategy, line.batches)
+            else:
+                before = bare()
+                us, mib, of_device = loader(line.strategy, line.batches)
+                own, device = (statistics.mean(pair) for pair in zip(before, bare(), strict=True))
+                result.bare_us.append((own, device))
+                us -= (1 - of_device) * own + of_device * device
+            line.us.append(us)
             line.mib.append(mib)
             say(f"round {k + 1}: {line.what} {line.strategy} {line.batches}: {line.us[-1]:.1f} us a batch, {mib:+.1f} MiB")
         result.idle.append(idle())
@@ -163,8 +175,12 @@ def dataset(n: int) -> ImageArrays:
     return ImageArrays(np.zeros((n, 1, 1, 3), np.uint8), range(n), transforms.ToTensor())
 
 
-def bare(n: int = 2000) -> float:
-    """Microseconds of CPU time for a batch of one pixel: the loader's own steps, one after another in one thread."""
+def bare(n: int = 2000) -> tuple[float, float]:
+    """Microseconds of CPU time for a batch of one pixel: the loader's own steps, one after another in one thread.
+
+    Returns:
+        Of a batch that the host makes, and of one whose file a device has published.
+    """
     iterator = iter(DDLPLoader(dataset(n), 1, seed=0))
     recipe = iterator.recipe
     iterator.run.close()  # its threads; what is left makes a batch
@@ -173,11 +189,25 @@ def bare(n: int = 2000) -> float:
     for k in range(n):
         made = prepare_batch(recipe, k, lambda: True, finished=True)
         iterator._finish(Delivered(k, Side.HOST, made))
-    return 1e6 * (time.thread_time() - began) / n
+    host_us = 1e6 * (time.thread_time() - began) / n
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as spool:
+        layout, name = Layout(1, 1, 1, 3), f"{0:032x}"
+        writer = BatchWriter(spool, name, 0, layout)
+        writer.write(0, np.zeros((1, 1, 3), np.uint8))
+        path = writer.publish()
+        began = time.thread_time()
+        for k in range(n):
+            batch = map_batch(path, name, 0, layout)
+            assert batch is not None
+            pixels = recipe.epilogue(torch.from_numpy(batch.images), pool=recipe.pool)
+            iterator._finish(Delivered(k, Side.CSD, Pixels(pixels, None, finished=True)))
+        return host_us, 1e6 * (time.thread_time() - began) / n
 
 
-def loader(name: str, n: int) -> tuple[float, float]:
-    """An epoch of a real loader: microseconds of this process's CPU time a batch, and MiB grown by after the first tenth."""
+def loader(name: str, n: int) -> tuple[float, float, float]:
+    """An epoch of a real loader: microseconds of this process's CPU time a batch, MiB grown by after the first tenth, and the
+    device's part of the batches.
+    """
     images = dataset(n)
     made = DDLPLoader(images, 1, strategy=name, seed=0)
     gc.collect()
@@ -189,7 +219,7 @@ def loader(name: str, n: int) -> tuple[float, float]:
             before = most = resident_mib()
         elif k > first and k % look == 0:
             most = max(most, resident_mib())
-    return 1e6 * (time.process_time() - began) / n, most - before
+    return 1e6 * (time.process_time() - began) / n, most - before, made.report().batches_csd / n
 
 
 def idle() -> float:
@@ -228,6 +258,7 @@ def table(result: Result) -> str:
     for line in result.lines:
         mib = statistics.median(line.mib)
         rows.append(f"{line.what + ' ' + line.strategy:24} {line.batches:9d} {spread(line.us, '.1f'):>24} {mib:9.1f}")
-    rows.append(f"taken off the loader's: the bare loop's {spread(result.bare_us, '.1f')} us a batch")
+    own, device = zip(*result.bare_us, strict=True) if result.bare_us else ((0.0,), (0.0,))
+    rows.append(f"taken off the loader's: {spread(own, '.1f')} us a host batch, {spread(device, '.1f')} a device batch")
     rows.append(f"idle, this process and the engine: {spread([100 * part for part in result.idle], '.2f')} % of a core")
     return "\n".join(rows)

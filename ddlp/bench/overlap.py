@@ -8,7 +8,7 @@ DataLoader on the same host core has the engine's core kept busy beside it, as o
 
 Delivered as uint8 with the channels last, as a batch file holds them, the engine's batches are used as they come. As float32
 the host converts them, which takes h seconds a sample from its own preparing: then the bound is r_cpu * (1 - h * r_csd) +
-r_csd. h is measured as a bare loop too (read, verify, convert).
+r_csd. h is measured as a bare loop too (map, verify, convert).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     data.add_data(parser)
     parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
-    parser.add_argument("--batches", type=int, default=200, help="batches of each epoch (%(default)s)")
+    parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--csd", type=float, default=1 / 3, help="the engine's speed as a part of the host's (1/3)")
     parser.add_argument("--slowdown", type=float, help="slow the engine down by this factor instead")

@@ -1,8 +1,9 @@
 """`ddlp bench read`: a published batch file into tensors, its checksum verified, against a raw read of the same bytes.
 
-Into memory that is there already, as the pool's is and the pinned buffers for a GPU (pinned here if there is one), and into
-fresh memory. The raw read is `os.readv` from the page cache into the same kind of memory: the bound. The checksum alone, over
-bytes that lie in memory, says what the verification costs.
+Mapped, as those of an engine on this machine are; into memory that is there already, as the pool's is and the pinned buffers
+for a GPU (pinned here if there is one); and into fresh memory. The raw read is `os.readv` from the page cache into the same
+kind of memory (for the mapping, into memory that is there): the bound. The checksum alone, over bytes that lie in memory, says
+what the verification costs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import torch
 from csd_engine.batchfile import BatchWriter, Layout, read_batch
 from csd_engine.checksum import Checksum
 from ddlp.bench.common import Aim, add_output, alternate, emit, pinned, ratios, say, spread
+from ddlp.transfer.mapping import map_batch
 
-WAYS = ("memory that is there", "fresh memory")
+MAPPED = "a mapping"
+WAYS = (MAPPED, "memory that is there", "fresh memory")
 VERIFIED, RAW, CHECKSUM = "verified batch, {}", "raw read, {}", "checksum alone"
 _AIM = 0.9
 _FILES = 4
@@ -42,7 +45,7 @@ class Result:
 
     def of_raw(self, way: str) -> list[float]:
         """The verified batch's part of the raw read's rate."""
-        return ratios(self.rates[VERIFIED.format(way)], self.rates[RAW.format(way)])
+        return ratios(self.rates[VERIFIED.format(way)], self.rates[RAW.format(WAYS[1] if way == MAPPED else way)])
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
@@ -103,8 +106,13 @@ def measure(options: argparse.Namespace, spool: Path) -> Result:
         total.update(memoryview(held))
         total.hexdigest()
 
-    turns: dict[str, Callable[[], float]] = {}
-    for way, memory in zip(WAYS, (held, None), strict=True):
+    def mapped(number: int, memory: np.ndarray | None) -> None:
+        batch = map_batch(paths[number], f"{number:032x}", number, layout)
+        assert batch is not None
+        torch.from_numpy(batch.images)
+
+    turns: dict[str, Callable[[], float]] = {VERIFIED.format(MAPPED): _turn(mapped, None, options, layout)}
+    for way, memory in zip(WAYS[1:], (held, None), strict=True):
         turns[VERIFIED.format(way)] = _turn(verified, memory, options, layout)
         turns[RAW.format(way)] = _turn(raw, memory, options, layout)
     turns[CHECKSUM] = _turn(checksum, held, options, layout)

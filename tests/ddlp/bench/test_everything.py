@@ -30,7 +30,7 @@ def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
     assert "A quick run" in text and "## Aims:" in text and "raw read, fresh memory" in text and "Machine:" in text
     [(title, _, given)] = planned({"read": _BENCHES["read"]}, True)
     kept = json.loads(_path(tmp_path / "parts", title).read_text())
-    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 2
+    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 3
     capsys.readouterr()
     assert main([*arguments, "--resume"]) == 0
     assert ": kept" in capsys.readouterr().err and out.read_text().count("\n") == text.count("\n")

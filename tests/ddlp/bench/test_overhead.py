@@ -21,7 +21,7 @@ def test_a_short_run():
         *(("rules", name) for name in STRATEGIES), ("loader", "cpu"), ("loader", "wrr"),
     ]  # fmt: skip
     assert all(len(line["us"]) == len(line["mib"]) == 1 for line in result["lines"])
-    assert result["bare_us"][0] > 0 and len(result["idle"]) == 1
+    assert len(result["bare_us"]) == 2 and min(map(min, result["bare_us"])) > 0 and len(result["idle"]) == 1
 
 
 def test_the_work_for_a_batch_does_not_grow_with_the_epoch():
@@ -54,5 +54,6 @@ def test_an_unknown_strategy_is_said(capsys):
 
 
 def test_the_table_gives_median_and_spread():
-    text = table(Result(100.0, [80.0], [0.002], [Line("rules", "wrr", 1000, [2.0, 1.0, 4.0], [0.0, 0.5, 1.0])]))
+    text = table(Result(100.0, [(80.0, 150.0)], [0.002], [Line("rules", "wrr", 1000, [2.0, 1.0, 4.0], [0.0, 0.5, 1.0])]))
+    assert "80.0 (80.0 .. 80.0) us a host batch, 150.0" in text
     assert "2.0 (1.0 .. 4.0)" in text and "0.20 (0.20 .. 0.20) % of a core" in text
