@@ -52,7 +52,7 @@ class Place:
 
     ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
     ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
-    already, having come by SSH, or they are missing.
+    already, having come by SSH, or they are missing. ``mapped``: batch files are, as `ddlp.transfer.mapping` says.
     """
 
     name: str
@@ -61,11 +61,7 @@ class Place:
     shared: bool = True
     remark: str = ""
     operators: Path | None = None
-
-    @property
-    def embedded(self) -> bool:
-        """Whether it is an engine of our own, on this machine."""
-        return self.operators is not None
+    mapped: bool = False
 
     def member(self, rank_after_rank: bool) -> tuple[Member, int]:
         """This process's place among the ranks that share the device, and how many they are.
@@ -73,9 +69,10 @@ class Place:
         All of a run share a device that is named, those of this machine an engine of its own.
         """
         ranks = here()
-        if ranks is None or (self.embedded and ranks.local_ranks < 2):
+        embedded = self.operators is not None
+        if ranks is None or (embedded and ranks.local_ranks < 2):
             return Member(), 1
-        rank, count = (ranks.local_rank, ranks.local_ranks) if self.embedded else (ranks.rank, ranks.ranks)
+        rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
         return Member(ranks.run, rank, rank_after_rank), count
 
 
@@ -237,7 +234,7 @@ def join(
         member, ranks = place.member(run.strategy.rank_after_rank)
         run.shared(name, ranks)
         job.handle = open_job(recipe.pipeline, layout, on_event)
-        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.embedded)
+        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped)
         run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
         met.add(name)

@@ -36,6 +36,7 @@ from csd_engine.members import Members
 from csd_engine.spool import free_bytes
 from ddlp.ranks import Ranks, here
 from ddlp.sources.link import EngineLink
+from ddlp.transfer.mapping import may_map
 
 __all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire", "default_spool"]
 
@@ -194,6 +195,11 @@ class EmbeddedEngine:
         """Where the engine finds the user's operator files; this process puts them there."""
         return self._private.path / "operators"
 
+    @functools.cached_property
+    def mapped(self) -> bool:
+        """Whether its batch files are mapped here."""
+        return may_map(self.directory)
+
     @property
     def pid(self) -> int:
         """The engine's process id."""
@@ -218,7 +224,7 @@ class EmbeddedEngine:
         command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
         command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots"]
         command += [*self._ends_with(), "--workers", str(options.workers)]
-        command += ["--operators", str(self.operators), "--mapped"]
+        command += ["--operators", str(self.operators), *(["--mapped"] if self.mapped else [])]
         command += ["--slowdown", repr(options.slowdown), "--private", str(self._private.socket_directory)]
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
         if options.quota_batches is not None:

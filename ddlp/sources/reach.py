@@ -121,7 +121,7 @@ class Reach:
             with self._lock:
                 self._check_open()
                 self._engine = engine
-                place = Place(EMBEDDED, engine.link, luggage, shared, operators=engine.operators)
+                place = Place(EMBEDDED, engine.link, luggage, shared, operators=engine.operators, mapped=engine.mapped)
                 self._links[EMBEDDED] = place
                 self._end_soon()  # where the epoch is over already
                 return place

@@ -3,12 +3,14 @@
 What a copy costs beside the checksum is a third of all that a batch costs the host: it is read once more and written, both
 past the caches. But a mapping shows the file as it is now, and reading beyond the end of one that was cut short ends the
 process (SIGBUS). So only files of an engine of our own are mapped: nobody else writes there, what it has published never
-changes, and it only ever unlinks it. Until the batch is dropped its pages stay, whether the file has a name or not.
+changes, and it only ever unlinks it. Until the batch is dropped its pages stay, whether the file has a name or not. And only
+on a file system of this machine: over a network a removed file that is open keeps a name (.nfs...), and pages get lost.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,17 @@ import numpy as np
 from csd_engine.batchfile import Batch, Layout, check_sum, open_batch, promised_checksum
 from csd_engine.checksum import Checksum
 from csd_engine.layout import DATA_OFFSET
+from ddlp.transfer.gdsneeds import place_of
 
-__all__ = ["map_batch"]
+__all__ = ["map_batch", "may_map"]
+
+_OF_THIS_MACHINE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay"}
+
+
+def may_map(spool: str | os.PathLike[str], root: str | os.PathLike[str] = "/") -> bool:
+    """Whether batch files of an engine of our own may be mapped in this directory. ``root``: where /proc is, for tests."""
+    place = place_of(spool, root)
+    return place is not None and place.kind in _OF_THIS_MACHINE
 
 
 def map_batch(path: Path, expect_identity: str, expect_lease: int, layout: Layout) -> Batch | None:

@@ -17,7 +17,7 @@ from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.sources import fetching
-from ddlp.transfer.mapping import map_batch
+from ddlp.transfer.mapping import map_batch, may_map
 
 NAME = "0123456789abcdef" * 2
 LAYOUT = Layout(5, 17, 13, 3, 2)  # odd sides, masks: the boxes begin at no round address
@@ -83,6 +83,15 @@ def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
     assert not any("test_mapping" in os.readlink(f"/proc/self/fd/{one}") for one in _open_files())
 
 
+@pytest.mark.parametrize(("kind", "mapped"), [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False)])
+def test_only_file_systems_of_this_machine_are_mapped(tmp_path: Path, kind: str, mapped: bool) -> None:
+    mounts = tmp_path / "proc/self/mountinfo"
+    mounts.parent.mkdir(parents=True)
+    assert not may_map("/spool/x", tmp_path)  # nothing is known of it
+    mounts.write_text(f"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 21 0:42 / /spool rw - {kind} there:/spool rw\n")
+    assert may_map("/spool/x", tmp_path) is mapped
+
+
 def _open_files() -> Iterator[str]:
     for one in os.listdir("/proc/self/fd"):
         if os.path.exists(f"/proc/self/fd/{one}"):
@@ -94,6 +103,8 @@ def _mappings_of_batches() -> int:
 
 
 def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(tmp_path: Path) -> None:
+    if not may_map(tmp_path):
+        pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
     images = np.random.default_rng(1).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
     loader = DDLPLoader(ImageArrays(images, range(64), transforms.ToTensor()), 4, strategy="csd", output="uint8",
                         memory_format=torch.channels_last, spool=str(tmp_path))  # fmt: skip
