@@ -20,6 +20,7 @@ from ddlp.epoch import EpochRun
 from ddlp.observe import Refuted, checked
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED
 from ddlp.plan import EpochPlan
+from ddlp.sources import fetching
 from ddlp.sources.csd import CsdJob
 from ddlp.sources.host import Pixels
 from ddlp.strategies import Ordered
@@ -234,16 +235,24 @@ def test_labels_that_the_data_set_does_not_give(data, monkeypatch):
     assert refuted(verdict_on(data)) == [LABELS]
 
 
-def test_a_file_that_is_not_verified(data, monkeypatch):
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_file_that_is_not_verified(data, monkeypatch, mapped):
     """A byte is damaged on the way, and the checksum not compared."""
-    honest = BatchReceiver.batch
+    read, map_ = BatchReceiver.batch, fetching.map_batch
 
     def unverified(self):
         self._images.reshape(-1)[5000] ^= 255
         self._promised = self._checksum.hexdigest()
-        return honest(self)
+        return read(self)
+
+    def unverified_map(*arguments):
+        batch = map_(*arguments)
+        batch.images.reshape(-1)[5000] ^= 255
+        return batch
 
     monkeypatch.setattr(BatchReceiver, "batch", unverified)
+    monkeypatch.setattr(fetching, "map_batch", unverified_map if mapped else lambda *_: None)
+    monkeypatch.setattr("ddlp.sources.embedded.may_map", lambda _: True)
     assert refuted(verdict_on(data, "csd")) == [BITS, COMPLETE]
 
 
