@@ -9,11 +9,11 @@ on a file system of this machine: over a network a removed file that is open kee
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from csd_engine.batchfile import Batch, Layout, check_sum, open_batch, promised_checksum
 from csd_engine.checksum import Checksum
@@ -43,10 +43,14 @@ def map_batch(path: Path, expect_identity: str, expect_lease: int, layout: Layou
     with open_batch(path, layout) as descriptor:
         promised = promised_checksum(descriptor, expect_identity, expect_lease, layout)
         try:
-            mapped = mmap.mmap(descriptor, layout.file_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        except OSError:
+            # Private and writable, as mmap's own could be; but that keeps a descriptor until the batch is dropped, and whoever
+            # keeps a thousand batches has none left.
+            mapped = torch.from_file(
+                f"/proc/self/fd/{descriptor}", shared=False, size=layout.file_bytes, dtype=torch.uint8
+            )
+        except RuntimeError:
             return None
-        data = np.frombuffer(mapped, np.uint8, layout.data_bytes, DATA_OFFSET)
+        data = mapped.numpy()[DATA_OFFSET:]
         checksum = Checksum()
         checksum.update(data.data)
         check_sum(checksum.hexdigest(), promised)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +28,17 @@ def written(directory: Path, layout: Layout = LAYOUT) -> Path:
         boxes = draws.integers(0, 9, (layout.boxes, 4), dtype=np.int32) if layout.boxes else None
         writer.write(row, draws.integers(0, 256, (layout.height, layout.width, layout.channels), dtype=np.uint8), boxes)
     return Path(writer.publish())
+
+
+def open_below(directory: Path) -> int:
+    """This process's descriptors of files there, removed ones included."""
+    found = 0
+    for one in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{one}").startswith(f"{directory}/")
+        except OSError:  # the listing's own
+            pass
+    return found
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, Layout(3, 224, 224, 3), Layout(1, 1, 1, 1)])
@@ -61,6 +70,14 @@ def test_stays_when_the_file_is_gone(tmp_path: Path) -> None:
     assert mapped is not None and np.array_equal(mapped.images, read.images)
 
 
+def test_a_batch_that_is_kept_keeps_no_descriptor(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    kept = [map_batch(path, NAME, 4, LAYOUT) for _ in range(3)]
+    assert None not in kept and open_below(tmp_path) == 0
+    with open(path, "rb"):
+        assert open_below(tmp_path) == 1  # it would have been seen
+
+
 def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
     path = written(tmp_path)
     whole = path.read_bytes()
@@ -80,7 +97,7 @@ def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(MissingBatch):
         map_batch(path, NAME, 4, LAYOUT)
-    assert not any("test_mapping" in os.readlink(f"/proc/self/fd/{one}") for one in _open_files())
+    assert open_below(tmp_path) == 0
 
 
 @pytest.mark.parametrize(("kind", "mapped"), [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False)])
@@ -90,12 +107,6 @@ def test_only_file_systems_of_this_machine_are_mapped(tmp_path: Path, kind: str,
     assert not may_map("/spool/x", tmp_path)  # nothing is known of it
     mounts.write_text(f"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 21 0:42 / /spool rw - {kind} there:/spool rw\n")
     assert may_map("/spool/x", tmp_path) is mapped
-
-
-def _open_files() -> Iterator[str]:
-    for one in os.listdir("/proc/self/fd"):
-        if os.path.exists(f"/proc/self/fd/{one}"):
-            yield one
 
 
 def _mappings_of_batches() -> int:
@@ -119,11 +130,11 @@ def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(tmp_path:
 
 
 def test_where_files_are_not_mapped_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(19, "No such device")
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 8192 bytes from file: No such device (19)")
 
     path = written(tmp_path)
-    monkeypatch.setattr(mmap, "mmap", refused)
+    monkeypatch.setattr(torch, "from_file", refused)
     assert map_batch(path, NAME, 4, LAYOUT) is None
     way = fetching.Fetching(None, True, print, mapped=True)  # type: ignore[arg-type]
     memory = np.empty(LAYOUT.image_shape, np.uint8)
