@@ -72,7 +72,7 @@ class EpochPlan:
         self._seen: Counter[int] = Counter()
         self._whole = np.zeros(0, dtype=np.int64)  # the data set's own indices, where the whole epoch was drawn
         self._size = 1  # samples of a batch of these
-        self._are_sources = False  # and these indices are the source indices
+        self._sources = self._whole  # their source indices
         self._batches: list[np.ndarray] = []  # batches drawn one by one
         self._occurrences: dict[int, np.ndarray] = {}  # batches in which an index came again
         self.ended = False
@@ -149,7 +149,7 @@ class EpochPlan:
         self.drawn = len(self)
         self.ended = True
         sources = self._portable.source(flat)  # also sees that there is no index that the data set has not
-        self._are_sources = sources is flat
+        self._sources = sources
         if not (order.gives_each_once(sampler) and self._portable.each_once):
             self._count_all(sources)
 
@@ -193,9 +193,10 @@ class EpochPlan:
 
     def sources(self, position: int) -> np.ndarray:
         """The source indices of a batch, int64."""
-        batch = self._batch(position)
-        known = self._are_sources and position * self._size < len(self._whole)
-        return batch if known else self._portable.source(batch)
+        start = position * self._size
+        if start < len(self._sources):
+            return self._sources[start : start + self._size]
+        return self._portable.source(self._batch(position))
 
     def items(self, position: int) -> list[Item]:
         """The items of a batch, in order."""

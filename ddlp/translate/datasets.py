@@ -29,13 +29,13 @@ from ddlp.errors import Untranslatable
 class Part:
     """One leaf of a data set: files or rows of an array.
 
-    ``paths`` or ``array`` (uint8, (n, h, w) or (n, h, w, 3)) is set. ``target(i)`` gives sample i's target, before
-    ``target_transform``.
+    ``paths`` or ``array`` (uint8, (n, h, w) or (n, h, w, 3)) is set. ``targets`` gives the targets of so many samples, before
+    ``target_transform``: of all in one call, since a call of Python's for each costs more than a small image's pixels.
     """
 
     name: str
     transform: Callable | None
-    target: Callable[[int], Any]
+    targets: Callable[[list[int]], list[Any]]
     target_transform: Callable | None
     paths: Sequence[str] | None = None
     array: np.ndarray | None = None
@@ -107,15 +107,15 @@ class PortableSet:
     def target(self, source: int) -> Any:
         """The target as the data set would give it. Runs the user's target_transform."""
         part, index = self.part(source)
-        target = part.target(index)
+        (target,) = part.targets([index])
         return target if part.target_transform is None else part.target_transform(target)
 
     def targets(self, sources: np.ndarray) -> list[Any]:
         """The targets of source indices (int64), as `target` gives each."""
         if len(self.parts) > 1:
             return [self.target(source) for source in sources.tolist()]
-        target, transform = self.parts[0].target, self.parts[0].target_transform
-        found = list(map(target, sources.tolist()))
+        transform = self.parts[0].target_transform
+        found = self.parts[0].targets(sources.tolist())
         return found if transform is None else list(map(transform, found))
 
     @property
@@ -232,22 +232,21 @@ def _folder(dataset: Any) -> Part:
         )
     samples = dataset.samples
     return Part(
-        _name(dataset), dataset.transform, lambda k: samples[k][1], dataset.target_transform, paths=SamplePaths(samples)
-    )
+        _name(dataset), dataset.transform, lambda those: [samples[k][1] for k in those], dataset.target_transform,
+        paths=SamplePaths(samples),
+    )  # fmt: skip
 
 
 def _files(dataset: ImageFiles) -> Part:
     targets = dataset.targets
     return Part(
-        "ImageFiles", dataset.transform, lambda k: targets[k], dataset.target_transform,
+        "ImageFiles", dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform,
         paths=dataset.paths,  # type: ignore[arg-type]
     )
 
 
-def _rows(
-    images: str, targets: str, *, channels_first: bool = False, convert: Callable[[Any], Any] = lambda target: target
-) -> Callable[[Any], Part]:
-    """The leaf of a data set with its images and targets in attributes of these names."""
+def _rows(images: str, targets: str, *, channels_first: bool = False, integers: bool = False) -> Callable[[Any], Part]:
+    """The leaf of a data set with its images and targets in attributes of these names. ``integers``: it gives int of each."""
 
     def leaf(dataset: Any) -> Part:
         array = getattr(dataset, images)
@@ -257,13 +256,16 @@ def _rows(
         if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
             raise Untranslatable(_name(dataset), f"its {images} are {array.dtype} {array.shape}", (_WAYS,))
         values = getattr(dataset, targets)
-        if convert is int and isinstance(values, torch.Tensor):
+        if integers and isinstance(values, torch.Tensor):
             values = values.numpy()  # a look-up in a tensor costs more than a small image's pixels
-        if values is None:
-            return Part(_name(dataset), dataset.transform, lambda k: None, dataset.target_transform, array=array)
-        return Part(
-            _name(dataset), dataset.transform, lambda k: convert(values[k]), dataset.target_transform, array=array
-        )
+
+        def of(those: list[int]) -> list[Any]:
+            if values is None:
+                return [None] * len(those)
+            found = [values[k] for k in those]
+            return list(map(int, found)) if integers else found
+
+        return Part(_name(dataset), dataset.transform, of, dataset.target_transform, array=array)
 
     return leaf
 
@@ -275,9 +277,9 @@ LEAVES: dict[type, Callable[[Any], Part]] = {
     ImageArrays: _rows("images", "targets"),
     tv.CIFAR10: _rows("data", "targets"),
     tv.CIFAR100: _rows("data", "targets"),
-    tv.MNIST: _rows("data", "targets", convert=int),
-    tv.FashionMNIST: _rows("data", "targets", convert=int),
-    tv.KMNIST: _rows("data", "targets", convert=int),
-    tv.SVHN: _rows("data", "labels", channels_first=True, convert=int),
+    tv.MNIST: _rows("data", "targets", integers=True),
+    tv.FashionMNIST: _rows("data", "targets", integers=True),
+    tv.KMNIST: _rows("data", "targets", integers=True),
+    tv.SVHN: _rows("data", "labels", channels_first=True, integers=True),
 }
 """Exact types, and how each is read. torchvision's ``__getitem__`` of each was compared with it (see the tests)."""
