@@ -30,7 +30,9 @@ AHEAD = 8  # batches before the clock starts: more than any contender prepares a
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One turn. `images`: the most to use of the set, 0 for all; `cores`: how many the process is pinned to."""
+    """One turn. `images`: the most to use of the set, 0 for all; `cores`: how many the process is pinned to; `times`: how
+    often it goes through them.
+    """
 
     contender: str
     pipeline: str
@@ -38,6 +40,7 @@ class Work:
     batch: int
     images: int
     cores: int = 1
+    times: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +65,14 @@ class Contender:
 
 
 def measure(work: Work) -> dict[str, float]:
-    """One cycle through the images, after some batches to warm up, while more are prepared.
+    """Its cycles through the images, after some batches to warm up, while more are prepared.
 
     Returns samples, when it began and ended (time.monotonic), and cpu_seconds of this process and its children.
     """
     torch.set_num_threads(work.cores)
     batches = CONTENDERS[work.contender].make(work)
     directory = Path(work.directory)
-    timed = data.stream(directory, work.pipeline, work.images, work.batch, AHEAD)[1]
+    timed = data.stream(directory, work.pipeline, work.images, work.batch, AHEAD, work.times)[1]
     for _ in range(AHEAD):
         next(batches)
     everybody = family(os.getpid())
@@ -81,7 +84,7 @@ def measure(work: Work) -> dict[str, float]:
 
 
 def _ring(work: Work) -> Dataset:
-    return data.stream(Path(work.directory), work.pipeline, work.images, work.batch, AHEAD)[0]
+    return data.stream(Path(work.directory), work.pipeline, work.images, work.batch, AHEAD, work.times)[0]
 
 
 def _ours(**options: Any) -> Callable[[Work], Iterator[Any]]:

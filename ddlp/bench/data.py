@@ -78,27 +78,27 @@ def ensure_data(root: Path, pipeline: str = "imagenet1", mean_kb: float = MEANS_
     return directory
 
 
-def cycle(images: int, batch: int, ahead: int) -> list[int]:
-    """Indices of `ahead` batches, then of all images once in a fixed random order (whole batches), then of `ahead` more.
+def cycle(images: int, batch: int, ahead: int, times: int = 1) -> list[int]:
+    """Indices of `ahead` batches, of all images ``times`` over in a fixed random order (whole batches), and of `ahead` more.
 
     The ends are cut from the same ring: whoever is timed from the first to the last batch of the middle, with batches
-    being prepared ahead at both times, has prepared the middle's images, each once.
+    being prepared ahead at both times, has prepared the middle's images, each as often as the others.
     """
     whole = max(images // batch, 1) * batch
     ring = np.resize(np.random.default_rng(0).permutation(images), whole)
-    wanted = np.arange(-ahead * batch, whole + ahead * batch) % whole
+    wanted = np.arange(-ahead * batch, times * whole + ahead * batch) % whole
     chosen: list[int] = ring[wanted].tolist()
     return chosen
 
 
-def stream(directory: Path, pipeline: str, images: int, batch: int, ahead: int) -> tuple[Dataset, int]:
+def stream(directory: Path, pipeline: str, images: int, batch: int, ahead: int, times: int = 1) -> tuple[Dataset, int]:
     """That ring as a data set to go through in order, and the number of batches of its middle.
 
-    ``images`` is the most to use; 0 for all.
+    ``images`` is the most to use; 0 for all. ``times``: how often its middle goes through them.
     """
     whole: Any = dataset(directory, pipeline)
     count = min(images, len(whole)) if images else len(whole)
-    order: Sequence[int] = cycle(count, batch, ahead)
+    order: Sequence[int] = cycle(count, batch, ahead, times)
     return Subset(whole, order), len(order) // batch - 2 * ahead
 
 

@@ -1,5 +1,6 @@
 """`ddlp bench host` and its contenders, run small: all prepare the same samples, and a pixel that differs is seen."""
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -21,6 +22,8 @@ def test_the_middle_of_a_cycle_holds_each_image_once():
     # whichever batches a contender was ahead by at both ends: each image once
     assert all(Counter(order[a : a + 20]) == Counter(middle) for a in range(25))
     assert len(cycle(3, 4, 2)) == 4 * 5
+    often = cycle(21, 4, 3, 5)
+    assert set(Counter(often[12:-12]).values()) == {5} and often[:12] == order[:12] and often[-12:] == order[-12:]
 
 
 @pytest.mark.parametrize("name", [OURS, OURS_UINT8, BASELINES[0], BARE, FLOOR, "torchvision.io + v2 on tensors"])
@@ -31,6 +34,7 @@ def test_contender(small_sets, name):
         work = Work(name, pipeline, str(small_sets / directory), 4, 8)
         done = contenders.measure(work)
         assert done["samples"] == 8 and done["ended"] > done["began"]
+        assert contenders.measure(dataclasses.replace(work, times=3))["samples"] == 24
         made = next(CONTENDERS[name].make(work))
         images = made[0] if isinstance(made, (tuple, list)) else made
         if name != FLOOR:
