@@ -15,6 +15,8 @@ from typing import List, Optional, Union
 
 import numpy as np
 
+from csd_engine.kernels import kernel
+
 __all__ = ["Keyed", "KeyedRows", "exp", "log"]
 
 _MASK = (1 << 64) - 1
@@ -81,38 +83,60 @@ class KeyedRows:
     """
 
     def __init__(self, seed: int, epoch: int, indices: np.ndarray, occurrences: np.ndarray) -> None:
-        # All rows' keys begin alike: that part is hashed once.
-        self._begun = blake2b(struct.pack("<2Q", seed & _MASK, epoch & _MASK), digest_size=64, person=_PERSON)
-        self._keys = np.zeros((len(indices), 3), dtype="<u8")
+        self._seed, self._epoch = seed & _MASK, epoch & _MASK
+        self._keys = np.zeros((len(indices), 3), dtype=np.uint64)
         self._keys[:, 0] = indices
         self._keys[:, 1] = occurrences
-        self._numbers = np.zeros((len(indices), 8), dtype="<u8")
-        self._used = np.zeros(len(indices), dtype=np.int64)
+        self._numbers = np.zeros((len(indices), 8), dtype=np.uint64)
         self._all = np.arange(len(indices))
+        self._used = 0  # numbers that each row has drawn, while all have drawn as many
+        self._used_each: Optional[np.ndarray] = None  # int64 (n,), from then on
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def _fill(self, rows: np.ndarray) -> None:
-        """Draw the next eight numbers of these rows."""
-        keys = self._keys[rows]
-        keys[:, 2] = self._used[rows] >> 3
-        packed, copy, digests = keys.tobytes(), self._begun.copy, []
+    def _drawn(self, keys: np.ndarray) -> np.ndarray:
+        """The next eight numbers of streams, uint64 (n, 8); keys uint64 (n, 3): index, occurrence, eights drawn before."""
+        fast = kernel()
+        if fast is None:
+            return self._hashed(keys)
+        numbers = np.empty((len(keys), 8), dtype=np.uint64)
+        fast.keyed(self._seed, self._epoch, keys, numbers)
+        return numbers
+
+    def _hashed(self, keys: np.ndarray) -> np.ndarray:
+        """What the kernel's `keyed` does, where there is none."""
+        # All rows' keys begin alike: that part is hashed once.
+        begun = blake2b(struct.pack("<2Q", self._seed, self._epoch), digest_size=64, person=_PERSON)
+        packed, copy, digests = keys.astype("<u8", copy=False).tobytes(), begun.copy, []
         for at in range(0, len(packed), 24):
             block = copy()
             block.update(packed[at : at + 24])
             digests.append(block.digest())
-        self._numbers[rows] = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 8)
+        return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 8)
 
     def u64(self, rows: Optional[np.ndarray] = None) -> np.ndarray:
-        """Next integers, uint64, uniform in [0, 2**64)."""
-        rows = self._all if rows is None else rows
-        place = self._used[rows] & 7
-        spent = rows[place == 0]
+        """Next integers, uint64, uniform in [0, 2**64). Not to be written to."""
+        if rows is None and self._used_each is None:
+            place = self._used & 7
+            if place == 0:
+                self._keys[:, 2] = self._used >> 3
+                self._numbers = self._drawn(self._keys)
+            self._used += 1
+            return self._numbers[:, place]
+        if self._used_each is None:
+            self._used_each = np.full(len(self), self._used)
+            self._numbers = self._numbers.copy()  # views of it were given away
+        rows, used = self._all if rows is None else rows, self._used_each
+        places = used[rows] & 7
+        spent = rows[places == 0]
         if len(spent):
-            self._fill(spent)
-        self._used[rows] += 1
-        return self._numbers[rows, place].astype(np.uint64, copy=False)
+            keys = self._keys[spent]
+            keys[:, 2] = used[spent] >> 3
+            self._numbers[spent] = self._drawn(keys)
+        used[rows] += 1
+        numbers: np.ndarray = self._numbers[rows, places]
+        return numbers
 
     def uniform(self, low: float = 0.0, high: float = 1.0, rows: Optional[np.ndarray] = None) -> np.ndarray:
         """Next numbers, float64, uniform in [low, high) with 53 bits."""
@@ -122,7 +146,8 @@ class KeyedRows:
     def below(self, n: Union[int, np.ndarray], rows: Optional[np.ndarray] = None) -> np.ndarray:
         """Next integers, int64, uniform in [0, n); ``n`` for all or one each, from 1 to 2**32 - 1, else ValueError."""
         bounds = np.asarray(n, dtype=np.int64)
-        if bounds.size and not 1 <= int(bounds.min()) <= int(bounds.max()) < 1 << 32:
+        least, most = (n, n) if isinstance(n, int) else (int(bounds.min()), int(bounds.max())) if bounds.size else (1, 1)
+        if not 1 <= least <= most < 1 << 32:
             raise ValueError(f"KeyedRows.below needs bounds from 1 to 2**32 - 1, got {n!r}; check the caller's range")
         number, half = self.u64(rows), np.uint64(32)
         bound = bounds.astype(np.uint64)

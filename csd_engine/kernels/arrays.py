@@ -38,7 +38,13 @@ class _WindowsJob(ctypes.Structure):
         ("out_height", ctypes.c_int32),
         ("out_width", ctypes.c_int32),
         ("out", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("element_bytes", ctypes.c_int32),
+        ("channels_last", ctypes.c_int32),
     ]
+
+
+_FEW_KEYS = 512  # 50 us
 
 
 def _address(array: np.ndarray) -> int:
@@ -50,10 +56,19 @@ def _check_out(out: np.ndarray) -> None:
         raise ValueError(f"the result goes to a writable array without gaps, got strides {out.strides} of shape {out.shape}")
 
 
+def _checked_table(table: np.ndarray, channels: int) -> np.ndarray:
+    if table.shape != (channels, 256) or table.dtype.itemsize not in (2, 4) or not table.flags.c_contiguous:
+        raise ValueError(
+            f"a table is (channels, 256) elements of 2 or 4 bytes without gaps, got {table.dtype} {table.shape} for {channels}"
+        )
+    return table
+
+
 class ArrayCalls:
     """The part of `Kernel` that works on arrays. Any number of threads may call at once."""
 
     _library: ctypes.CDLL
+    _holding: ctypes.PyDLL
 
     def _declare_arrays(self) -> None:
         pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -66,6 +81,10 @@ class ArrayCalls:
         self._library.ddlp_sum.restype = None
         self._library.ddlp_read_sum.argtypes = [ctypes.c_int, pointer, size, pointer]
         self._library.ddlp_read_sum.restype = size
+        self._holding = ctypes.PyDLL(self._library._name)  # the same library, called without letting go of the GIL
+        for library in (self._library, self._holding):
+            library.ddlp_keyed.argtypes = [ctypes.c_uint64, ctypes.c_uint64, pointer, size, pointer]
+            library.ddlp_keyed.restype = None
 
     def windows(
         self,
@@ -78,6 +97,8 @@ class ArrayCalls:
         fill: Sequence[int],
         out: np.ndarray,
         padding_mode: str = "constant",
+        table: Optional[np.ndarray] = None,
+        channels_last: bool = False,
     ) -> None:
         """Cut one window out of each of n samples, with borders made up where it reaches outside, and mirror it.
 
@@ -87,15 +108,22 @@ class ArrayCalls:
             tops, lefts: int64 (n,), each window's corner in its sample, before mirroring; negative within a border.
             across, down: bool (n,), whether it is mirrored left-right, top-bottom; None: none is.
             fill: the value of each channel, 0 .. 255, outside of the samples (mode "constant").
-            out: C-contiguous uint8 (n, height of the windows, width, channels), filled.
+            out: C-contiguous uint8 (n, height of the windows, width, channels), filled; with a table as `table` makes it.
             padding_mode: one of `PADDING_MODES`, as numpy.pad and torchvision name them.
+            table, channels_last: as of `table`, which each window goes through while it is in the nearest cache.
 
         Raises:
             IndexError: an index is none of the samples; nothing was written.
             ValueError: shapes or types do not fit.
         """
-        count, height, width, channels = out.shape
-        if rows.dtype != np.uint8 or out.dtype != np.uint8 or rows.ndim != 4 or rows.shape[3] != channels:
+        if table is None or channels_last:
+            count, height, width, channels = out.shape
+        else:
+            count, channels, height, width = out.shape
+        kind = np.dtype(np.uint8)
+        if table is not None:
+            kind = _checked_table(table, channels).dtype
+        if rows.dtype != np.uint8 or out.dtype != kind or rows.ndim != 4 or rows.shape[3] != channels:
             raise ValueError(f"need uint8 (n, height, width, channels), got {rows.dtype} {rows.shape}, {out.dtype} {out.shape}")
         if min(rows.shape[1:]) < 1 or len(fill) != channels:
             raise ValueError(f"no window of {rows.shape} with a fill of {len(fill)} channels")
@@ -113,6 +141,7 @@ class ArrayCalls:
             *(_address(values) for values in numbers),
             *(None if values is None else _address(values) for values in flags),
             _address(color), height, width, _address(out),
+            *((None, 0, 0) if table is None else (_address(table), kind.itemsize, channels_last)),
         )  # fmt: skip
         result = self._library.ddlp_windows(job)
         if result < 0:
@@ -139,11 +168,9 @@ class ArrayCalls:
         shape = images.shape if channels_last else (n, channels, height, width)
         if (
             pixels.dtype != np.uint8
-            or table.shape != (channels, 256)
-            or table.dtype.itemsize not in (2, 4)
-            or table.dtype != out.dtype
+            or _checked_table(table, channels).dtype != out.dtype
             or out.shape != shape[4 - pixels.ndim :]
-            or not (pixels.flags.c_contiguous and table.flags.c_contiguous)
+            or not pixels.flags.c_contiguous
         ):
             raise ValueError(
                 f"uint8 pixels of {pixels.shape} through a table of (channels, 256) go to {shape}, without gaps; got "
@@ -171,6 +198,26 @@ class ArrayCalls:
             raise ValueError("the pixels have gaps")
         _check_out(out)
         self._library.ddlp_planes(_address(pixels), n, height * width, channels, _address(out))
+
+    def keyed(self, seed: int, epoch: int, keys: np.ndarray, out: np.ndarray) -> None:
+        """Draw the next eight numbers of each row's stream (csd_engine.keyed).
+
+        Args:
+            seed, epoch: 0 .. 2**64 - 1.
+            keys: C-contiguous uint64 (n, 3): index, occurrence, and how many eights were drawn before.
+            out: C-contiguous uint64 (n, 8), filled.
+
+        Raises:
+            ValueError: shapes or types do not fit.
+        """
+        if keys.dtype != np.uint64 or out.dtype != np.uint64 or keys.shape[1:] != (3,) or out.shape != (len(keys), 8):
+            raise ValueError(f"no numbers for keys {keys.dtype} {keys.shape} into {out.dtype} {out.shape}")
+        if not keys.flags.c_contiguous:
+            raise ValueError("the keys have gaps")
+        _check_out(out)
+        # Where another thread takes the GIL meanwhile, to get it back takes longer than a few keys.
+        library = self._holding if len(keys) <= _FEW_KEYS else self._library
+        library.ddlp_keyed(seed, epoch, _address(keys), len(keys), _address(out))
 
     def add_blocks(self, acc: np.ndarray, data: Union[bytes, bytearray, memoryview, np.ndarray], blocks: int) -> None:
         """Add the first `blocks` blocks of 16 KiB of `data` to a checksum in the making (csd_engine.checksum).

@@ -22,10 +22,9 @@ from csd_engine.transforms.checks import MAX_PIXELS, MAX_SIDE
 from csd_engine.transforms.pipeline import CHANNELS, Pipeline
 from csd_engine.transforms.primitives import border_indices
 
-__all__ = ["Bulk"]
+__all__ = ["Bulk", "Drawn"]
 
-_SLICE_BYTES = 256 << 10  # of finished images: they stay in a core's cache
-_SLICE_ROWS = 64  # at most, so that a cancel is heard soon
+_SLICE_BYTES = 1 << 20  # of finished images: they stay in a core's cache, and a cancel is heard soon
 
 
 class _NotInBulk(Exception):
@@ -196,7 +195,7 @@ class Bulk:
     def slices(self, n: int) -> Iterator[slice]:
         """Parts of n samples, each small enough to stay in a core's cache and to be broken off between."""
         height, width, channels = self.shape
-        step = max(1, min(_SLICE_ROWS, _SLICE_BYTES // (height * width * channels)))
+        step = max(1, _SLICE_BYTES // (height * width * channels))
         for start in range(0, n, step):
             yield slice(start, min(start + step, n))
 
@@ -204,31 +203,52 @@ class Bulk:
         """False where an index is none of the array's rows: its sample, made by itself, says so."""
         return not len(indices) or (0 <= int(indices.min()) and int(indices.max()) < len(self._rows))
 
-    def fill(
-        self,
-        indices: np.ndarray,
-        occurrences: np.ndarray,
-        seed: int,
-        epoch: int,
-        images: np.ndarray,
-        boxes: Optional[np.ndarray],
-    ) -> None:
-        """Make samples whose indices it `takes`.
+    def draw(self, indices: np.ndarray, occurrences: np.ndarray, seed: int, epoch: int) -> Drawn:
+        """Draw the parameters of samples whose indices it `takes`, all at once: each of numpy's calls costs as much for one.
 
         Args:
             indices, occurrences: int64 (n,).
             seed, epoch: with these, the keys of all random draws.
-            images: C-contiguous uint8 (n, height, width, channels), filled.
-            boxes: int32 (n, masks, 4), filled, or None for a pipeline without masks.
         """
-        canvas = self._draw(KeyedRows(seed, epoch, indices, occurrences))
+        return Drawn(self._rows, indices, self._draw(KeyedRows(seed, epoch, indices, occurrences)))
+
+
+class Drawn:
+    """Samples whose parameters are drawn, to be made in parts. Made by `Bulk.draw`."""
+
+    def __init__(self, rows: np.ndarray, indices: np.ndarray, canvas: _Canvas) -> None:
+        self._rows, self._indices, self._canvas = rows, indices, canvas
+
+    def fill(
+        self,
+        part: slice,
+        out: np.ndarray,
+        boxes: Optional[np.ndarray],
+        table: Optional[np.ndarray] = None,
+        channels_last: bool = False,
+    ) -> None:
+        """Make some of the samples.
+
+        Args:
+            part: which of them.
+            out: C-contiguous uint8 (n, height, width, channels), filled.
+            boxes: int32 (n, masks, 4), filled, or None for a pipeline without masks.
+            table, channels_last: only where there is a kernel: ``out`` is filled as its `table` would fill it from the bytes.
+        """
+        canvas = self._canvas
         if boxes is not None:
-            boxes[...] = canvas.boxes
+            boxes[...] = canvas.boxes[part]
         fill = canvas.fill or (0,) * canvas.channels
-        fast = kernel()
-        (_windows if fast is None else fast.windows)(
-            self._rows, indices, canvas.top, canvas.left, canvas.across, canvas.down, fill, images, canvas.padding_mode
+        indices, top, left, across, down = (
+            values[part] for values in (self._indices, canvas.top, canvas.left, canvas.across, canvas.down)
         )
+        fast = kernel()
+        if fast is None:
+            assert table is None
+            _windows(self._rows, indices, top, left, across, down, fill, out, canvas.padding_mode)
+        else:
+            mode = canvas.padding_mode
+            fast.windows(self._rows, indices, top, left, across, down, fill, out, mode, table, channels_last)
 
 
 def _windows(

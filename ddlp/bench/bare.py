@@ -52,7 +52,7 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     """
     reader, epilogue = found.dataset.reader(), found.epilogue
     ring = np.asarray(order or _order(found))
-    bulk, convert = Bulk.of(found.pipeline, reader.rows()), not epilogue.keeps_bytes
+    bulk, convert, by_table = Bulk.of(found.pipeline, reader.rows()), not epilogue.keeps_bytes, epilogue.by_table
     # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
     rows = np.empty((batch, *found.shape), dtype=np.uint8)
     bits = epilogue.empty(batch, found.shape[0], found.shape[1], Pool(1)) if convert else None
@@ -61,8 +61,12 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     def make(k: int) -> torch.Tensor:
         sources = ring[(k * batch + np.arange(batch)) % len(ring)]
         if bulk is not None:
+            drawn = bulk.draw(sources, never_before, 0, k)
             for part in bulk.slices(batch):
-                bulk.fill(sources[part], never_before[part], 0, k, rows[part], None)
+                if bits is not None and by_table is not None:
+                    drawn.fill(part, bits[part], None, *by_table)
+                    continue
+                drawn.fill(part, rows[part], None)
                 if bits is not None:
                     epilogue.convert(rows[part], bits[part])
         else:

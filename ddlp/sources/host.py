@@ -18,7 +18,7 @@ from csd_engine.errors import SampleError
 from csd_engine.readahead import ReadAhead
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.bulk import Bulk, Drawn
 from ddlp.plan import EpochPlan
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.landing import Landing
@@ -71,40 +71,34 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
     ``wanted`` is asked between samples, or small parts of an array's. Raises `Unwanted` once it says no, and the sample's own
     kind of error (OSError, ...) with its file's name where a sample can't be prepared.
     """
-    seed, epoch = recipe.seed, recipe.epoch
     bulk = recipe.bulk
     if bulk is not None:  # an array's rows, which always can be read
-        sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
-
-        def fill_rows(part: slice, images: np.ndarray, boxes: np.ndarray | None) -> None:
-            bulk.fill(sources[part], occurrences[part], seed, epoch, images, boxes)
-
-        return _in_parts(recipe, list(bulk.slices(len(sources))), fill_rows, wanted, finished)
+        sources = recipe.plan.sources(position)
+        drawn = bulk.draw(sources, recipe.plan.occurrences(position), recipe.seed, recipe.epoch)
+        parts = list(bulk.slices(len(sources)))
+        return _in_parts(recipe, parts, lambda part, rows: rows.draw(part, drawn), wanted, finished)
     items = recipe.plan.items(position)
     with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
 
-        def fill_one(part: slice, images: np.ndarray, boxes: np.ndarray | None) -> None:
-            _prepare(reader, recipe, items[part.start], images[0], None if boxes is None else boxes[0])
+        def make_one(part: slice, rows: Rows) -> None:
+            made = rows.place(part)
+            boxes = None if rows.boxes is None else rows.boxes[part.start]
+            _prepare(reader, recipe, items[part.start], made[0], boxes)
+            rows.done(part, made)
 
-        return _in_parts(recipe, [slice(k, k + 1) for k in range(len(items))], fill_one, wanted, finished)
+        return _in_parts(recipe, [slice(k, k + 1) for k in range(len(items))], make_one, wanted, finished)
 
 
 def _in_parts(
-    recipe: Recipe,
-    parts: list[slice],
-    fill: Callable[[slice, np.ndarray, np.ndarray | None], None],
-    wanted: Callable[[], bool],
-    finished: bool,
+    recipe: Recipe, parts: list[slice], make: Callable[[slice, Rows], None], wanted: Callable[[], bool], finished: bool
 ) -> Pixels:
-    """`prepare_batch`: ``fill`` makes one part after the other, in its place or, for the epilogue, in the same one."""
+    """`prepare_batch`: ``make`` makes one part after the other, in the batch's rows."""
     samples, most = (parts[-1].stop, parts[0].stop) if parts else (0, 0)  # no part is larger than the first
     rows = Rows(recipe, samples, most, finished)
     for part in parts:
         if not wanted():
             raise Unwanted
-        made = rows.place(part)
-        fill(part, made, None if rows.boxes is None else rows.boxes[part])
-        rows.done(part, made)
+        make(part, rows)
     return rows.pixels()
 
 
@@ -120,8 +114,13 @@ class Rows:
         convert = finished and not epilogue.keeps_bytes
         self._epilogue, self._finished = epilogue, finished
         self._bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
-        self._images = recipe.pool.empty((most if convert else samples, *recipe.shape), np.uint8)
+        self._pool, self._shape = recipe.pool, (most if convert else samples, *recipe.shape)
         self.boxes = no_boxes(recipe, samples)
+
+    @functools.cached_property
+    def _images(self) -> np.ndarray:
+        """Not there where the kernel makes the result at once."""
+        return self._pool.empty(self._shape, np.uint8)
 
     def place(self, part: slice) -> np.ndarray:
         """Where to make a part, uint8 (samples, height, width, channels); `done` before the next one."""
@@ -138,6 +137,16 @@ class Rows:
             self._images[part] = made
         else:
             self.done(part, made)
+
+    def draw(self, part: slice, drawn: Drawn) -> None:
+        """Make a part of an array's rows, through the epilogue in the same call where the kernel can do that."""
+        boxes = None if self.boxes is None else self.boxes[part]
+        if self._bits is not None and (by_table := self._epilogue.by_table) is not None:
+            drawn.fill(part, self._bits[part], boxes, *by_table)
+            return
+        made = self.place(part)
+        drawn.fill(part, made, boxes)
+        self.done(part, made)
 
     def pixels(self) -> Pixels:
         """The batch."""

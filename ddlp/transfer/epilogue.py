@@ -150,6 +150,16 @@ class Epilogue:
         """Whether images are delivered as they are made: uint8, a pixel's channels side by side."""
         return self.dtype == torch.uint8 and self.memory_format == torch.channels_last
 
+    @property
+    def by_table(self) -> tuple[np.ndarray, bool] | None:
+        """The table through which the kernel brings bytes into what `empty` gives, and whether the channels come last.
+
+        None where there is no kernel, or bytes stay bytes.
+        """
+        if kernel() is None or self.dtype == torch.uint8:
+            return None
+        return self._bits, self.memory_format == torch.channels_last
+
     def empty(self, samples: int, height: int, width: int, pool: Pool | None = None) -> np.ndarray:
         """Memory of a result on the CPU: (samples, channels, height, width), or with the channels last, as integers.
 

@@ -95,14 +95,20 @@ def test_exp_and_log_refuse_what_has_no_answer():
         exp(math.nan)
 
 
-def test_rows_draw_what_each_draws_by_itself():
+@pytest.mark.parametrize("way", ["kernel", "hashlib"])
+@pytest.mark.parametrize("together_until", [0, 5, 20])  # steps in which all rows draw, before some do
+def test_rows_draw_what_each_draws_by_itself(way, together_until, monkeypatch, request):
+    if way == "kernel":
+        request.getfixturevalue("need_kernel")
+    else:
+        monkeypatch.setattr("csd_engine.keyed.kernel", lambda: None)
     generator = random.Random(1)
     indices, occurrences = np.array([3, 7, 2**40, 0, 3]), np.array([4, 0, 1, 2**33, 4])
     alone = [Keyed(-1, 2, int(i), int(o)) for i, o in zip(indices, occurrences)]
     together = KeyedRows(-1, 2, indices, occurrences)
     for step in range(60):
         rows = np.array(sorted(generator.sample(range(5), generator.randint(0, 5))), dtype=np.int64)
-        who = None if step % 3 == 0 else rows
+        who = None if step % 3 == 0 or step < together_until else rows
         chosen = alone if who is None else [alone[k] for k in rows]
         bounds = np.array([generator.choice([1, 2, 3, 1000, 2**32 - 1, 4_000_000_007]) for _ in chosen], dtype=np.int64)
         kind = step % 4

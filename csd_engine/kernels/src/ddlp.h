@@ -21,7 +21,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 2
+#define DDLP_ABI 3
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -112,6 +112,9 @@ DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);
 /* The same on blocks that are read from the file `fd`, from where it stands, into `out`, and added while they are in the
  * cache. Returns the bytes read: fewer where the file ends, of which the last, incomplete block is not added. -errno. */
 DDLP_API int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc);
+
+/* csd_engine/keyed.py's numbers: keys: count x (index, occurrence, counter); out: count x 8. In this computer's byte order. */
+DDLP_API void ddlp_keyed(uint64_t seed, uint64_t epoch, const uint64_t *keys, int64_t count, uint64_t *out);
 
 /* Crop with padding and flip many samples of an array into a batch; the job is described in windows.h. */
 DDLP_API int ddlp_windows(const ddlp_windows_job *job);

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "ddlp.h"
+#include "table.h"
 #include "variant.h"
 
 enum {
@@ -103,16 +104,30 @@ VECTORS(2, uint16_t)
 ELEMENTS(2, uint16_t)
 ELEMENTS(4, uint32_t)
 
-void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
-                int32_t element_bytes, int32_t channels_last, void *out) {
-    look_up job = {pixels, (size_t)images, (size_t)count, (size_t)channels, channels_last, 0};
-    int64_t values = images * count * channels;
-    job.streamed = values * element_bytes >= STREAMED_BYTES && variant_used() != VARIANT_C;
+int table_is_streamed(int64_t values, int32_t element_bytes) {
+    return values * element_bytes >= STREAMED_BYTES && variant_used() != VARIANT_C;
+}
+
+void table_apply(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
+                 int32_t element_bytes, int32_t channels_last, int streamed, void *out) {
+    const look_up job = {pixels, (size_t)images, (size_t)count, (size_t)channels, channels_last, streamed};
     switch (element_bytes) {
     case 2: images_2(out, &job, table); break;
     case 4: images_4(out, &job, table); break;
     }
+}
+
+void table_done(int streamed) {
 #if defined(DDLP_X86)
-    if (job.streamed) _mm_sfence(); /* whoever is told next sees the values */
+    if (streamed) _mm_sfence(); /* whoever is told next sees the values */
+#else
+    (void)streamed;
 #endif
+}
+
+void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
+                int32_t element_bytes, int32_t channels_last, void *out) {
+    const int streamed = table_is_streamed(images * count * channels, element_bytes);
+    table_apply(pixels, images, count, channels, table, element_bytes, channels_last, streamed, out);
+    table_done(streamed);
 }

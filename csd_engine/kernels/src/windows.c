@@ -5,8 +5,17 @@
 #include <string.h>
 
 #include "rows.h"
+#include "table.h"
+#include "variant.h"
 
 typedef struct ddlp_windows_job windows_job;
+
+#define INLINE static inline __attribute__((always_inline)) /* so that it is compiled for each instruction set */
+enum {
+    LINE = 64,
+    AHEAD = 2,         /* samples; what comes of memory meanwhile is not waited for */
+    SMALL_BYTES = 8192 /* of a sample that is worked on as a whole */
+};
 
 /* The source position that a position outside of 0..length - 1 shows (csd_engine.transforms.primitives). */
 static int64_t border_position(int64_t position, int64_t length, int mode) {
@@ -18,37 +27,44 @@ static int64_t border_position(int64_t position, int64_t length, int mode) {
     return folded < length ? folded : period - 1 - folded;
 }
 
-static void fill_pixels(uint8_t *out, int64_t count, const uint8_t *fill, int channels) {
-    if (channels == 1) {
-        memset(out, fill[0], (size_t)count);
+INLINE void fill_pixels(uint8_t *out, int64_t count, const uint8_t *fill, int channels) {
+    int same = 1;
+    for (int channel = 1; channel < channels; channel++) same &= fill[channel] == fill[0];
+    if (same) { /* black borders, mostly */
+        memset(out, fill[0], (size_t)(count * channels));
         return;
     }
     for (int64_t x = 0; x < count; x++)
         for (int channel = 0; channel < channels; channel++) *out++ = fill[channel];
 }
 
-static void copy_pixel(uint8_t *out, const uint8_t *pixel, const windows_job *job) {
+INLINE void copy_pixel(uint8_t *out, const uint8_t *pixel, const windows_job *job) {
     for (int channel = 0; channel < job->channels; channel++) out[channel] = pixel[channel * job->channel_stride];
 }
 
+/* Three planes, as torchvision's CIFAR has them, into pixels. */
+INLINE void interleave(uint8_t *restrict out, const uint8_t *restrict first, const uint8_t *restrict second,
+                       const uint8_t *restrict third, int64_t count) {
+    for (int64_t x = 0; x < count; x++) {
+        out[3 * x] = first[x];
+        out[3 * x + 1] = second[x];
+        out[3 * x + 2] = third[x];
+    }
+}
+
 /* `count` pixels that lie inside of the sample. */
-static void copy_pixels(uint8_t *restrict out, const uint8_t *restrict pixels, int64_t count, const windows_job *job) {
+INLINE void copy_pixels(uint8_t *restrict out, const uint8_t *restrict pixels, int64_t count, const windows_job *job) {
     if (job->channel_stride == 1 && job->pixel_stride == job->channels) {
         memcpy(out, pixels, (size_t)(count * job->channels));
-    } else if (job->channels == 3 && job->pixel_stride == 1) { /* planes, as torchvision's CIFAR has them */
-        const uint8_t *second = pixels + job->channel_stride, *third = second + job->channel_stride;
-        for (int64_t x = 0; x < count; x++) {
-            out[3 * x] = pixels[x];
-            out[3 * x + 1] = second[x];
-            out[3 * x + 2] = third[x];
-        }
+    } else if (job->channels == 3 && job->pixel_stride == 1) {
+        interleave(out, pixels, pixels + job->channel_stride, pixels + 2 * job->channel_stride, count);
     } else {
         for (int64_t x = 0; x < count; x++) copy_pixel(out + x * job->channels, pixels + x * job->pixel_stride, job);
     }
 }
 
 /* One line of a window, not mirrored. */
-static void copy_line(uint8_t *out, const uint8_t *line, int64_t left, const windows_job *job) {
+INLINE void copy_line(uint8_t *out, const uint8_t *line, int64_t left, const windows_job *job) {
     int channels = job->channels;
     int64_t width = job->out_width, begin = left < 0 ? -left : 0, end = job->width - left;
     if (begin > width) begin = width;
@@ -70,8 +86,7 @@ static void copy_line(uint8_t *out, const uint8_t *line, int64_t left, const win
     if (end > begin) copy_pixels(out + begin * channels, line + (left + begin) * job->pixel_stride, end - begin, job);
 }
 
-static void copy_window(const windows_job *job, int64_t i, uint8_t *out, uint8_t *scratch) {
-    const uint8_t *sample = job->rows + job->indices[i] * job->sample_stride;
+INLINE void copy_window(const windows_job *job, int64_t i, const uint8_t *sample, uint8_t *out, uint8_t *scratch) {
     int across = job->across && job->across[i], down = job->down && job->down[i];
     int64_t bytes = (int64_t)job->out_width * job->channels;
     for (int64_t row = 0; row < job->out_height; row++, out += bytes) {
@@ -88,18 +103,69 @@ static void copy_window(const windows_job *job, int64_t i, uint8_t *out, uint8_t
     }
 }
 
+/* Whether samples are small and without gaps. */
+INLINE int small(const windows_job *job) {
+    const int64_t bytes = (int64_t)job->height * job->width * job->channels;
+    return job->sample_stride == bytes && bytes <= SMALL_BYTES;
+}
+
+/* An array's samples lie anywhere in memory: ask for a small one before its turn. */
+INLINE void ask_for(const windows_job *job, int64_t i) {
+    if (i >= job->count) return;
+    const uint8_t *sample = job->rows + job->indices[i] * job->sample_stride;
+    for (int64_t at = 0; at < job->sample_stride; at += LINE) __builtin_prefetch(sample + at);
+}
+
+/* `scratch`: room for a line, a small sample and a window. With a table each goes through it while it is in the nearest cache. */
+INLINE void copy_windows(const windows_job *job, uint8_t *scratch) {
+    const int64_t pixels = (int64_t)job->out_height * job->out_width, bytes = pixels * job->channels;
+    const int streamed = job->table && table_is_streamed(job->count * bytes, job->element_bytes), ahead = small(job) ? AHEAD : 0;
+    /* Small planes become pixels as a whole: a line by itself is shorter than a vector. */
+    const int64_t plane = (int64_t)job->height * job->width;
+    const int whole = small(job) && job->channels == 3 && job->pixel_stride == 1 && job->line_stride == job->width;
+    windows_job pixelwise = *job;
+    if (whole) pixelwise.pixel_stride = 3, pixelwise.channel_stride = 1, pixelwise.line_stride = 3 * (int64_t)job->width;
+    uint8_t *sample_room = scratch + (size_t)job->out_width * (size_t)job->channels, *window = sample_room + SMALL_BYTES;
+    uint8_t *out = job->out;
+    for (int64_t i = 0; i < ahead; i++) ask_for(job, i);
+    for (int64_t i = 0; i < job->count; i++) {
+        const uint8_t *sample = job->rows + job->indices[i] * job->sample_stride;
+        if (ahead) ask_for(job, i + ahead);
+        if (whole) {
+            interleave(sample_room, sample, sample + job->channel_stride, sample + 2 * job->channel_stride, plane);
+            sample = sample_room;
+        }
+        copy_window(&pixelwise, i, sample, job->table ? window : out, scratch);
+        if (job->table)
+            table_apply(window, 1, pixels, job->channels, job->table, job->element_bytes, job->channels_last, streamed, out);
+        out += job->table ? bytes * job->element_bytes : bytes;
+    }
+    table_done(streamed);
+}
+
+#if defined(DDLP_X86)
+__attribute__((target("avx2"))) static void copy_windows_wide(const windows_job *job, uint8_t *scratch) {
+    copy_windows(job, scratch);
+}
+#endif
+
 int ddlp_windows(const ddlp_windows_job *job) {
     if (job->height < 1 || job->width < 1 || job->channels < 1 || job->out_height < 1 || job->out_width < 1 ||
-        job->padding_mode < WINDOWS_CONSTANT || job->padding_mode > WINDOWS_SYMMETRIC)
+        job->padding_mode < WINDOWS_CONSTANT || job->padding_mode > WINDOWS_SYMMETRIC ||
+        (job->table && job->element_bytes != 2 && job->element_bytes != 4))
         return DDLP_JOB;
     for (int64_t i = 0; i < job->count; i++)
         if (job->indices[i] < 0 || job->indices[i] >= job->samples || job->tops[i] != (int32_t)job->tops[i] ||
             job->lefts[i] != (int32_t)job->lefts[i])
             return DDLP_JOB;
-    size_t line = (size_t)job->out_width * (size_t)job->channels, window = line * (size_t)job->out_height;
-    uint8_t *scratch = job->across ? malloc(line) : NULL;
-    if (job->across && !scratch) return -ENOMEM;
-    for (int64_t i = 0; i < job->count; i++) copy_window(job, i, job->out + (size_t)i * window, scratch);
+    const size_t line = (size_t)job->out_width * (size_t)job->channels;
+    uint8_t *scratch = malloc(line + SMALL_BYTES + (job->table ? line * (size_t)job->out_height : 0));
+    if (!scratch) return -ENOMEM;
+#if defined(DDLP_X86)
+    if (variant_used() >= VARIANT_AVX2) copy_windows_wide(job, scratch);
+    else
+#endif
+        copy_windows(job, scratch);
     free(scratch);
     return 0;
 }

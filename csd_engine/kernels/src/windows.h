@@ -19,7 +19,9 @@ struct ddlp_windows_job {
     const uint8_t *across, *down; /* [count] 0 or 1: mirrored left-right, top-bottom; NULL: none is */
     const uint8_t *fill;          /* [channels] for WINDOWS_CONSTANT */
     int32_t out_height, out_width;
-    uint8_t *out; /* count x out_height x out_width x channels, without gaps */
+    void *out; /* count x out_height x out_width x channels bytes, without gaps; with a table what ddlp_table makes of them */
+    const void *table; /* NULL: none */
+    int32_t element_bytes, channels_last; /* of ddlp_table */
 };
 
 #endif

@@ -137,7 +137,22 @@ static void one_window(int mode) {
     job.across = flags, job.down = flags + 1;
     check(ddlp_windows(&job) == 0, "window refused");
     add(out, size);
-    free(rows), free(fill), free(out);
+    job.element_bytes = 2 << below(2), job.channels_last = below(2);
+    size_t elements = size * job.element_bytes;
+    uint8_t *table = random_bytes(256 * job.channels * job.element_bytes), *values = malloc(elements);
+    job.table = table, job.out = values;
+    check(ddlp_windows(&job) == 0, "window with a table refused");
+    add(values, elements);
+    free(rows), free(fill), free(out), free(table), free(values);
+}
+
+static void one_draw(void) {
+    int64_t count = below(10);
+    uint8_t *keys = random_bytes(24 * count), *out = malloc(64 * count);
+    uint64_t seed = below(1000), epoch = below(1000);
+    ddlp_keyed(seed, epoch, (uint64_t *)keys, count, (uint64_t *)out);
+    add(out, 64 * count);
+    free(keys), free(out);
 }
 
 int main(int count, char **arguments) {
@@ -160,6 +175,7 @@ int main(int count, char **arguments) {
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 4; i++) one_sum();
         for (int i = 0; i < 4 * rounds; i++) one_window(i % 4);
+        for (int i = 0; i < 10; i++) one_draw();
         printf(" %016llx\n", (unsigned long long)hash);
     }
     return 0;

@@ -59,8 +59,44 @@ def test_windows_are_numpys(kernel, mode, layout):
         kernel.windows(rows, indices, tops, lefts, across, down, fill, out, mode)
         assert np.array_equal(out, by_numpy(rows, indices, tops, lefts, across, down, fill, shape, mode))
         assert (memory[:32] == 0xA5).all() and (memory[-32:] == 0xA5).all()
+        kind, last = data.draw(st.sampled_from([np.int16, np.int32])), data.draw(st.booleans())
+        assert_same_through_a_table(kernel, rows, (indices, tops, lefts, across, down, fill), out, mode, kind, last)
 
     check()
+
+
+def assert_same_through_a_table(kernel, rows, drawn, windows, mode, kind, channels_last):
+    """In one call as in two."""
+    n, height, width, channels = windows.shape
+    table = np.random.RandomState(1).randint(0, 2**15, (channels, 256)).astype(kind)
+    shape = windows.shape if channels_last else (n, channels, height, width)
+    expected, memory = np.zeros(shape, dtype=kind), np.full(windows.size + 64, 0x5A, dtype=kind)
+    out = memory[32:-32].reshape(shape)
+    kernel.table(windows, table, expected, channels_last)
+    kernel.windows(rows, *drawn, out, mode, table, channels_last)
+    assert np.array_equal(out, expected)
+    assert (memory[:32] == 0x5A).all() and (memory[-32:] == 0x5A).all()
+
+
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, as_planes, spread])
+@pytest.mark.parametrize("side", [32, 64])  # worked on as a whole, and line by line
+def test_many_samples_as_those_of_a_batch(kernel, variant, layout, side):
+    random = np.random.RandomState(side)
+    rows, n = layout(random.randint(0, 256, (9, side, side, 3)).astype(np.uint8)), 40
+    drawn = (random.randint(0, 9, n), *random.randint(-4, 5, (2, n)), random.rand(n) < 0.5, random.rand(n) < 0.5, (0, 0, 0))
+    out = np.zeros((n, side, side, 3), dtype=np.uint8)
+    kernel.windows(rows, *drawn, out)
+    assert np.array_equal(out, by_numpy(rows, *drawn, (side, side), "constant"))
+    for kind in (np.int16, np.int32):
+        for last in (False, True):
+            assert_same_through_a_table(kernel, rows, drawn, out, "constant", kind, last)
+
+
+@pytest.mark.parametrize("table", [np.zeros((3, 255), np.int32), np.zeros((1, 256), np.int32), np.zeros((3, 256), np.int8)])
+def test_what_is_no_table_is_an_error(kernel, table):
+    rows, out = np.ones((3, 4, 4, 3), dtype=np.uint8), np.zeros((2, 3, 4, 4), dtype=table.dtype)
+    with pytest.raises(ValueError, match="a table is"):
+        kernel.windows(rows, np.zeros(2, int), np.zeros(2, int), np.zeros(2, int), None, None, (0,) * 3, out, table=table)
 
 
 def test_no_flags_mean_no_mirroring(kernel):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
-from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.bulk import Bulk, Drawn
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.transforms import Cutout
 
@@ -33,10 +33,10 @@ def images() -> ImageArrays:
 
 @pytest.fixture
 def fills(monkeypatch) -> list[int]:
-    """How many samples each call of Bulk.fill in this process made."""
+    """How many samples each call of Drawn.fill in this process made."""
     seen: list[int] = []
-    fill = Bulk.fill
-    monkeypatch.setattr(Bulk, "fill", lambda bulk, indices, *rest: (seen.append(len(indices)), fill(bulk, indices, *rest))[1])
+    fill = Drawn.fill
+    monkeypatch.setattr(Drawn, "fill", lambda one, part, out, *rest: (seen.append(len(out)), fill(one, part, out, *rest))[1])
     return seen
 
 
@@ -59,6 +59,25 @@ def test_the_bits_of_each_sample_made_by_itself(images, engine, strategy, fills,
         assert sum(fills) == SAMPLES
     if strategy == "csd":
         assert loader.report().batches_csd > 0
+
+
+@pytest.mark.parametrize("output", ["float32", "float16", "bfloat16", "uint8"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("way", ["kernel", "numpy"])
+def test_every_output(images, output, memory_format, way, monkeypatch, request):
+    """With a kernel bytes become numbers in the call that makes them, without in a second step."""
+    if way == "kernel":
+        request.getfixturevalue("need_kernel")
+    else:
+        for user in ("csd_engine.transforms.bulk", "csd_engine.keyed", "ddlp.transfer.epilogue"):
+            monkeypatch.setattr(f"{user}.kernel", lambda: None)
+    if output == "uint8":  # no byte is as grey as a mask's fill
+        images = ImageArrays(images.images, images.targets, transforms.Compose(CIFAR.transforms[:-1]))
+    options = {"batch_size": 7, "seed": 3, "output": output, "memory_format": memory_format}
+    expected = by_target(one_by_one(monkeypatch, DDLPLoader(images, **options)))
+    found = by_target(list(DDLPLoader(images, **options)))
+    assert sorted(found) == list(range(SAMPLES))
+    assert all(torch.equal(found[k], expected[k]) and found[k].dtype == expected[k].dtype for k in expected)
 
 
 def test_samples_that_come_again_are_drawn_anew(images, fills, monkeypatch):
