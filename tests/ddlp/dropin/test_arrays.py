@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_sets import SAMPLES, by_target
 from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
@@ -59,6 +60,32 @@ def test_the_bits_of_each_sample_made_by_itself(images, engine, strategy, fills,
         assert sum(fills) == SAMPLES
     if strategy == "csd":
         assert loader.report().batches_csd > 0
+
+
+@pytest.mark.parametrize(
+    "target",
+    [lambda k: k, lambda k: k > 3, lambda k: k + 0.5 if k else k, lambda k: np.int64(k), lambda k: str(k), lambda k: 2**70,
+     lambda k: torch.tensor(k), lambda k: (k, -k)],
+)  # fmt: skip
+def test_targets_of_every_kind_are_joined_as_dataloader_joins_them(images, target):
+    def joined(loader) -> list:
+        try:
+            return [batch[1] for batch in loader]
+        except Exception as error:
+            return [type(error), str(error)]
+
+    given = ImageArrays(images.images, [target(k) for k in range(SAMPLES)], transforms.ToTensor())
+    for ours, theirs in zip(joined(DDLPLoader(given, 7)), joined(DataLoader(given, 7)), strict=True):
+        assert type(ours) is type(theirs)
+        if isinstance(theirs, torch.Tensor):
+            assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+        else:
+            assert str(ours) == str(theirs)
+
+
+def test_a_collation_of_the_users_for_integers_is_called(images, monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, int, lambda batch, *, collate_fn_map=None: sum(batch))
+    assert next(iter(DDLPLoader(images, 7)))[1] == sum(range(7))
 
 
 @pytest.mark.parametrize("output", ["float32", "float16", "bfloat16", "uint8"])
