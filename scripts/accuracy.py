@@ -35,6 +35,7 @@ _T_99 = (63.66, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3
 _TO_TENSOR = (transforms.ToTensor(), transforms.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
 
 LoaderType = Callable[..., DataLoader]
+Batches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +98,8 @@ def network(classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def accuracy(loader_type: LoaderType, train: Dataset, val: Dataset, seed: int, epochs: int, **arguments: Any) -> float:
-    """Train a network from `seed` with loaders of `loader_type` and return its accuracy on `val`."""
+def accuracy(loader_type: LoaderType, train: Dataset, val: Batches, seed: int, epochs: int, **arguments: Any) -> float:
+    """Train a network from `seed` with loaders of `loader_type` and return its accuracy on the batches of `val`."""
     torch.manual_seed(seed)
     model = network(10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -112,8 +113,7 @@ def accuracy(loader_type: LoaderType, train: Dataset, val: Dataset, seed: int, e
     model.eval()
     right = seen = 0
     with torch.inference_mode():
-        # One plain loader for all: the training data are compared, not the evaluation.
-        for images, labels in DataLoader(val, batch_size=100):
+        for images, labels in val:
             right += int((model(images).argmax(1) == labels).sum())
             seen += len(labels)
     return right / seen
@@ -141,7 +141,9 @@ def compare(directory: Path, *, images: int, val_images: int, seeds: int, epochs
     comparisons = []
     sets = datasets(directory, images, val_images)
     progress = tqdm(total=len(sets) * 2 * seeds, desc="training runs", unit="run")
-    for name, (train, val) in sets.items():
+    for name, (train, val_set) in sets.items():
+        # By a plain loader, and once for all: the training data are compared, not the evaluation.
+        val = [(images, labels) for images, labels in DataLoader(val_set, batch_size=100)]
         plain, ours = [], []
         for seed in range(seeds):
             plain.append(accuracy(DataLoader, train, val, seed, epochs))

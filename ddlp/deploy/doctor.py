@@ -48,6 +48,7 @@ from ddlp.transfer.gdsprobe import probe
 __all__ = ["Checkup", "examine", "examine_host"]
 
 _START_S = 60  # Python with numpy takes its time on a board
+_GREET_TIMEOUT_S = 10.0
 _DIGESTS_TIMEOUT_S = 1800.0  # of the sample: at most 1 GiB
 
 
@@ -212,7 +213,7 @@ class _Examination:
             if port.level is Level.BAD:
                 yield port if self._answers_itself() else self._hangs("its port does not answer on the device itself either")
                 return
-        link = Device.at(record.name).link()
+        link = dataclasses.replace(Device.at(record.name), connect_timeout_s=_GREET_TIMEOUT_S).link()
         try:
             welcome = link.open()
             status = link.status()

@@ -16,6 +16,7 @@ __all__ = ["Service", "supervisor_command", "unit"]
 START_TIMEOUT_S = 180.0  # until the engine says that it serves; Python with numpy takes its time on a board
 _STOP_TIMEOUT_S = 40.0
 _SYSTEM_UNITS = "/etc/systemd/system"
+_PAUSE = "if sleep 0.2 2> /dev/null; then i=$((i+2)); else sleep 1; i=$((i+10)); fi"  # i in tenths; not every sleep takes them
 
 
 def supervisor_command(python: str, home: str) -> str:
@@ -131,13 +132,11 @@ class Service:
         """
         run = shlex.quote(f"{self.home}/run")
         command = f"$ctl start {self._unit}" if self.systemd else f"{supervisor_command(self.python, self.home)} --detach"
-        # Whole seconds: not every sleep takes others. The first steps are short where they can be.
         script = (
             f"{_SYSTEMD}run={run}; {self._running}"
             f'[ -n "$pid" ] || {{ rm -f "$run/state"; {command} < /dev/null > /dev/null 2>&1 || exit 9; }}; '
-            f"i=0; while [ $i -lt {START_TIMEOUT_S:.0f} ]; do "
-            'state=$(cat "$run/state" 2> /dev/null); case $state in ready*|failed*) break ;; esac; '
-            "sleep 0.3 2> /dev/null || sleep 1; i=$((i+1)); done; "
+            f"i=0; while [ $i -lt {START_TIMEOUT_S * 10:.0f} ]; do "
+            f'state=$(cat "$run/state" 2> /dev/null); case $state in ready*|failed*) break ;; esac; {_PAUSE}; done; '
             'echo "$state"; case $state in ready*) ;; *) exit 8 ;; esac'
         )
         done = self.shell.run(script, timeout_s=START_TIMEOUT_S + 60)
@@ -167,12 +166,12 @@ class Service:
         systemd = f"$ctl stop {self._unit} > /dev/null 2>&1; " if self.systemd else ""
         script = (
             f'{_SYSTEMD}{self._running}[ -n "$pid" ] && echo ran; {systemd}{self._running}'
+            # Ended, it may stay in the list of processes for seconds: until process 1 looks, in a container perhaps never.
             f'for one in $pid; do kill "$one"; i=0; '
-            f'while kill -0 "$one" 2> /dev/null && [ $i -lt {_STOP_TIMEOUT_S * 3:.0f} ]; do '
-            "sleep 0.3 2> /dev/null || sleep 1; i=$((i+1)); done; "
+            f'while grep -q . "/proc/$one/cmdline" 2> /dev/null && [ $i -lt {_STOP_TIMEOUT_S * 10:.0f} ]; do {_PAUSE}; done; '
             'kill -9 "$one" 2> /dev/null; done; exit 0'
         )
-        return "ran" in self.shell.must(script, "stopping the engine", timeout_s=_STOP_TIMEOUT_S * 3 + 60)
+        return "ran" in self.shell.must(script, "stopping the engine", timeout_s=_STOP_TIMEOUT_S + 60)
 
     def disable(self) -> None:
         """Stop it, and have nothing start it any more."""

@@ -67,6 +67,14 @@ class Done:
     err: str
 
 
+def _file_of(data: bytes) -> IO[bytes]:
+    """A nameless file that holds these bytes, open at its beginning."""
+    file = tempfile.TemporaryFile()
+    file.write(data)
+    file.seek(0)
+    return file
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Close an ssh's input, which ends it; kill it where that does not."""
     assert process.stdin is not None
@@ -171,42 +179,43 @@ class Shell:
             command: for /bin/sh; quote what comes from elsewhere with `shlex.quote`.
             input: its standard input: bytes, or a file that is open for reading, sent from where it stands.
             timeout_s: then `Slow` is raised; the command may go on over there.
-            waiting: called about once a second with the seconds since the start and the bytes of a file sent so far.
+            waiting: called about once a second with the seconds since the start and the bytes of the input sent so far.
 
         Raises:
             ShellError: not connected, the connection was lost, or the time is over. A command's failure is none: see `Done`.
         """
+        if isinstance(input, bytes):  # not a pipe: communicate() forgets what it has not sent when its time is over
+            with _file_of(input) as file:
+                return self.run(command, input=file, timeout_s=timeout_s, waiting=waiting)
         self.connect()
         began = time.monotonic()
         process = subprocess.Popen(
             [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(command)}"],
-            stdin=subprocess.PIPE if isinstance(input, bytes) else input,
+            stdin=input,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        pending: bytes | None = input if isinstance(input, bytes) else None
         try:
             while True:
                 left_s = timeout_s - (time.monotonic() - began)
                 try:
-                    out, err = process.communicate(pending, timeout=max(0.0, min(_TICK_S, left_s)))
+                    out, err = process.communicate(timeout=max(0.0, min(_TICK_S, left_s)))
                     break
                 except subprocess.TimeoutExpired:
-                    pending = None  # communicate goes on with what it has of it
+                    pass
                 if time.monotonic() - began >= timeout_s:
                     raise Slow(
                         f"{self.destination} has not finished within {timeout_s:g} s: {command.strip():.80}. Is it "
                         "overloaded, or its disk or network file system stuck? Try again."
                     )
                 if waiting is not None:
-                    sent = 0 if isinstance(input, bytes) else os.lseek(input.fileno(), 0, os.SEEK_CUR)  # shared with ssh
-                    waiting(time.monotonic() - began, sent)
+                    waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # shared with ssh
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
                 # Not read to their end: the master has them as well, for as long as the command runs over there.
-                for stream in (process.stdin, process.stdout, process.stderr):
+                for stream in (process.stdout, process.stderr):
                     if stream is not None:
                         with contextlib.suppress(OSError):
                             stream.close()
@@ -252,9 +261,7 @@ class Shell:
         """
         self.connect()
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as words:
-            stdin.write(input)  # a file: of two pipes both could be full at once
-            stdin.seek(0)
+        with _file_of(input) as stdin, tempfile.TemporaryFile() as words:  # of two pipes both could be full at once
             process = subprocess.Popen(
                 [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(command)}"],
                 stdin=stdin,

@@ -123,6 +123,11 @@ def encode(seed: int, plan: ImagePlan, detail: float, path: Path) -> None:
     `detail` is the knob that sets the size of the files: 0 is no noise and qualities from 75 to 85, 1 is noise with a
     standard deviation of 24 and qualities from 86 to 96, beyond it only the noise grows.
     """
+    _save(plan, detail, path, *_scene(seed, plan))
+
+
+def _scene(seed: int, plan: ImagePlan) -> tuple[Image.Image, float, float]:
+    """The image before its noise, and where in the tile that begins, across and down (0 to 1)."""
     draws = draws_for(seed, "image", plan.train, plan.position)
     photo = photograph(CLASSES[plan.label])
     width, height = plan.size
@@ -132,7 +137,13 @@ def encode(seed: int, plan: ImagePlan, detail: float, path: Path) -> None:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if plan.kind == "grey":
         image = image.convert("L")
-    image = _add_noise(image, 24 * detail, draws.random(), draws.random())
+    return image, draws.random(), draws.random()
+
+
+def _save(plan: ImagePlan, detail: float, path: Path, image: Image.Image, across: float, down: float) -> None:
+    """Add the noise, and write the file."""
+    width, height = plan.size
+    image = _add_noise(image, 24 * detail, across, down)
     quality = round(75 + 11 * min(detail, 1.0) + plan.quality)
     if plan.kind == "png":  # as ImageNet's n02105855_2933.JPEG
         image.resize((max(width // 4, 1), max(height // 4, 1))).save(path, "PNG")
@@ -164,21 +175,22 @@ def _add_noise(image: Image.Image, deviation: float, across: float, down: float)
         return image
     pixels = np.asarray(image)
     height, width = pixels.shape[:2]
-    tile = np.roll(_noise(), (int(down * 1024), int(across * 1024)), axis=(0, 1))
-    repeats = (-(-height // 1024), -(-width // 1024))
-    scaled = (tile.astype(np.int32) * round(deviation * 64) // 64000).astype(np.int16)
-    noise = np.tile(scaled, repeats)[:height, :width] if max(repeats) > 1 else scaled[:height, :width]
+    # Only what lies under the image is scaled: of most images that is a fifth of the tile.
+    rows = (np.arange(height) - int(down * 1024)) % 1024
+    columns = (np.arange(width) - int(across * 1024)) % 1024
+    tile = _noise().take(rows, axis=0).take(columns, axis=1)
+    noise = (tile.astype(np.int32) * round(deviation * 64) // 64000).astype(np.int16)
     if pixels.ndim == 3:
         noise = noise[:, :, None]
     return Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8))
 
 
-def _encoded_bytes(seed: int, plan: ImagePlan, detail: float) -> int:
+def _encoded_bytes(plan: ImagePlan, detail: float, scene: tuple[Image.Image, float, float]) -> int:
     """Size of the file that `plan` gives, without keeping it."""
     # A real file: Pillow then writes to it with the GIL released.
     descriptor = os.memfd_create("ddlp-sample")
     try:
-        encode(seed, plan, detail, Path(f"/proc/self/fd/{descriptor}"))
+        _save(plan, detail, Path(f"/proc/self/fd/{descriptor}"), *scene)
         return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
@@ -198,13 +210,19 @@ def _calibrate(seed: int, plans: list[ImagePlan], target_bytes: float, workers: 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
         def total_bytes(plans: list[ImagePlan], detail: float) -> int:
-            return sum(pool.map(lambda plan: _encoded_bytes(seed, plan, detail), plans))
+            return sum(pool.map(lambda plan: _encoded_bytes(plan, detail, _scene(seed, plan)), plans))
+
+        scenes = list(pool.map(functools.partial(_scene, seed), few))  # 25 MB: made once for all their qualities
+
+        @functools.cache
+        def of_few(detail: float) -> int:
+            return sum(pool.map(lambda plan, scene: _encoded_bytes(plan, detail, scene), few, scenes))
 
         def find(target: float) -> float:
             below, above = low, high
             for _ in range(7):
                 middle = (below + above) / 2
-                below, above = (middle, above) if total_bytes(few, middle) < target else (below, middle)
+                below, above = (middle, above) if of_few(middle) < target else (below, middle)
             return (below + above) / 2
 
         def mean_bytes(detail: float) -> float:
@@ -213,9 +231,9 @@ def _calibrate(seed: int, plans: list[ImagePlan], target_bytes: float, workers: 
             return (total_bytes(many, detail) * scale + large_bytes) / len(plans)
 
         first = find(target_bytes * len(few))
-        mean_per_few = mean_bytes(first) / total_bytes(few, first)
+        mean_per_few = mean_bytes(first) / of_few(first)
         corrected = find(target_bytes / mean_per_few)
-        reached = total_bytes(few, corrected) * mean_per_few
+        reached = of_few(corrected) * mean_per_few
     if abs(reached / target_bytes - 1) > 0.1:
         raise SampleDataError(
             f"a mean file size of {target_bytes / 1000:.0f} kB can't be reached with ImageNet's image sizes; "

@@ -20,7 +20,7 @@ WORKERS = 2
 def root(tmp_path_factory):
     """Images of ImageNet's sizes, one of 12 megapixels among them."""
     root = tmp_path_factory.mktemp("imagenet")
-    make_imagefolder(root, 120, 46, progress=False)
+    make_imagefolder(root, 60, 46, progress=False)
     return root
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts.accuracy import Comparison, compare, noise_limit
 
@@ -25,7 +27,16 @@ def test_a_loader_that_loses_accuracy_is_found() -> None:
     assert not worse.agree and "DIFFERENT" in str(worse)
 
 
-def test_training_reaches_the_same_accuracy(tmp_path: Path) -> None:
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As the script itself: on two busy cores torch's threads mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_training_reaches_the_same_accuracy(one_thread: None, tmp_path: Path) -> None:
     comparisons = compare(tmp_path, images=200, val_images=200, seeds=3, epochs=2)
     assert [comparison.dataset for comparison in comparisons] == ["ImageFolder", "CIFAR-10 files"]
     for comparison in comparisons:

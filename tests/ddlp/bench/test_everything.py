@@ -23,6 +23,8 @@ def test_every_bench_has_parts_that_its_own_options_take():
 
 def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ddlp.cli._BENCHES", {"read": _BENCHES["read"]})
+    short = ["--rounds", "1", "--batch", "4", "--size", "32", "--reads", "2"]
+    monkeypatch.setattr("ddlp.bench.read.report_parts", lambda quick: [("A batch file into tensors", short)])
     out = tmp_path / "docs" / "benchmarks.md"
     arguments = ["bench", "--all", "--quick", "--document", str(out), "--parts", str(tmp_path / "parts")]
     assert main(arguments) == 0

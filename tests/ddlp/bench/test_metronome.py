@@ -10,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlp.bench.common import BenchFailed
-from ddlp.bench.metronome import Metronome
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine_process import alive, until  # noqa: E402
+
+from ddlp.bench.common import BenchFailed  # noqa: E402
+from ddlp.bench.metronome import Metronome  # noqa: E402
 
 
 def test_it_beats_and_leaves_nothing(small_sets):
@@ -46,11 +50,8 @@ def test_it_ends_with_who_asked_for_it(small_sets):
     code += "    print(one._processes[0].pid, one._beats.name, flush=True); sys.stdin.read()"
     asking = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     pid, _, directory = asking.stdout.readline().strip().partition(" ")
-    assert Path(f"/proc/{pid}").exists()
+    assert alive(int(pid))
     asking.kill()
     asking.communicate()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: not alive(int(pid)), 10, "the metronome's end")
     shutil.rmtree(directory)
-    assert not Path(f"/proc/{pid}").exists()

@@ -176,8 +176,9 @@ def test_the_engine_does_not_run(deployed: Device, patient: Patient, capsys) -> 
     assert "ddlp logs csd0" in found["way_out"]
 
 
-def test_ports(deployed: Device, patient: Patient, capsys) -> None:
+def test_ports(deployed: Device, patient: Patient, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record with another port, a port that is closed to this host though not to the device, and an engine that hangs."""
+    monkeypatch.setattr(doctor, "_GREET_TIMEOUT_S", 2.0)
     record = book.load("csd0")
     book.save(dataclasses.replace(record, address="tcp://127.0.0.1:1"))
     found = patient.wrong()

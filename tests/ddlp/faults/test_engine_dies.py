@@ -71,8 +71,9 @@ def test_stopped_engine(leaves_nothing, slow_engine, data, truth, told, strategy
 
 
 @pytest.mark.parametrize("strategy", ("csd",))
-def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy):
+def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy, monkeypatch):
     """The service answers every ping, but its only worker is at one lease for ever."""
+    monkeypatch.setattr("ddlp.strategies.STALLED_AT_LEAST_S", 2.0)
     loader = make_loader(data, strategy, **options(strategy))
     train(loader, 0.02)
     (worker,) = worker_pids()

@@ -119,7 +119,8 @@ def test_interrupted_and_damaged_sets_are_completed_with_the_same_bytes(
 
 def test_another_seed_gives_other_images() -> None:
     first, second = (plan_image(seed, True, 1) for seed in (0, 1))
-    assert imagefolder._encoded_bytes(0, first, 0.5) != imagefolder._encoded_bytes(1, second, 0.5)
+    sizes = [imagefolder._encoded_bytes(one, 0.5, imagefolder._scene(seed, one)) for seed, one in enumerate((first, second))]
+    assert sizes[0] != sizes[1]
 
 
 def test_directories_with_other_content_are_left_alone(
