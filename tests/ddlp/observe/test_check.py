@@ -188,7 +188,7 @@ def test_another_order_of_samples(data, monkeypatch):
 
     def swaps(self, sampler):
         honest(self, sampler)
-        self._whole = self._whole[::-1].copy()
+        self._whole = self._sources = self._whole[::-1].copy()
 
     monkeypatch.setattr(EpochPlan, "_read_whole", swaps)
     assert refuted(verdict_on(data)) == [ORDER]
@@ -228,7 +228,7 @@ def test_labels_that_the_data_set_does_not_give(data, monkeypatch):
     def other(self, source):
         part, index = honest(self, source)
         parts.append(part)
-        return dataclasses.replace(part, target=lambda k: part.target(k) + 1), index
+        return dataclasses.replace(part, targets=lambda those: [target + 1 for target in part.targets(those)]), index
 
     monkeypatch.setattr(PortableSet, "part", other)
     monkeypatch.setattr(PortableSet, "targets", lambda self, sources: [self.target(s) for s in sources.tolist()])
