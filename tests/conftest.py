@@ -50,6 +50,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What needed a second try, and why."""
+    for report in terminalreporter.stats.get("rerun", []):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash is not None else report.longreprtext.strip()[-300:]
+        terminalreporter.write_line(f"RERUN {report.nodeid} ({report.when}) - {why:.300}")
+
+
 def pytest_sessionfinish() -> None:
     gc.unfreeze()  # the interpreter's end wants all of them
 

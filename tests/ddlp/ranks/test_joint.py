@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -99,6 +100,17 @@ def spool() -> Iterator[Path]:
         until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and path in command(pid)], 10, "all ends")
 
 
+def unlocked(spool: Path) -> bool:
+    """Whether nobody holds the engine's lock: not the fork of a killed one either, which is about to become a worker."""
+    [path] = spool.glob("*/e-*/spool/.lock")
+    with path.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
 def command(pid: str) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
@@ -169,7 +181,7 @@ def test_a_killed_engine_is_replaced_for_all(spool, rank):
     engine = first.ask("acquire")
     assert second.ask("acquire") == engine
     os.kill(engine, signal.SIGKILL)
-    until(lambda: not alive(engine))
+    until(lambda: not alive(engine) and unlocked(spool))
     new = second.ask("acquire")
     assert new != engine and first.ask("acquire") == new
     first.kill()
