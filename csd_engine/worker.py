@@ -217,11 +217,10 @@ class Worker:
                     writer.write(row, job.image, job.boxes)
                     yield row + 1
             return
-        drawn = job.bulk.draw(both[:, 0], both[:, 1], seed, epoch)
         for part in job.bulk.slices(len(items)):
             images = np.empty((part.stop - part.start, *job.bulk.shape), dtype=np.uint8)
             boxes = None if job.boxes is None else np.empty((len(images), *job.boxes.shape), dtype=np.int32)
-            drawn.fill(part, images, boxes)
+            job.bulk.fill(both[part, 0], both[part, 1], seed, epoch, images, boxes)
             writer.write_rows(part.start, images, boxes)
             yield part.stop
 
@@ -230,8 +229,7 @@ class Worker:
         index, occurrence = item
         if job.bulk is not None and job.bulk.takes(np.array([index])):
             into = None if job.boxes is None else job.boxes[np.newaxis]
-            drawn = job.bulk.draw(np.array([index]), np.array([occurrence]), seed, epoch)
-            drawn.fill(slice(0, 1), job.image[np.newaxis], into)
+            job.bulk.fill(np.array([index]), np.array([occurrence]), seed, epoch, job.image[np.newaxis], into)
             return
         try:
             prepare_sample(reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import ClassVar, Optional, Tuple
+from typing import Any, ClassVar, Optional, Tuple
 
 import numpy as np
 
 from csd_engine.kernels.arrays import ArrayCalls
 from csd_engine.kernels.build import KernelError
+from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel"]
 
-ABI = 3  # DDLP_ABI of src/ddlp.h
+ABI = 4  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",
@@ -231,6 +232,7 @@ class Kernel(ArrayCalls):
             ("ddlp_own_entropy", number, [pointer]),
             ("ddlp_sample", number, [pointer, job]),
             ("ddlp_resample", number, [pointer, pointer, size, job]),
+            ("ddlp_windows", number, [pointer]),
         ):
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
@@ -244,6 +246,10 @@ class Kernel(ArrayCalls):
     def choose(self, variant: str) -> bool:
         """Force a variant, for tests; False: this processor has no such thing. Not while other threads use the kernel."""
         return self._library.ddlp_choose(variant.encode()) == 0
+
+    def windows(self, *arguments: Any, **options: Any) -> Windows:
+        """Return `Windows` of an array, which explains the arguments."""
+        return Windows(self._library, *arguments, **options)
 
     def context(self) -> Context:
         """Return this thread's context; it is freed with the thread."""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from csd_engine.transforms.bulk import Bulk
 from ddlp.bench.common import BenchFailed, child_environment
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
+from ddlp.sources.host import fill_rows
 from ddlp.transfer.mapping import map_batch
 from ddlp.transfer.pool import Pool
 
@@ -52,7 +54,7 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     """
     reader, epilogue = found.dataset.reader(), found.epilogue
     ring = np.asarray(order or _order(found))
-    bulk, convert, by_table = Bulk.of(found.pipeline, reader.rows()), not epilogue.keeps_bytes, epilogue.by_table
+    bulk, convert = Bulk.of(found.pipeline, reader.rows()), not epilogue.keeps_bytes
     # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
     rows = np.empty((batch, *found.shape), dtype=np.uint8)
     bits = epilogue.empty(batch, found.shape[0], found.shape[1], Pool(1)) if convert else None
@@ -61,14 +63,9 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     def make(k: int) -> torch.Tensor:
         sources = ring[(k * batch + np.arange(batch)) % len(ring)]
         if bulk is not None:
-            drawn = bulk.draw(sources, never_before, 0, k)
             for part in bulk.slices(batch):
-                if bits is not None and by_table is not None:
-                    drawn.fill(part, bits[part], None, *by_table)
-                    continue
-                drawn.fill(part, rows[part], None)
-                if bits is not None:
-                    epilogue.convert(rows[part], bits[part])
+                fill = partial(bulk.fill, sources[part], never_before[part], 0, k)
+                fill_rows(fill, epilogue, partial(rows.__getitem__, part), None, None if bits is None else bits[part])
         else:
             for row, source in enumerate(sources.tolist()):
                 image = rows[0 if convert else row]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from csd_engine.errors import SampleError
 from csd_engine.readahead import ReadAhead
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.bulk import Bulk, Drawn
+from csd_engine.transforms.bulk import Bulk
 from ddlp.plan import EpochPlan
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.landing import Landing
@@ -73,10 +74,12 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
     """
     bulk = recipe.bulk
     if bulk is not None:  # an array's rows, which always can be read
-        sources = recipe.plan.sources(position)
-        drawn = bulk.draw(sources, recipe.plan.occurrences(position), recipe.seed, recipe.epoch)
-        parts = list(bulk.slices(len(sources)))
-        return _in_parts(recipe, parts, lambda part, rows: rows.draw(part, drawn), wanted, finished)
+        sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
+
+        def make_part(part: slice, rows: Rows) -> None:
+            rows.fill(part, partial(bulk.fill, sources[part], occurrences[part], recipe.seed, recipe.epoch))
+
+        return _in_parts(recipe, list(bulk.slices(len(sources))), make_part, wanted, finished)
     items = recipe.plan.items(position)
     with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
 
@@ -138,15 +141,11 @@ class Rows:
         else:
             self.done(part, made)
 
-    def draw(self, part: slice, drawn: Drawn) -> None:
-        """Make a part of an array's rows, through the epilogue in the same call where the kernel can do that."""
+    def fill(self, part: slice, fill: Callable[..., None]) -> None:
+        """Have a part of an array's rows made, through the epilogue in the same call where the kernel can do that."""
         boxes = None if self.boxes is None else self.boxes[part]
-        if self._bits is not None and (by_table := self._epilogue.by_table) is not None:
-            drawn.fill(part, self._bits[part], boxes, *by_table)
-            return
-        made = self.place(part)
-        drawn.fill(part, made, boxes)
-        self.done(part, made)
+        bits = None if self._bits is None else self._bits[part]
+        fill_rows(fill, self._epilogue, lambda: self.place(part), boxes, bits)
 
     def pixels(self) -> Pixels:
         """The batch."""
@@ -157,6 +156,25 @@ class Rows:
         if boxes is not None:
             self._epilogue.fill(result, boxes)
         return Pixels(result, None, finished=True)
+
+
+def fill_rows(
+    fill: Callable[..., None],
+    epilogue: Epilogue,
+    place: Callable[[], np.ndarray],
+    boxes: np.ndarray | None,
+    bits: np.ndarray | None,
+) -> None:
+    """Have `Bulk.fill`, whose samples are given, make its rows: in ``place()`` and, unless that is None, from there in
+    ``bits``; by one call where the kernel can do both.
+    """
+    if bits is not None and (by_table := epilogue.by_table) is not None:
+        fill(bits, boxes, *by_table)
+        return
+    made = place()
+    fill(made, boxes)
+    if bits is not None:
+        epilogue.convert(made, bits)
 
 
 def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -21,14 +21,15 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 3
+#define DDLP_ABI 4
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
     DDLP_HEADER = 2,      /* no JPEG, or a header that is not plain: a damaged segment, several pictures (MPO) */
     DDLP_KIND = 3,        /* a kind left to Pillow: CMYK, 12 bits, arithmetic or lossless coding, more than DDLP_MOST_PIXELS */
     DDLP_DAMAGED = 4,     /* an error or warning of libjpeg, or a file that breaks off */
-    DDLP_JOB = 5          /* the job does not fit the image, or is none that the kernel knows */
+    DDLP_JOB = 5,         /* the job does not fit the image, or is none that the kernel knows */
+    DDLP_STEP = 6         /* a step of draws.h that is none */
 } ddlp_refusal;
 
 /* Pillow warns of decompression bombs above this (Image.MAX_IMAGE_PIXELS). */

@@ -149,23 +149,40 @@ __attribute__((target("avx2"))) static void copy_windows_wide(const windows_job 
 }
 #endif
 
+/* A job whose windows are known. */
+static int run(const windows_job *job, uint8_t *scratch) {
+    for (int64_t i = 0; i < job->count; i++)
+        if (job->tops[i] != (int32_t)job->tops[i] || job->lefts[i] != (int32_t)job->lefts[i]) return DDLP_JOB;
+#if defined(DDLP_X86)
+    if (variant_used() >= VARIANT_AVX2) {
+        copy_windows_wide(job, scratch);
+        return 0;
+    }
+#endif
+    copy_windows(job, scratch);
+    return 0;
+}
+
 int ddlp_windows(const ddlp_windows_job *job) {
     if (job->height < 1 || job->width < 1 || job->channels < 1 || job->out_height < 1 || job->out_width < 1 ||
         job->padding_mode < WINDOWS_CONSTANT || job->padding_mode > WINDOWS_SYMMETRIC ||
         (job->table && job->element_bytes != 2 && job->element_bytes != 4))
         return DDLP_JOB;
     for (int64_t i = 0; i < job->count; i++)
-        if (job->indices[i] < 0 || job->indices[i] >= job->samples || job->tops[i] != (int32_t)job->tops[i] ||
-            job->lefts[i] != (int32_t)job->lefts[i])
-            return DDLP_JOB;
-    const size_t line = (size_t)job->out_width * (size_t)job->channels;
-    uint8_t *scratch = malloc(line + SMALL_BYTES + (job->table ? line * (size_t)job->out_height : 0));
-    if (!scratch) return -ENOMEM;
-#if defined(DDLP_X86)
-    if (variant_used() >= VARIANT_AVX2) copy_windows_wide(job, scratch);
-    else
-#endif
-        copy_windows(job, scratch);
-    free(scratch);
-    return 0;
+        if (job->indices[i] < 0 || job->indices[i] >= job->samples) return DDLP_JOB;
+    const size_t line = (size_t)job->out_width * (size_t)job->channels, count = (size_t)job->count;
+    const size_t drawn = job->draws ? count * (2 * sizeof(int64_t) + 2) : 0;
+    uint8_t *room = malloc(drawn + line + SMALL_BYTES + (job->table ? line * (size_t)job->out_height : 0));
+    if (!room) return -ENOMEM;
+    windows_job given = *job;
+    int result = 0;
+    if (job->draws) {
+        int64_t *tops = (int64_t *)room, *lefts = tops + count;
+        uint8_t *across = (uint8_t *)(lefts + count), *down = across + count;
+        result = draws_run(job->draws, job->indices, job->count, tops, lefts, across, down);
+        given.tops = tops, given.lefts = lefts, given.across = across, given.down = down;
+    }
+    if (!result) result = run(&given, room + drawn);
+    free(room);
+    return result;
 }

@@ -2,7 +2,7 @@
 #ifndef DDLP_WINDOWS_H
 #define DDLP_WINDOWS_H
 
-#include "ddlp.h"
+#include "draws.h"
 
 /* What lies outside of a sample: numpy.pad's and torchvision's names. Windows may reach any distance outside. */
 enum { WINDOWS_CONSTANT = 0, WINDOWS_EDGE = 1, WINDOWS_REFLECT = 2, WINDOWS_SYMMETRIC = 3 };
@@ -17,6 +17,7 @@ struct ddlp_windows_job {
     const int64_t *indices;      /* [count] which sample; DDLP_JOB, and nothing written, if one is outside 0..samples - 1 */
     const int64_t *tops, *lefts; /* [count] the window's corner in the sample, before flips; negative: in the border */
     const uint8_t *across, *down; /* [count] 0 or 1: mirrored left-right, top-bottom; NULL: none is */
+    const ddlp_draws *draws;      /* NULL, or what makes these four, which are NULL then */
     const uint8_t *fill;          /* [channels] for WINDOWS_CONSTANT */
     int32_t out_height, out_width;
     void *out; /* count x out_height x out_width x channels bytes, without gaps; with a table what ddlp_table makes of them */

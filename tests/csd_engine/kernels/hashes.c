@@ -155,6 +155,31 @@ static void one_draw(void) {
     free(keys), free(out);
 }
 
+/* Windows whose places are drawn, several groups of streams of them, and boxes. */
+static void one_batch(void) {
+    struct ddlp_windows_job job;
+    ddlp_draws draws;
+    ddlp_step steps[14];
+    memset(&job, 0, sizeof job), memset(&draws, 0, sizeof draws), memset(steps, 0, sizeof steps);
+    job.height = 6, job.width = 5, job.channels = 3, job.samples = 4, job.out_height = 9, job.out_width = 7;
+    job.channel_stride = 1, job.pixel_stride = 3, job.line_stride = 15, job.sample_stride = 90, job.count = below(150);
+    draws.steps = steps, draws.step_count = below(15), draws.masks = 2, draws.seed = below(1000), draws.epoch = below(1000);
+    for (int64_t k = 0; k < draws.step_count; k++) {
+        steps[k].kind = (int)below(6), steps[k].chance = below(100) / 100.0;
+        for (int i = 0; i < 4; i++) steps[k].numbers[i] = (steps[k].kind == STEP_HOLE && !i ? 0 : 1) + (int64_t)below(2);
+    }
+    size_t size = (size_t)job.count * 9 * 7 * 3, boxes = (size_t)job.count * 2 * 4 * sizeof(int32_t);
+    int64_t *indices = malloc((size_t)job.count * sizeof *indices), *occurrences = malloc((size_t)job.count * sizeof *occurrences);
+    for (int64_t i = 0; i < job.count; i++) indices[i] = below(4), occurrences[i] = below(3);
+    uint8_t *rows = random_bytes(4 * 90), *fill = random_bytes(3), *out = malloc(size);
+    draws.boxes = calloc(boxes + 1, 1), draws.occurrences = occurrences;
+    job.rows = rows, job.fill = fill, job.out = out, job.indices = indices, job.draws = &draws;
+    check(ddlp_windows(&job) == 0, "drawn windows refused");
+    add(out, size);
+    add((uint8_t *)draws.boxes, boxes);
+    free(indices), free(occurrences), free(rows), free(fill), free(out), free(draws.boxes);
+}
+
 int main(int count, char **arguments) {
     static const char *const variants[] = {"c", "sse2", "avx2", "vnni", "neon"};
     int rounds = count > 1 ? atoi(arguments[1]) : 100;
@@ -175,7 +200,7 @@ int main(int count, char **arguments) {
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 4; i++) one_sum();
         for (int i = 0; i < 4 * rounds; i++) one_window(i % 4);
-        for (int i = 0; i < 10; i++) one_draw();
+        for (int i = 0; i < 10; i++) one_draw(), one_batch();
         printf(" %016llx\n", (unsigned long long)hash);
     }
     return 0;

@@ -48,7 +48,7 @@ def assert_same(made, rows, n=70, seed=5, epoch=2):
     indices, occurrences = generator.integers(0, len(rows), n), generator.integers(0, 3, n)
     out = np.empty((n, *bulk.shape), dtype=np.uint8)
     boxes = np.full((n, made.boxes, 4), -1, dtype=np.int32) if made.boxes else None
-    bulk.draw(indices, occurrences, seed, epoch).fill(slice(0, n), out, boxes)
+    bulk.fill(indices, occurrences, seed, epoch, out, boxes)
     expected = np.empty(bulk.shape, dtype=np.uint8)
     expected_boxes = np.empty((made.boxes, 4), dtype=np.int32) if made.boxes else None
     for k in range(n):

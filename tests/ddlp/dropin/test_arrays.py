@@ -11,7 +11,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
-from csd_engine.transforms.bulk import Bulk, Drawn
+from csd_engine.transforms.bulk import Bulk
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.transforms import Cutout
 
@@ -34,10 +34,10 @@ def images() -> ImageArrays:
 
 @pytest.fixture
 def fills(monkeypatch) -> list[int]:
-    """How many samples each call of Drawn.fill in this process made."""
+    """How many samples each call of Bulk.fill in this process made."""
     seen: list[int] = []
-    fill = Drawn.fill
-    monkeypatch.setattr(Drawn, "fill", lambda one, part, out, *rest: (seen.append(len(out)), fill(one, part, out, *rest))[1])
+    fill = Bulk.fill
+    monkeypatch.setattr(Bulk, "fill", lambda one, indices, *rest: (seen.append(len(indices)), fill(one, indices, *rest))[1])
     return seen
 
 

@@ -1,0 +1,29 @@
+/* What is drawn for each sample of a batch: csd_engine/transforms/draws.py's steps, on the keyed generator's numbers. */
+#ifndef DDLP_DRAWS_H
+#define DDLP_DRAWS_H
+
+#include "ddlp.h"
+
+/* draws.py's Kind. */
+enum { STEP_MOVE = 0, STEP_ROW = 1, STEP_COLUMN = 2, STEP_ACROSS = 3, STEP_DOWN = 4, STEP_HOLE = 5 };
+
+typedef struct {
+    int32_t kind;
+    int64_t numbers[4];
+    double chance;
+} ddlp_step;
+
+typedef struct {
+    const ddlp_step *steps;
+    int64_t step_count;
+    uint64_t seed, epoch;
+    const int64_t *occurrences; /* [count] with each index the sample's key */
+    int32_t *boxes;             /* [count][masks][4], those of the steps filled; NULL: there are none */
+    int64_t masks;
+} ddlp_draws;
+
+/* Where each sample's window lies (ddlp_windows_job). DDLP_STEP, and nothing written: a step that is none. */
+int draws_run(const ddlp_draws *draws, const int64_t *indices, int64_t count, int64_t *tops, int64_t *lefts, uint8_t *across,
+              uint8_t *down);
+
+#endif

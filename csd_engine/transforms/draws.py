@@ -1,0 +1,246 @@
+"""A pipeline on many samples of one size, as steps: what is drawn for each sample, and where it moves the sample's window.
+
+A crop, border or flip of a pipeline only moves the window that is cut out of a source, or mirrors it. How far follows from the
+draws of the sample and from sizes that all samples share: so the sizes are worked out once, and what is left of the pipeline
+are a few steps a sample. The kernel takes them as they are (src/draws.h), `drawn` does the same with numpy.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
+
+import numpy as np
+
+from csd_engine import keyed as keyed_numbers
+from csd_engine.keyed import KeyedRows
+from csd_engine.transforms import masks, operators
+from csd_engine.transforms.checks import MAX_PIXELS, MAX_SIDE
+from csd_engine.transforms.pipeline import CHANNELS, Pipeline
+
+__all__ = ["Kind", "NotInBulk", "Parameters", "Program", "Step", "compiled", "drawn"]
+
+
+class NotInBulk(Exception):
+    """This pipeline goes sample by sample."""
+
+
+class Kind(enum.IntEnum):
+    """What a step does to a sample; ``n`` are the step's numbers. The kernel's numbers: src/draws.h."""
+
+    MOVE = 0  # top by n[0], of one that is upside down by n[1]; left by n[2], of one that is mirrored by n[3]
+    ROW = 1  # top by a draw below n[0], of one that is upside down by what the draw leaves of n[0] - 1
+    COLUMN = 2  # left, likewise
+    ACROSS = 3  # mirrored left-right with this chance
+    DOWN = 4  # top-bottom
+    HOLE = 5  # box n[0]: n[1] on each side of a point of n[2] rows and n[3] columns, clipped
+    ERASE = 6  # box n[0]: of the size that a RandomErasing draws; numpy's alone
+
+
+class Step(NamedTuple):
+    """One step of a program."""
+
+    kind: Kind
+    numbers: Tuple[int, int, int, int] = (0, 0, 0, 0)
+    chance: float = 0.0
+    erasing: Optional[masks.RandomErasing] = None
+
+
+@dataclass
+class Program:
+    """A pipeline's steps for images of one size, and what all its samples share.
+
+    Attributes:
+        height, width: pixels of the results.
+        channels: bytes of a pixel.
+        steps: in the order of their draws.
+        fill: the borders' colour, one value a channel.
+        padding_mode: of the borders.
+    """
+
+    height: int
+    width: int
+    channels: int
+    steps: Tuple[Step, ...] = ()
+    fill: Optional[Tuple[int, ...]] = None
+    padding_mode: str = "constant"
+    cropped: bool = False  # pixels were cut off: a border behind that would show them again
+
+    @property
+    def colour(self) -> Tuple[int, ...]:
+        """The borders' colour, black where there are none."""
+        return self.fill or (0,) * self.channels
+
+    def add(self, kind: Kind, *numbers: int, chance: float = 0.0, erasing: Optional[masks.RandomErasing] = None) -> None:
+        """Append a step."""
+        n = (*numbers, 0, 0, 0, 0)
+        self.steps += (Step(kind, (n[0], n[1], n[2], n[3]), chance, erasing),)
+
+    def move(self, top: int, upside_down: int, left: int, mirrored: int) -> None:
+        """Move the window, unless by nothing."""
+        if any((top, upside_down, left, mirrored)):
+            self.add(Kind.MOVE, top, upside_down, left, mirrored)
+
+    def crop(self, top: int, left: int, height: int, width: int) -> None:
+        """Keep a rectangle."""
+        self.move(top, self.height - height - top, left, self.width - width - left)
+        self.resized(height, width)
+
+    def resized(self, height: int, width: int) -> None:
+        """The window has this size from now on, within the one before."""
+        self.cropped = self.cropped or (height, width) != (self.height, self.width)
+        self.height, self.width = height, width
+
+    def pad(self, left: int, top: int, right: int, bottom: int, fill: Tuple[int, ...], padding_mode: str) -> None:
+        """Add borders; negative ones crop first."""
+        left, top, right, bottom = operators.cut_negative(self, left, top, right, bottom)
+        if max(left, top, right, bottom) > 0:
+            colour = fill if len(fill) == self.channels else fill * self.channels
+            if self.cropped or self.padding_mode != "constant" or (self.fill is not None and padding_mode != "constant"):
+                raise NotInBulk  # borders of borders
+            if padding_mode == "constant":
+                if self.fill not in (None, colour):
+                    raise NotInBulk
+                self.fill = colour
+            self.padding_mode = padding_mode
+            self.move(-top, -bottom, -left, -right)
+            self.height, self.width = self.height + top + bottom, self.width + left + right
+            if max(self.height, self.width) > MAX_SIDE or self.height * self.width > MAX_PIXELS:
+                raise NotInBulk
+
+
+def _pad(operator: operators.Pad, program: Program) -> None:
+    program.pad(*operator.padding, operator.fill, operator.padding_mode)
+
+
+def _center_crop(operator: operators.CenterCrop, program: Program) -> None:
+    height, width = operator.size
+    down, across = max(height - program.height, 0), max(width - program.width, 0)
+    program.pad(across // 2, down // 2, (across + 1) // 2, (down + 1) // 2, (0,), "constant")
+    program.crop(int(round((program.height - height) / 2.0)), int(round((program.width - width) / 2.0)), height, width)
+
+
+def _random_crop(operator: operators.RandomCrop, program: Program) -> None:
+    height, width = operator.size
+    left, top, right, bottom = operator.padding or (0, 0, 0, 0)
+    if operator.pad_if_needed:
+        down = max(height - (program.height + top + bottom), 0)
+        across = max(width - (program.width + left + right), 0)
+        left, top, right, bottom = left + across, top + down, right + across, bottom + down
+    program.pad(left, top, right, bottom, operator.fill, operator.padding_mode)
+    program.add(Kind.ROW, program.height - height + 1)
+    program.add(Kind.COLUMN, program.width - width + 1)
+    program.resized(height, width)
+
+
+def _horizontal_flip(operator: operators.RandomHorizontalFlip, program: Program) -> None:
+    program.add(Kind.ACROSS, chance=operator.p)
+
+
+def _vertical_flip(operator: operators.RandomVerticalFlip, program: Program) -> None:
+    program.add(Kind.DOWN, chance=operator.p)
+
+
+def _cutout(operator: masks.Cutout, program: Program) -> None:
+    for hole in range(operator.slot, operator.slot + operator.holes):
+        program.add(Kind.HOLE, hole, operator.length // 2, program.height, program.width)
+
+
+def _random_erasing(operator: masks.RandomErasing, program: Program) -> None:
+    program.add(Kind.ERASE, operator.slot, 0, program.height, program.width, erasing=operator)
+
+
+_COMPILE: Dict[Type[operators.Operator], Callable[[Any, Program], None]] = {
+    operators.Pad: _pad,
+    operators.CenterCrop: _center_crop,
+    operators.RandomCrop: _random_crop,
+    operators.RandomHorizontalFlip: _horizontal_flip,
+    operators.RandomVerticalFlip: _vertical_flip,
+    masks.Cutout: _cutout,
+    masks.RandomErasing: _random_erasing,
+}
+
+
+def compiled(pipeline: Pipeline, height: int, width: int) -> Program:
+    """A pipeline's program for images of this size; NotInBulk where it has none.
+
+    That it can be made of them at all is for `Pipeline.output_shape` to say.
+    """
+    program = Program(height, width, CHANNELS[pipeline.mode])
+    for operator in pipeline.operators:
+        compile_one = _COMPILE.get(type(operator))
+        if compile_one is None:
+            raise NotInBulk
+        compile_one(operator, program)
+    if any(step.kind in (Kind.ROW, Kind.COLUMN) and not 1 <= step.numbers[0] < 1 << 32 for step in program.steps):
+        raise NotInBulk  # a crop that is larger than its image
+    return program
+
+
+@dataclass
+class Parameters:
+    """What was drawn for n samples.
+
+    Attributes:
+        top, left: int64 (n,), where each window begins in its source; negative within a border.
+        across, down: bool (n,), whether it is mirrored left-right and top-bottom.
+        boxes: int32 (n, masks, 4).
+    """
+
+    top: np.ndarray
+    left: np.ndarray
+    across: np.ndarray
+    down: np.ndarray
+    boxes: np.ndarray
+
+
+def drawn(program: Program, keyed: KeyedRows, boxes: int) -> Parameters:
+    """Run a program on many samples' streams; ``boxes``: those of each sample."""
+    n = len(keyed)
+    origin, no = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
+    found = Parameters(origin, origin, no, no, np.zeros((n, boxes, 4), dtype=np.int32))
+    for kind, (first, second, third, fourth), chance, erasing in program.steps:
+        if kind is Kind.MOVE:
+            found.top = found.top + np.where(found.down, second, first)
+            found.left = found.left + np.where(found.across, fourth, third)
+        elif kind is Kind.ROW:
+            row = keyed.below(first)
+            found.top = found.top + np.where(found.down, first - 1 - row, row)
+        elif kind is Kind.COLUMN:
+            column = keyed.below(first)
+            found.left = found.left + np.where(found.across, first - 1 - column, column)
+        elif kind is Kind.ACROSS:
+            found.across = found.across ^ (keyed.uniform() < chance)
+        elif kind is Kind.DOWN:
+            found.down = found.down ^ (keyed.uniform() < chance)
+        elif kind is Kind.HOLE:
+            for side, length in enumerate((third, fourth)):
+                centre = keyed.below(length)
+                found.boxes[:, first, side] = np.maximum(centre - second, 0)
+                found.boxes[:, first, side + 2] = np.minimum(centre + second, length)
+        else:
+            assert erasing is not None
+            _erase(erasing, third, fourth, keyed, found.boxes)
+    return found
+
+
+def _erase(erasing: masks.RandomErasing, rows: int, columns: int, keyed: KeyedRows, boxes: np.ndarray) -> None:
+    """As RandomErasing.rectangle: who has found no box tries again, ten times in all."""
+    low, high = keyed_numbers.log(erasing.ratio[0]), keyed_numbers.log(erasing.ratio[1])
+    trying = np.flatnonzero(keyed.uniform() < erasing.p)
+    for _ in range(10):
+        if not len(trying):
+            return
+        areas = rows * columns * keyed.uniform(*erasing.scale, rows=trying)
+        ratios = map(keyed_numbers.exp, keyed.uniform(low, high, rows=trying).tolist())
+        sides = [(round(math.sqrt(a * r)), round(math.sqrt(a / r))) for a, r in zip(areas.tolist(), ratios)]
+        height, width = np.array(sides, dtype=np.int64).T
+        fits = (height < rows) & (width < columns)
+        found, height, width = trying[fits], height[fits], width[fits]
+        if len(found):
+            top = keyed.below(rows - height + 1, rows=found)
+            left = keyed.below(columns - width + 1, rows=found)
+            boxes[found, erasing.slot] = np.stack((top, left, top + height, left + width), axis=1)
+        trying = trying[~fits]
