@@ -81,6 +81,8 @@ class ArrayCalls:
         self._library.ddlp_sum.restype = None
         self._library.ddlp_read_sum.argtypes = [ctypes.c_int, pointer, size, pointer]
         self._library.ddlp_read_sum.restype = size
+        self._library.ddlp_populate.argtypes = [pointer, size]
+        self._library.ddlp_populate.restype = None
         self._holding = ctypes.PyDLL(self._library._name)  # the same library, called without letting go of the GIL
         for library in (self._library, self._holding):
             library.ddlp_keyed.argtypes = [ctypes.c_uint64, ctypes.c_uint64, pointer, size, pointer]
@@ -235,6 +237,11 @@ class ArrayCalls:
             raise ValueError(f"{blocks} blocks of {BLOCK_BYTES} of {content.size} bytes do not go into {acc.dtype} {acc.shape}")
         _check_out(acc)
         self._library.ddlp_sum(_address(acc), _address(content), blocks)
+
+    def populate(self, memory: np.ndarray) -> None:
+        """Have the system give fresh memory, a C-contiguous array, its pages now; what it holds stays."""
+        _check_out(memory)
+        self._library.ddlp_populate(_address(memory), memory.nbytes)
 
     def read_blocks(self, descriptor: int, place: memoryview, acc: np.ndarray) -> int:
         """Read whole blocks of 16 KiB from where a file stands, and add them to a checksum while they are in the cache.

@@ -13,7 +13,7 @@ from csd_engine.kernels.build import KernelError
 
 __all__ = ["Context", "Job", "Kernel"]
 
-ABI = 3  # DDLP_ABI of src/ddlp.h
+ABI = 4  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",
