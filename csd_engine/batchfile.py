@@ -24,6 +24,7 @@ import numpy as np
 
 from csd_engine.checksum import READ_BYTES, Checksum
 from csd_engine.errors import DamagedBatch, MissingBatch, SpoolError, SpoolFull
+from csd_engine.fresh import fresh
 from csd_engine.layout import DATA_OFFSET, Layout, file_name, header, identity
 
 __all__ = [
@@ -248,7 +249,7 @@ class BatchReceiver:
         self, expect_identity: str, expect_lease: int, layout: Layout, images: Optional[np.ndarray] = None
     ) -> None:
         if images is None:
-            images = np.empty(layout.image_shape, dtype=np.uint8)
+            images = fresh(layout.image_bytes).reshape(layout.image_shape)
         elif images.dtype != np.uint8 or images.size != layout.image_bytes or not images.flags.c_contiguous:
             raise ValueError(f"images must be a C-contiguous uint8 array of {layout.image_bytes} bytes")
         self._expected = (expect_identity, expect_lease, layout)

@@ -32,6 +32,8 @@ class ArrayCalls:
         self._library.ddlp_read_sum.restype = size
         self._library.ddlp_keyed.argtypes = [ctypes.c_uint64, ctypes.c_uint64, pointer, size, pointer]
         self._library.ddlp_keyed.restype = None
+        self._library.ddlp_populate.argtypes = [pointer, size]
+        self._library.ddlp_populate.restype = None
 
     def table(self, pixels: np.ndarray, table: np.ndarray, out: np.ndarray, channels_last: bool = False) -> None:
         """Replace each value by its entry in a table: what ToTensor and Normalize, or a change of type, come to.
@@ -116,6 +118,11 @@ class ArrayCalls:
             raise ValueError(f"{blocks} blocks of {BLOCK_BYTES} of {content.size} bytes do not go into {acc.dtype} {acc.shape}")
         check_out(acc)
         self._library.ddlp_sum(address(acc), address(content), blocks)
+
+    def populate(self, memory: np.ndarray) -> None:
+        """Have the system give fresh memory, a C-contiguous array, its pages now; what it holds stays."""
+        check_out(memory)
+        self._library.ddlp_populate(address(memory), memory.nbytes)
 
     def read_blocks(self, descriptor: int, place: memoryview, acc: np.ndarray) -> int:
         """Read whole blocks of 16 KiB from where a file stands, and add them to a checksum while they are in the cache.

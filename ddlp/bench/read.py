@@ -3,7 +3,7 @@
 Mapped, as those of an engine on this machine are; into memory that is there already, as the pool's is and the pinned buffers
 for a GPU (pinned here if there is one); and into fresh memory. The raw read is `os.readv` from the page cache into the same
 kind of memory (for the mapping, into memory that is there): the bound. The checksum alone, over bytes that lie in memory, says
-what the verification costs.
+what the verification costs. Fresh memory for the raw read is numpy's, and for the batch what `csd_engine.fresh` makes of it.
 """
 
 from __future__ import annotations

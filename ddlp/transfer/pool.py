@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Pool"]
+from csd_engine.fresh import fresh
 
-_PAGE = 4096
+__all__ = ["Pool"]
 
 
 class Pool:
@@ -30,7 +30,7 @@ class Pool:
 
     def __init__(self, spare: int, pinned: bool = False) -> None:
         self._spare = spare
-        self._allocate = _pinned if pinned else _page_aligned
+        self._allocate = _pinned if pinned else fresh
         # By size in bytes. A block may come back in any thread at any moment, whatever locks that thread holds: so no lock
         # here, but operations of deques and dicts that are atomic, also without the GIL.
         self._blocks: dict[int, deque[np.ndarray]] = {}
@@ -71,13 +71,6 @@ class Pool:
                 blocks.popleft()
         except IndexError:  # another thread was faster
             pass
-
-
-def _page_aligned(size: int) -> np.ndarray:
-    """So many bytes from a page's beginning: numpy's own lie 16 bytes behind one, across the lines of every cache."""
-    memory = np.empty(size + _PAGE, np.uint8)
-    begin = -memory.ctypes.data % _PAGE
-    return memory[begin : begin + size]
 
 
 def _pinned(size: int) -> np.ndarray:

@@ -117,6 +117,10 @@ DDLP_API int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *a
 /* csd_engine/keyed.py's numbers: keys: count x (index, occurrence, counter); out: count x 8. In this computer's byte order. */
 DDLP_API void ddlp_keyed(uint64_t seed, uint64_t epoch, const uint64_t *keys, int64_t count, uint64_t *out);
 
+/* Have the system give this memory its pages now, where it can: in one go, and before they are read into, so that the cache can
+ * be made ready for them. What it holds stays. */
+DDLP_API void ddlp_populate(uint8_t *memory, int64_t size);
+
 /* Crop with padding and flip many samples of an array into a batch; the job is described in windows.h. */
 DDLP_API int ddlp_windows(const ddlp_windows_job *job);
 

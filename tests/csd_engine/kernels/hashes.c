@@ -123,6 +123,23 @@ static void one_sum(void) {
     free(acc), free(data);
 }
 
+static void one_read_sum(void) {
+    int64_t size = 16384 * (int64_t)below(60) + below(9), blocks = size / 16384;
+    uint8_t *acc = random_bytes(16384), *data = random_bytes(size), *out = malloc(size + 16385), *sum = malloc(16384);
+    FILE *file = tmpfile();
+    fwrite(data, 1, size, file), fflush(file), rewind(file);
+    memcpy(sum, acc, 16384);
+    ddlp_populate(out, size + 16385);
+    /* the file ends before the block does */
+    check(ddlp_read_sum(fileno(file), out + 1, blocks + 1, (uint32_t *)acc) == size, "read to the end");
+    check(memcmp(data, out + 1, size) == 0, "what was read");
+    ddlp_sum((uint32_t *)sum, data, blocks);
+    check(memcmp(sum, acc, 16384) == 0, "the sum of what was read");
+    add(acc, 16384);
+    fclose(file);
+    free(acc), free(data), free(out), free(sum);
+}
+
 static void one_window(int mode) {
     struct ddlp_windows_job job;
     memset(&job, 0, sizeof job);
@@ -199,6 +216,7 @@ int main(int count, char **arguments) {
         for (int i = 0; i < 4; i++) one_split();
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 4; i++) one_sum();
+        for (int i = 0; i < 3; i++) one_read_sum();
         for (int i = 0; i < 4 * rounds; i++) one_window(i % 4);
         for (int i = 0; i < 10; i++) one_draw(), one_batch();
         printf(" %016llx\n", (unsigned long long)hash);

@@ -41,3 +41,42 @@ def test_any_bytes_will_do(kernel):
 def test_what_does_not_fit_is_an_error(kernel, acc, size, blocks):
     with pytest.raises(ValueError, match="blocks of 16384"):
         kernel.add_blocks(acc, bytes(size), blocks)
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 15, 16, 17, 37, 53])
+@pytest.mark.parametrize("offset", [0, 5])
+def test_a_file_is_read_and_added_piece_by_piece(kernel, variant, tmp_path, blocks, offset):
+    random = np.random.RandomState(blocks)
+    content = random.randint(0, 256, 100 + blocks * BLOCK_BYTES).astype(np.uint8)
+    path = tmp_path / "file"
+    path.write_bytes(content.tobytes())
+    begin = random.randint(0, 2**32, BLOCK_BYTES // 4, dtype=np.uint32)
+    acc, memory = begin.copy(), np.full(offset + (blocks + 1) * BLOCK_BYTES, 7, np.uint8)
+    with open(path, "rb", buffering=0) as file:
+        file.seek(100)
+        assert kernel.read_blocks(file.fileno(), memory[offset:-9].data, acc) == blocks * BLOCK_BYTES
+        assert file.tell() == len(content)
+    assert np.array_equal(acc, horner(begin, content[100:].copy(), blocks))
+    end = offset + blocks * BLOCK_BYTES
+    assert np.array_equal(memory[offset:end], content[100:])
+    assert (memory[:offset] == 7).all() and (memory[end:] == 7).all()
+
+
+def test_a_file_that_ends_early_is_read_as_far_as_it_goes(kernel, variant, tmp_path):
+    content = np.random.RandomState(1).randint(0, 256, 18 * BLOCK_BYTES + 77).astype(np.uint8)
+    (tmp_path / "file").write_bytes(content.tobytes())
+    acc, memory = np.zeros(BLOCK_BYTES // 4, np.uint32), np.empty(40 * BLOCK_BYTES, np.uint8)
+    with open(tmp_path / "file", "rb", buffering=0) as file:
+        assert kernel.read_blocks(file.fileno(), memory.data, acc) == len(content)
+    assert np.array_equal(memory[: len(content)], content)
+    assert np.array_equal(acc, horner(np.zeros_like(acc), content, 18))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 100_000])
+def test_memory_that_is_given_its_pages_keeps_what_it_holds(kernel, size):
+    memory = np.full(size + 9000, 7, np.uint8)
+    for offset in (0, 1, 4095):
+        kernel.populate(memory[offset : offset + size])
+    assert (memory == 7).all()
+    with pytest.raises(ValueError, match="without gaps"):
+        kernel.populate(memory[::2])

@@ -314,7 +314,7 @@ def test_memory_that_is_used_again(data, monkeypatch, strategy):
             return block
         import ddlp.transfer.pool as pool
 
-        blocks.append(pool._page_aligned(size))
+        blocks.append(pool.fresh(size))
         return blocks[-1]
 
     monkeypatch.setattr(Pool, "_used", too_soon)
