@@ -71,7 +71,7 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command; returns the exit status. ``arguments``: None for this process's own."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = make_parser(given).parse_args(given)
     try:
@@ -80,5 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ddlp: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        if arguments is not None:  # Ctrl-C is for whoever called, not for this command alone
+            raise
         print("ddlp: stopped", file=sys.stderr)
         return 130

@@ -281,6 +281,7 @@ down() {
     *) wrong "down: --name NAME or --all" ;;
   esac
   lock
+  trap '' INT TERM # what is removed by half would stay
   for board in "${names[@]}"; do
     name=$board dir=$STATE/$board link=csd-$board
     [ -d "$dir" ] || die "there is no board $board" "boards: $(boards | xargs)"

@@ -26,7 +26,8 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
   # Their Debian systems, where they are not cached, take a minute or two each: meanwhile the environment is installed. What
   # goes wrong here is told by the first of their tests.
   # shellcheck disable=SC2016 # for that bash to expand
-  setsid bash -c 'for arch in armhf arm64; do
+  setsid bash -c 'trap "exit 143" TERM # once what runs has taken its board down
+    for arch in armhf arm64; do
       ./scripts/csd_emulator.sh up --bare --arch $arch --name "w$$" && ./scripts/csd_emulator.sh down --name "w$$"
     done' >/dev/null 2>&1 &
   systems=$!

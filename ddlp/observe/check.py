@@ -35,7 +35,7 @@ from ddlp.sources.host import Pixels, Recipe
 __all__ = ["Checked", "Refuted", "Verdict", "checked"]
 
 FIRST = 2  # batches of each side that are examined closely, before every so many-th is
-KEPT = 8  # delivered batches that are looked at again, those delivered last
+KEPT = 8  # delivered tensors that are looked at again, those delivered last: images and labels of four batches
 
 
 def checked(

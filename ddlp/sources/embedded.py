@@ -115,6 +115,14 @@ def short_directory(lock: Path) -> Path:
     raise OSError(0, f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes: it is too long, as is $TMPDIR")
 
 
+def unusable(spool: str, error: OSError) -> SpoolError:
+    """What to raise where nothing can be made in the spool directory."""
+    return SpoolError(
+        f"the spool directory {spool} cannot be used: {error.strerror}. Make it writable, or choose another one with spool= or "
+        "$DDLP_SPOOL."
+    )
+
+
 class _PrivateDirectory:
     """A locked directory of our own, and a second, shorter one for the socket where its path would be too long."""
 
@@ -130,11 +138,7 @@ class _PrivateDirectory:
             self.socket_directory = self.path if socket_fits(self.path) else short_directory(self.path / "lock")
         except OSError as error:
             self.remove()
-            raise SpoolError(
-                f"the spool directory {base} cannot be used: {error.strerror}. Make it writable, or choose another "
-                f"one with "
-                "spool= or $DDLP_SPOOL."
-            ) from None
+            raise unusable(base, error) from None
 
     def remove(self) -> None:
         """Remove all; last the lock is let go."""

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from csd_engine.errors import EngineError, SpoolError
+from csd_engine.errors import EngineError
 from csd_engine.members import Members
 from csd_engine.spool import remove_tree
 from ddlp.ranks import Ranks
@@ -38,6 +38,7 @@ from ddlp.sources.embedded import (
     EmbeddedOptions,
     short_directory,
     socket_fits,
+    unusable,
 )
 
 __all__ = ["JointEngine"]
@@ -112,10 +113,7 @@ class _Meeting:
             os.makedirs(options.spool, exist_ok=True)
             self.members = Members.join(self._run)
         except OSError as error:
-            raise SpoolError(
-                f"the spool directory {options.spool} cannot be used: {error.strerror}. Make it writable, or choose another "
-                "one with spool= or $DDLP_SPOOL."
-            ) from None
+            raise unusable(options.spool, error) from None
 
     @property
     def run(self) -> Path:

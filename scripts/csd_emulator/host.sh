@@ -37,8 +37,8 @@ emulate() {
   # the board's mount tree) and C (else sudo and other setuid programs get no rights there), and many systems set but F.
   handler=ddlp-csd-$arch-$(cksum <<<"$STATE" | cut -d' ' -f1)
   [ ! -e "$BINFMT/$handler" ] || return 0
-  printf '%sC' "$(sed -n "s/^:$qemu:/:$handler:/p" "/usr/lib/binfmt.d/$qemu.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
   echo "$handler" >>"$STATE/.binfmt"
+  printf '%sC' "$(sed -n "s/^:$qemu:/:$handler:/p" "/usr/lib/binfmt.d/$qemu.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
 }
 
 # base_dir ARCH: named by what it is made from, so that a changed recipe makes a new one.

@@ -43,8 +43,9 @@ make_groups() {
       continue
     fi
     group=$parent/ddlp-csd-$name
-    mkdir -p "$group"
+    # First on the list of what is to be removed, then made: this may be interrupted.
     grep -qxF "$group" "$dir/groups" || echo "$group" >>"$dir/groups"
+    mkdir -p "$group"
     case $version$controller in
       [12]cpuset)
         cpus=$(last_cpus "$cores")

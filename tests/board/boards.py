@@ -77,7 +77,11 @@ class Board:
         emulator("down", "--name", self.name)
 
 
+RAISED: list[str] = []  # the names of all that were to be made in this process
+
+
 def raise_board(name: str, *options: str) -> Board:
+    RAISED.append(name)
     emulator("up", "--name", name, *options)
     # The record is shell assignments, quoted as the shell does.
     record = dict(word.split("=", 1) for word in shlex.split((state() / name / "record").read_text()))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from boards import Board, emulator, raise_board, state, why_not  # noqa: E402
+from boards import RAISED, Board, emulator, raise_board, state, why_not  # noqa: E402
 
 from ddlp.deploy import deployment  # noqa: E402
 
@@ -28,13 +28,17 @@ def quick_rate() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def needs_boards() -> None:
+def needs_boards() -> Iterator[None]:
     reason = why_not()
-    if reason is None:
-        return
-    if os.environ.get("CI"):
-        pytest.fail(f"{reason} (CI is set: skipping is no option)")
-    pytest.skip(reason)
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason} (CI is set: skipping is no option)")
+        pytest.skip(reason)
+    yield
+    # After Ctrl-C in an `up` or a `down`, to which Python leaves a quarter of a second before it kills them.
+    for name in RAISED:
+        if (state() / name).exists():
+            emulator("down", "--name", name, check=False)
 
 
 @pytest.fixture(scope="session")

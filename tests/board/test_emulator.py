@@ -276,6 +276,18 @@ def test_nothing_is_left_of_an_interrupted_up(board: Board, own_state: Path, fil
     assert not own_state.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_down_that_is_interrupted_ends_what_it_began(own_state: Path, number: signal.Signals) -> None:
+    board = raise_board(f"e{os.getpid()}", "--bare")
+    process = subprocess.Popen([str(SCRIPT), "down", "--name", board.name], start_new_session=True, stderr=subprocess.DEVNULL)
+    while (own_state / board.name / "keeper").exists():
+        time.sleep(0.001)
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=60) == 0
+    gone(board.name, set())
+    assert not own_state.exists()
+
+
 def test_what_a_killed_up_leaves_goes_with_down(board: Board, own_state: Path) -> None:
     name = f"k{os.getpid()}"
     interrupted(["--name", name, "--bare"], (own_state / name / "pid").exists, signal.SIGKILL)

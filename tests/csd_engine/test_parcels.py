@@ -39,17 +39,23 @@ def receive(recipe, job, number, items):
     return receiver.batch()
 
 
-@pytest.fixture
-def published(start, recipe):
+@contextlib.contextmanager
+def waiting(start, recipe, heartbeat_timeout_s, timeout_s):
     """(engine, link, job, lease's number, items, file) of a batch that waits in a spool."""
     engine = start("--root", str(recipe.root), listen=TCP)
-    link = engine.link(heartbeat_s=0.1, heartbeat_timeout_s=1.0)
+    link = engine.link(heartbeat_s=0.1, heartbeat_timeout_s=heartbeat_timeout_s)
     events = SimpleQueue()
     job = recipe.open(link, events)
     items = recipe.lease(job, 1)
-    path = wait_for(events, LeasePublished).path
+    path = wait_for(events, LeasePublished, timeout_s).path
     yield engine, link, job, 1, items, path
     link.close()
+
+
+@pytest.fixture
+def published(start, recipe):
+    with waiting(start, recipe, 1.0, 15.0) as batch:
+        yield batch
 
 
 def test_a_batch_comes_over_the_socket(published, recipe):
@@ -105,14 +111,8 @@ def test_other_identities_and_unknown_leases(published, recipe):
 @pytest.fixture
 def large_published(start, large):
     """As `published`, of 38.5 MB."""
-    engine = start("--root", str(large.root), listen=TCP)
-    link = engine.link(heartbeat_s=0.1, heartbeat_timeout_s=1.5)
-    events = SimpleQueue()
-    job = large.open(link, events)
-    items = large.lease(job, 1)
-    wait_for(events, LeasePublished, 60)
-    yield engine, link, job, 1, items
-    link.close()
+    with waiting(start, large, 1.5, 60.0) as batch:
+        yield batch
 
 
 def memory_kib(pid, name="RssAnon"):
@@ -122,7 +122,7 @@ def memory_kib(pid, name="RssAnon"):
 
 def test_a_slow_reader_costs_neither_side_memory(large_published, large, monkeypatch):
     """Nor does one that breaks off: parts asked for and not used are bounded over all batches on the way."""
-    engine, link, job, number, items = large_published
+    engine, link, job, number, items, _ = large_published
     size = large.layout.file_bytes
     receive(large, job, number, items)  # buffers made, libzmq's too
     before = memory_kib(os.getpid()), memory_kib(engine.process.pid)
@@ -144,7 +144,7 @@ def test_a_slow_reader_costs_neither_side_memory(large_published, large, monkeyp
 
 
 def test_two_batches_at_once(large_published, large):
-    _, _, job, number, items = large_published
+    _, _, job, number, items, _ = large_published
     found = at_once(lambda _: receive(large, job, number, items), 2)
     assert np.array_equal(found[0].images, found[1].images)
 
@@ -160,7 +160,7 @@ def break_off(parts, kind, match, within_s):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_dies_or_hangs_in_mid_fetch(large_published, large, number):
-    engine, _, job, lease, _ = large_published
+    engine, _, job, lease, _, _ = large_published
     parts = job.fetch(lease, large.layout.file_bytes)
     next(parts)
     engine.process.send_signal(number)
@@ -175,7 +175,7 @@ def test_an_engine_that_dies_or_hangs_in_mid_fetch(large_published, large, numbe
 
 
 def test_a_job_that_is_closed_in_mid_fetch(large_published, large):
-    engine, link, job, lease, _ = large_published
+    engine, link, job, lease, _, _ = large_published
     parts = job.fetch(lease, large.layout.file_bytes)
     next(parts)
     engine.process.send_signal(signal.SIGSTOP)  # nothing more will come
@@ -187,7 +187,7 @@ def test_a_job_that_is_closed_in_mid_fetch(large_published, large):
 
 
 def test_a_batch_that_is_released_in_mid_fetch(large_published, large):
-    _, _, job, lease, _ = large_published
+    _, _, job, lease, _, _ = large_published
     parts = job.fetch(lease, large.layout.file_bytes)
     next(parts)
     job.release(lease)
@@ -196,7 +196,7 @@ def test_a_batch_that_is_released_in_mid_fetch(large_published, large):
 
 def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, large):
     """Its questions wait in the engine, and more than it may ask for at once are refused."""
-    engine, link, job, lease, items = large_published
+    engine, link, job, lease, items, _ = large_published
     greedy = engine.link(heartbeat_s=0.1)
     events = SimpleQueue()
     other = large.open(greedy, events)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from open_files import open_below
 
 from csd_engine.batchfile import PART_SUFFIX
 from csd_engine.spool import Spool, free_bytes
@@ -13,14 +13,7 @@ from csd_engine.spool import Spool, free_bytes
 
 def removed_and_open(directory: Path) -> int:
     """Files of ours below the directory that have no name any more."""
-    found = 0
-    for one in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{one}")
-        except OSError:
-            continue
-        found += target.startswith(str(directory)) and target.endswith("(deleted)")
-    return found
+    return sum(one.endswith(" (deleted)") for one in open_below(directory))
 
 
 def fill(spool: Spool, number: int) -> Path:

@@ -153,6 +153,24 @@ def test_resume_leaves_out_what_was_delivered():
         Ledger(5, host_slots=2, delivered=[(3, 9)])
 
 
+def test_what_was_delivered_is_written_down_where_it_is_in_the_epoch():
+    """A resume begins with this; whether all are there, `done`, needs their number alone."""
+    ledger = ledger_with_device(6)
+    lease = ledger.lease("d", 5, now=0.0)
+    ledger.published("d", lease)
+    ledger.fetch(5)
+    ledger.verified(lease)
+    ledger.made(ledger.claim(0))
+    ledger.made(ledger.claim(1))
+    ledger.deliver(5)
+    ledger.deliver(0)
+    assert list(ledger.delivered.ranges()) == [(0, 1), (5, 6)], "batch 1 is ready, no more"
+    with pytest.raises(LedgerError, match="batch 5 was delivered"):
+        ledger.claim(5)
+    again = Ledger(6, host_slots=3, delivered=ledger.delivered.ranges())
+    assert list(again.free) == [1, 2, 3, 4]
+
+
 def test_an_epoch_of_unknown_length():
     ledger = Ledger(None, host_slots=2)
     assert not ledger.done

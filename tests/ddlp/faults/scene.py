@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from engine_process import alive, until
+from open_files import open_files
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, Device, ImageFiles
@@ -137,16 +138,9 @@ def worker_pids(below: int | None = None) -> list[int]:
 
 def listing() -> dict[str, Any]:
     """What this process has of things that can be left behind."""
-    sockets = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if not target.startswith("/dev/nvidia"):  # the driver's own, which it opens when it likes
-            sockets.append(target.partition(":")[0])
+    ours = [one for one in open_files() if not one.startswith("/dev/nvidia")]  # the driver's own, which it opens when it likes
     return {
-        "descriptors": sorted(sockets),
+        "descriptors": sorted(one.partition(":")[0] for one in ours),
         "threads": sorted(t.name for t in threading.enumerate() if t is not threading.main_thread()),
         "processes": sorted(p.command for p in descendants()),
         "shared memory": sorted(name for name in os.listdir("/dev/shm") if not name.startswith("cuda.shm")),

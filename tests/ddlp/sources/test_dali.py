@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -13,6 +14,10 @@ import torch
 import torchvision.transforms as T
 from PIL import Image
 from torch.utils.data import BatchSampler, SequentialSampler
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from both_sides import until_both  # noqa: E402
 
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import DDLPError
@@ -154,21 +159,14 @@ def test_with_a_device_each_sample_comes_once_and_augmented_alike(paths, strateg
     held = acquire(EmbeddedOptions(spool=str(tmp_path)))
     try:
         both = loader(paths, RESIZE, strategy=strategy, spool=str(tmp_path), backend="dali", num_workers=1, prefetch_factor=1)
-        for _ in range(20):  # until both sides had a part; a busy machine may start the engine too late for the first epochs
-            both.set_epoch(0)
-            batches = []
-            for batch in both:
-                batches.append(batch)
-                time.sleep(0.03)  # a training step
+        for batches in until_both(both):
             found = samples(batches)
             assert sorted(found) == sorted(truth)
             assert max(int((found[k] - truth[k]).abs().max()) for k in truth) <= DISTANCES["bilinear"].most
-            report = both.report()
-            if report.batches_cpu and report.batches_csd:
-                break
     finally:
         held.release()
-    assert report.batches_cpu and report.batches_csd and report.batches_cpu + report.batches_csd == len(batches) == 16
+    report = both.report()
+    assert report.batches_cpu + report.batches_csd == len(batches) == 16
     exact = {k for k in truth if torch.equal(found[k], truth[k])}
     whole = sum(exact.issuperset(targets.tolist()) for _, targets in batches)
     assert report.batches_csd <= whole < len(batches), "a device's batches are torchvision's bits, the host's are not"
@@ -391,17 +389,9 @@ def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memo
 def test_both_sides_land(paths, lane, strategy, tmp_path):
     truth = samples(loader(paths, CROP))
     both = loader(paths, CROP, strategy=strategy, spool=str(tmp_path), backend="dali", device="cpu", num_workers=1)
-    for _ in range(20):
-        both.set_epoch(0)
-        batches = []
-        for batch in both:
-            batches.append(batch)
-            time.sleep(0.03)
+    for batches in until_both(both):
         found = samples(batches)
         assert sorted(found) == sorted(truth) and all(torch.equal(found[k], truth[k]) for k in truth)
-        if both.report().batches_cpu and both.report().batches_csd:
-            return
-    pytest.fail("the device had no part in twenty epochs")
 
 
 def test_stages_are_worked_out_once_an_epoch(paths, monkeypatch):
