@@ -204,7 +204,8 @@ def _spdl(work: Work) -> Iterator[Any]:
         return finish(images.contiguous()), torch.tensor(labels)
 
     starts = range(0, len(files), work.batch)
-    pipeline = PipelineBuilder().add_source(starts).pipe(load, concurrency=1).add_sink(2).build(num_threads=1)
+    builder: Any = PipelineBuilder()  # its methods give what the one before took: mypy can't follow
+    pipeline = builder.add_source(starts).pipe(load, concurrency=1).add_sink(2).build(num_threads=1)
     with pipeline.auto_stop():
         yield from pipeline
 
