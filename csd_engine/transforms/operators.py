@@ -173,7 +173,7 @@ class CenterCrop(Operator):
         """The given size."""
         return Shape(self.size, shape.channels)
 
-    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+    def draw(self, canvas: Any, keyed: Optional[Keyed]) -> None:
         """torchvision's center_crop: pad, then crop at the rounded (half to even) anchor."""
         height, width = self.size
         down, across = max(height - canvas.height, 0), max(width - canvas.width, 0)
@@ -248,7 +248,14 @@ class RandomCrop(Operator):
         return Shape(self.size, shape.channels)
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """Pad, then crop; PipelineError where the padded image is smaller than the crop, as torchvision raises."""
+        """Pad, then crop."""
+        height, width = self.size
+        self.pad(canvas)
+        row = keyed.below(canvas.height - height + 1)
+        canvas.crop(row, keyed.below(canvas.width - width + 1), height, width)
+
+    def pad(self, canvas: Any) -> None:
+        """Add the borders; PipelineError where the padded image is smaller than the crop, as torchvision raises."""
         height, width = self.size
         left, top, right, bottom = self.padding or (0, 0, 0, 0)
         if self.pad_if_needed:
@@ -259,8 +266,6 @@ class RandomCrop(Operator):
         if canvas.height < height or canvas.width < width:
             raise PipelineError(f"RandomCrop: size={list(self.size)!r} (height, width) is larger than the padded image "
                                 f"of {[canvas.height, canvas.width]!r}; set pad_if_needed or resize first")
-        row = keyed.below(canvas.height - height + 1)
-        canvas.crop(row, keyed.below(canvas.width - width + 1), height, width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +288,7 @@ class Pad(Operator):
         left, top, right, bottom = self.padding
         return Shape((shape.size[0] + top + bottom, shape.size[1] + left + right), shape.channels)
 
-    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+    def draw(self, canvas: Any, keyed: Optional[Keyed]) -> None:
         """One pad."""
         canvas.pad(*self.padding, self.fill, self.padding_mode)
 
