@@ -134,7 +134,9 @@ class Landing:
             result = result.clone()  # bytes that are delivered as they are
         back = None
         if sample is not None:
-            back = images[sample].cpu().numpy(), None if boxes is None else boxes[sample].cpu().numpy()
+            # A copy, also where the device is this CPU: the slot is another batch's soon. The boxes were cloned.
+            image = images[sample].to("cpu", copy=True).numpy()
+            back = image, None if boxes is None else boxes[sample].cpu().numpy()
         return Landed(result, self.lane.mark(), back)
 
     def _take(self, way: Way, size: int) -> _Slot:

@@ -101,11 +101,12 @@ def test_memory_that_was_handed_out_is_never_read_into_again(tmp_path, landing, 
     epilogue = epilogue_for(files[0], dtype, layout)
     landed = []
     for file in files * 2:
-        one = file.read(landing, epilogue)
+        one = file.read(landing, epilogue, sample=2)
         one.mark.before_use(one.images)
-        landed.append(one.images)
-    for number, result in enumerate(landed):
-        assert torch.equal(result.cpu(), epilogue(torch.from_numpy(files[number % 3].images)))
+        landed.append((one.images, one.sample[0]))
+    for number, (result, sample) in enumerate(landed):
+        images = files[number % 3].images
+        assert torch.equal(result.cpu(), epilogue(torch.from_numpy(images))) and np.array_equal(sample, images[2])
         result.zero_()  # the caller's to change
 
 
