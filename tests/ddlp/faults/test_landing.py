@@ -99,7 +99,7 @@ def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkey
     assert len(train(loader)) == 40 and not len(told), list(told)
     monkeypatch.setattr("ddlp.sources.csd.host_digest", lambda recipe, item: "other")
     monkeypatch.setattr("ddlp.sources.csd._compare_bits", lambda *_: None)
-    train(make_loader(data, "wrr", audit=1, **lands("mmap")))
+    train(make_loader(data, "csd", audit=1, **lands("mmap")))
     assert any("has other pixels than the host computes" in text for text in told), list(told)
 
 
