@@ -10,6 +10,7 @@ import numpy as np
 
 from csd_engine.kernels.arrays import ArrayCalls
 from csd_engine.kernels.build import KernelError
+from csd_engine.kernels.places import address
 from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel"]
@@ -117,8 +118,8 @@ class Context:
     def content(self) -> bytes:
         """Return the bytes last read or taken: all of the file, or less where it broke off."""
         size = ctypes.c_int64()
-        address = self._library.ddlp_content(self._pointer, ctypes.byref(size))
-        return ctypes.string_at(address, size.value) if size.value else b""
+        place = self._library.ddlp_content(self._pointer, ctypes.byref(size))
+        return ctypes.string_at(place, size.value) if size.value else b""
 
     def sample(self, job: Job, out: np.ndarray) -> bool:
         """Decode, resample and flip the image last read or taken.
@@ -149,8 +150,8 @@ class Context:
         height, width = _check_pixels(pixels, job.channels)
         if min(job.left, job.top) < 0 or job.left + job.width > width or job.top + job.height > height:
             raise ValueError(f"crop {job.width}x{job.height} at ({job.left}, {job.top}) is not inside {width}x{height}")
-        address = pixels.__array_interface__["data"][0]
-        self.refusal = result = self._library.ddlp_resample(self._pointer, address, pixels.strides[0], job)
+        place = address(pixels)
+        self.refusal = result = self._library.ddlp_resample(self._pointer, place, pixels.strides[0], job)
         if result < 0:
             _raise(result)
         return not result
@@ -181,7 +182,7 @@ def _fit(job: Job, out: np.ndarray) -> None:
     """Point the job at `out`."""
     if _check_pixels(out, job.channels) != (job.out_height, job.out_width) or not out.flags.writeable:
         raise ValueError(f"the job makes {job.out_height}x{job.out_width}, the array is {out.shape}, to be writable")
-    job.out = out.__array_interface__["data"][0]
+    job.out = address(out)
     job.out_stride = out.strides[0]
 
 
