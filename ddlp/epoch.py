@@ -8,6 +8,7 @@ there is an answer for it, and looks up once a second for what only the clock ca
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from ddlp.ledger import Cancel, Ledger
 from ddlp.live import Life, Live, devices_live
 from ddlp.rates import Rates
 from ddlp.report import Counts, EpochReport
+from ddlp.runs import Runs
 from ddlp.sources.dali import DaliHost
 from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
@@ -59,7 +61,8 @@ class EpochRun(Heard):
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
         self._finish, self._on_cpu, self._on_closed = finish, on_cpu, on_closed
         self._full_batch = max(1, full_batch)
-        self._waiting = Waiting(ledger, strategy)
+        self._runs = Runs(ledger, strategy, rates.host)
+        self._waiting = Waiting(ledger, strategy, self._runs)
         self._lock = self._waiting.lock
         self._ready: dict[int, Pixels | Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
@@ -123,8 +126,8 @@ class EpochRun(Heard):
                     told = True
                     self._tell_waiting(True)
                 self.counts.asked_s = began
-                limit = LOOK_UP_S if told else WAITING_S
-                self._waiting.rest(self._waiting.training, limit if deadline is None else max(0.0, min(limit, deadline - now)))
+                limit = min(LOOK_UP_S if told else WAITING_S, math.inf if deadline is None else max(0.0, deadline - now))
+                self._waiting.rest(self._waiting.training, limit)
             side = self.ledger.deliver(position)
             made = self._ready.pop(position)
             if told:
@@ -202,36 +205,42 @@ class EpochRun(Heard):
 
     def _host_worker(self) -> None:
         cpu = time.thread_time()
-        claimed: tuple[int, int] | None = None
-        while (claimed := claimed or self._next_claim()) is not None:
-            position, claim = claimed
-            began = time.monotonic()
-            made: Pixels | Failure | None
-            try:
-                made = self._finish(self._prepare(position, partial(self._wanted, claim), self._on_cpu))
-            except Unwanted:
-                made = None
-            except BaseException as error:  # raised again in the training thread, in this batch's place
-                made = Failure(error)
-            busy_s = time.monotonic() - began
+        run: list[tuple[int, int]] = []
+        while run := run or self._next_run():
+            made = [self._make(position, claim) for position, claim in run]
             with self._lock:
                 cpu = self.counts.cpu(cpu)
-                if isinstance(made, Pixels):
-                    self.rates.host.add(busy_s, self._part(position))
-                if self.ledger.made(claim) and made is not None:
-                    self._ready[position] = made
-                claimed = self._claim()  # while the lock is held anyway
+                self._hand_in(run, made)
+                run = [] if self._closing else self._runs.claim(time.monotonic())  # while the lock is held anyway
                 self._act()
-            made = None  # an error holds its raiser's frames, the loader among them: not while this thread waits
+            made.clear()  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
-    def _next_claim(self) -> tuple[int, int] | None:
+    def _next_run(self) -> list[tuple[int, int]]:
         with self._lock:
             while not self._closing:
-                if (claimed := self._claim()) is not None:
+                if run := self._runs.claim(time.monotonic()):
                     self._act()
-                    return claimed
+                    return run
                 self._waiting.rest(self._waiting.workers, LOOK_UP_S)
-        return None
+        return []
+
+    def _make(self, position: int, claim: int) -> tuple[Pixels | Failure | None, float]:
+        """Make a batch. Returns it, or None where it is not wanted any more, and the seconds that it took."""
+        began = time.monotonic()
+        try:
+            made = self._finish(self._prepare(position, partial(self._wanted, claim), self._on_cpu))
+            return made, time.monotonic() - began
+        except Unwanted:
+            return None, 0.0
+        except BaseException as error:  # raised again in the training thread, in this batch's place
+            return Failure(error), 0.0
+
+    def _hand_in(self, run: list[tuple[int, int]], made: list[tuple[Pixels | Failure | None, float]]) -> None:
+        for (position, claim), (batch, busy_s) in zip(run, made, strict=True):
+            if isinstance(batch, Pixels):
+                self.rates.host.add(busy_s, self._part(position))
+            if self.ledger.made(claim) and batch is not None:
+                self._ready[position] = batch
 
     def _wanted(self, claim: int) -> bool:
         """Asked before each sample, so without the lock: the ledger looks up two entries, and `made` has the last word."""
@@ -322,9 +331,9 @@ class EpochRun(Heard):
     def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
         """A device's batch stands in the spool."""
         with self._lock:
-            position = self.ledger.devices[device].outstanding.get(lease)
-            if self.ledger.published(device, lease) and position is not None:
-                self._files[lease] = self._jobs[device], path
+            position, job = self.ledger.devices[device].outstanding.get(lease), self._jobs.get(device)
+            if self.ledger.published(device, lease) and position is not None and job is not None:  # None: closed meanwhile
+                self._files[lease] = job, path
                 self.counts.published(position)
                 self.rates.device(device).add(busy_s, self._part(position))
             self._act()
@@ -363,15 +372,9 @@ class EpochRun(Heard):
 
     # -- under the lock ------------------------------------------------------------------------------------------
 
-    def _claim(self) -> tuple[int, int] | None:
-        """Claim what a worker of the host should make now, if anything."""
-        position = None if self._closing else self.strategy.next_claim(time.monotonic())
-        return None if position is None else (position, self.ledger.claim(position))
-
     def _fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
         """Take the published batch that should be brought in now, if any."""
-        position = None if self._closing else self.strategy.next_fetch()
-        if position is None:
+        if self._closing or (position := self.strategy.next_fetch()) is None:
             return None
         device, lease = self.ledger.fetch(position)
         return position, device, lease, self._files.pop(lease)
@@ -389,9 +392,8 @@ class EpochRun(Heard):
         while self.ledger.effects:
             effect = self.ledger.effects.popleft()
             self._files.pop(effect.lease, None)
-            job_ = self._jobs.get(effect.device)
-            if job_ is not None:
-                job_.cancel(effect.lease) if isinstance(effect, Cancel) else job_.release(effect.lease)
+            if (job := self._jobs.get(effect.device)) is not None:
+                job.cancel(effect.lease) if isinstance(effect, Cancel) else job.release(effect.lease)
 
     def _tell_waiting(self, waiting: bool) -> None:
         for job in self._jobs.values():

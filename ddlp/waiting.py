@@ -6,6 +6,7 @@ import threading
 import time
 
 from ddlp.ledger import Ledger
+from ddlp.runs import Runs
 from ddlp.strategies import Strategy
 
 __all__ = ["Waiting"]
@@ -14,8 +15,8 @@ __all__ = ["Waiting"]
 class Waiting:
     """One lock around the ledger, and a condition for each kind of thread. All methods are called under the lock."""
 
-    def __init__(self, ledger: Ledger, strategy: Strategy) -> None:
-        self._ledger, self._strategy = ledger, strategy
+    def __init__(self, ledger: Ledger, strategy: Strategy, runs: Runs) -> None:
+        self._ledger, self._strategy, self._runs = ledger, strategy, runs
         # The lock itself in `with`, never a condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
         self.lock = threading.RLock()
         self.training = threading.Condition(self.lock)
@@ -26,6 +27,8 @@ class Waiting:
     def rest(self, condition: threading.Condition, seconds: float | None) -> None:
         """Wait until there may be an answer for threads of this kind, or the time is up."""
         self._resting[condition] += 1
+        if condition is self.training:
+            self.wake(False)  # a worker that had no room for a whole run
         try:
             condition.wait(seconds)
         finally:
@@ -34,12 +37,14 @@ class Waiting:
     def wake(self, error: bool) -> None:
         """One of each kind that can go on (training also where there is an error to raise).
 
-        It wakes the next one by what it does. A thread that is woken for nothing costs more than to ask for it.
+        It wakes the next one by what it does. A thread that is woken for nothing costs more than to ask for it; and a worker
+        that is woken for less than a run more than to let it rest, unless training waits.
         """
         resting, ledger, strategy = self._resting, self._ledger, self._strategy
         if resting[self.training] and (error or ledger.done or strategy.next_delivery() is not None):
             self.training.notify()
-        if resting[self.workers] and ledger.free_host_slots and strategy.next_claim(time.monotonic()) is not None:
+        room = 1 if resting[self.training] else self._runs.length
+        if resting[self.workers] and ledger.free_host_slots >= room and strategy.next_claim(time.monotonic()) is not None:
             self.workers.notify()
         if resting[self.fetchers] and strategy.next_fetch() is not None:
             self.fetchers.notify()

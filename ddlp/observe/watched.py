@@ -229,11 +229,11 @@ class WatchedRun(EpochRun):
         self._watch.hands.number = next(self._workers_numbers)
         super()._host_worker()
 
-    def _next_claim(self) -> tuple[int, int] | None:
+    def _next_run(self) -> list[tuple[int, int]]:
         began_at = time.monotonic()
-        claimed = super()._next_claim()
-        self.saw(Rested("host", self._watch.hands.number, began_at, time.monotonic(), claimed is None))
-        return claimed
+        run = super()._next_run()
+        self.saw(Rested("host", self._watch.hands.number, began_at, time.monotonic(), not run))
+        return run
 
     def _fetcher(self) -> None:
         self._watch.hands.number = next(self._fetchers_numbers)

@@ -16,6 +16,8 @@ from csd_engine.fresh import fresh
 
 __all__ = ["Pool"]
 
+SMALL_BYTES = 16 << 20  # short batches come back many at a time (`ddlp.runs`)
+
 
 class Pool:
     """Lends memory as numpy arrays. Any thread may ask for some, and drop what it was lent.
@@ -24,7 +26,8 @@ class Pool:
     array that was lent, and that holds the block. So whoever keeps a batch keeps its memory, and the pool makes more.
 
     Args:
-        spare: at most so many blocks of a size wait for their next use; those that waited longest are freed.
+        spare: at most so many blocks of a size wait for their next use, or as many as `SMALL_BYTES` hold; those that waited
+            longest are freed.
         pinned: the memory is page-locked, for copies to a GPU. Whoever starts one keeps the array until it is done.
     """
 
@@ -67,7 +70,7 @@ class Pool:
 
     def _trim(self, blocks: deque[np.ndarray]) -> None:
         try:
-            while len(blocks) > self._spare:
+            while len(blocks) > self._spare and (not self._spare or len(blocks) * blocks[0].nbytes > SMALL_BYTES):
                 blocks.popleft()
         except IndexError:  # another thread was faster
             pass

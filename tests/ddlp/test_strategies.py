@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ddlp.ledger import Ledger
 from ddlp.planning.simulate import Simulation, World, paper_epoch
 from ddlp.rates import Rates
+from ddlp.runs import LONGEST, Runs
 from ddlp.strategies import STRATEGIES, Mte
 
 SCHEDULES = 2500  # for each of the five strategies
@@ -100,6 +101,63 @@ def test_every_batch_exactly_once_whatever_happens(name, seed):
         assert order == sorted(head) + sorted(tail, reverse=True)
     # Whatever a device published and nobody needs was given back, so its spool is empty.
     assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
+
+
+class InRuns(Watched):
+    """The host's workers take up several batches at a time, and hand them in together."""
+
+    def __init__(self, *arguments, run_s, **options):
+        super().__init__(*arguments, **options)
+        self.runs = Runs(self.ledger, self.strategy, self.rates.host, run_s)
+        self.lengths = set()
+
+    def _claim(self):
+        if not self._host_idle:
+            return False
+        if not (run := self.runs.claim(self.now)):
+            return super()._claim()
+        self.lengths.add(len(run))
+        self._host_idle -= 1
+        seconds = [self.world.host_s(position) for position, _ in run]
+        self._at(sum(seconds), lambda: self._hand_in(run, seconds))
+        return True
+
+    def _hand_in(self, run, seconds):
+        self._host_idle += 1 - len(run)  # `_made` counts a worker for each
+        for (position, claim), took in zip(run, seconds, strict=True):
+            self._made(position, claim, took)
+
+
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"csd"}))
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**40))
+def test_every_batch_exactly_once_where_the_host_makes_several_at_a_time(name, seed):
+    """Also where runs become shorter, and with them the host's slots fewer, while they are full."""
+    rng = random.Random(seed)
+    n, ledger, world, options = random_world(rng, name)
+    already, slots = set(ledger.delivered), ledger.host_slots
+    run_s = rng.choice([0.5, 4.0, 20.0, 100.0])
+    simulation = InRuns(ledger, world, lambda led, rates: STRATEGIES[name](led, rates, **options), run_s=run_s)
+    assert sorted(simulation.run().order) == sorted(set(range(n)) - already), "each batch once, none lost"
+    assert ledger.host_slots <= slots + 2 * (LONGEST - 1) * world.host_workers
+    assert max(simulation.lengths, default=1) <= LONGEST
+
+
+@pytest.mark.parametrize(("host_s", "longest"), [(1.0, 1), (0.6, 1), (0.5, 2), (0.1, 10), (0.001, LONGEST)])
+def test_a_run_takes_no_longer_than_it_may_and_the_last_ones_are_short(host_s, longest):
+    world = World(host_s=lambda _: host_s, train_s=lambda _: 0.0, host_workers=2)
+    ledger, seen = Ledger(400, host_slots=5), []
+
+    class Lengths(InRuns):
+        def _hand_in(self, run, seconds):
+            seen.append((len(ledger.free), len(run)))
+            super()._hand_in(run, seconds)
+
+    Lengths(ledger, world, STRATEGIES["cpu"], run_s=1.0).run()
+    assert max(length for _, length in seen) == longest
+    assert seen[0][-1] == 1, "the host's speed is not known yet"
+    assert all(length == 1 for free, length in seen if free == 0), "and the others have something to do to the end"
+    assert ledger.host_slots == 5
 
 
 @settings(max_examples=300, deadline=None)

@@ -6,6 +6,7 @@ import collections
 import gc
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,3 +247,18 @@ def test_an_empty_epoch(paths):
     for kind in KINDS:
         assert list(kind(numbered(paths), 50, drop_last=True)) == []
         assert list(kind(numbered(paths), 4, sampler=[])) == []
+
+
+def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
+    iterator = iter(DDLPLoader(numbered(paths), 1, strategy="csd", spool=engine))
+    next(iterator)
+    run = iterator.run
+    (device, account), closed = next(iter(run.ledger.devices.items())), run._jobs
+    iterator._shutdown_workers()
+    assert closed and not run._jobs
+    if not account.outstanding:  # all leases were made already
+        run.ledger.join(device, quota=1000, window=1000)
+        run.ledger.lease(device, run.ledger.free.first(), 0.0)
+    lease = next(iter(account.outstanding))
+    run.published(device, lease, Path("gone"), 0.1)
+    assert not run._files

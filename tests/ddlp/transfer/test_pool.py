@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from at_once import at_once  # noqa: E402
 
-from ddlp.transfer.pool import Pool  # noqa: E402
+from ddlp.transfer.pool import SMALL_BYTES, Pool  # noqa: E402
 
 SHAPE = (4, 37, 53, 3)
 
@@ -85,20 +85,22 @@ def test_blocks_of_another_size_stay_for_later():
     assert (address(again[1]), address(again[0])) == places
 
 
-def blocks_alive(pool, count):
+def blocks_alive(pool, count, size):
     """Weak references to the blocks behind so many arrays, which are dropped."""
-    arrays = [pool.empty((100,), np.uint8) for _ in range(count)]
+    arrays = [pool.empty((size,), np.uint8) for _ in range(count)]
     blocks = [weakref.ref(array.base._block) for array in arrays]
     arrays.clear()
     return [block for block in blocks if block() is not None]
 
 
-def test_what_waits_is_bounded_and_goes_at_the_end():
+@pytest.mark.parametrize(("size", "waiting"), [(SMALL_BYTES, 3), (SMALL_BYTES // 4, 4), (SMALL_BYTES // 6, 6), (100, 10)])
+def test_what_waits_is_bounded_and_goes_at_the_end(size, waiting):
+    """Three blocks, or of small ones as many as a few MiB hold."""
     pool = Pool(spare=3)
-    kept = pool.empty((100,), np.uint8)
-    assert len(blocks_alive(pool, 10)) == 3
+    kept = pool.empty((size,), np.uint8)
+    assert len(blocks_alive(pool, 10, size)) == waiting
     pool.close()
-    assert blocks_alive(pool, 10) == []
+    assert blocks_alive(pool, 10, size) == []
     kept[...] = 3  # what is still seen stays
     block = weakref.ref(kept.base._block)
     del kept

@@ -1,0 +1,111 @@
+"""Short batches, of which a worker takes up several at a time: nothing else changes."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from small_sets import by_target, numbered
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+import ddlp.epoch
+from ddlp import DDLPLoader, ImageArrays
+from ddlp.ledger import Ledger
+from ddlp.rates import Rates
+from ddlp.runs import Runs
+from ddlp.strategies import STRATEGIES
+from ddlp.waiting import Waiting
+
+SAMPLES = 600
+
+
+@pytest.fixture
+def lengths(monkeypatch) -> list[int]:
+    """All batches count as short ones: what each claim of a worker took."""
+    seen: list[int] = []
+
+    class Seen(Runs):
+        def claim(self, now: float) -> list[tuple[int, int]]:
+            run = super().claim(now)
+            seen.append(len(run))
+            return run
+
+    monkeypatch.setattr(ddlp.epoch, "Runs", partial(Seen, run_s=60.0))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageArrays:
+    array = np.random.default_rng(8).integers(0, 256, (SAMPLES, 9, 9, 3), dtype=np.uint8)
+    moves = transforms.Compose([transforms.RandomCrop(8), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    return ImageArrays(array, list(range(SAMPLES)), moves)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("strategy", ["cpu", "mte", "ordered", "wrr"])
+def test_the_same_batches(images, engine, lengths, strategy, workers):
+    spool = None if strategy == "cpu" else engine
+    loader = DDLPLoader(images, 2, shuffle=True, seed=3, num_workers=workers, strategy=strategy, spool=spool)
+    for epoch in range(2):
+        batches = list(loader)
+        plain = DDLPLoader(images, 50, seed=3)
+        plain.set_epoch(epoch)
+        expected = by_target(list(plain))
+        found = by_target(batches)
+        assert sorted(found) == list(range(SAMPLES)) and len(batches) == SAMPLES // 2
+        assert all(torch.equal(found[k], expected[k]) for k in expected)
+    assert max(lengths) > 1, "there was a run"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_unreadable_file_raises_in_its_place(paths, tmp_path, lengths, workers):
+    several = [shutil.copy(path, tmp_path / f"{turn}-{k}.jpg") for turn in range(4) for k, path in enumerate(paths)]
+    for k in (30, 31, 66):
+        with open(several[k], "r+b") as stream:
+            stream.write(b"\0" * 50)
+    data = numbered(several, transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()]))
+
+    def told(loader: DataLoader) -> Iterator[type | int]:
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            try:
+                yield len(next(iterator))
+            except OSError as error:
+                yield type(error)
+
+    assert list(told(DDLPLoader(data, 1, num_workers=workers))) == list(told(DataLoader(data, 1)))
+    assert max(lengths) > 1
+
+
+def test_a_worker_is_woken_for_a_whole_run_or_where_training_waits():
+    ledger, rates = Ledger(1000, host_slots=8), Rates()
+    strategy = STRATEGIES["cpu"](ledger, rates)
+    runs = Runs(ledger, strategy, rates.host)
+    waiting = Waiting(ledger, strategy, runs)
+    woken, rests = threading.Event(), threading.Event()
+
+    def worker() -> None:
+        with waiting.lock:
+            rests.set()
+            waiting.rest(waiting.workers, 60)
+            woken.set()
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    rests.wait()
+    with waiting.lock:
+        runs.length = 4
+        for position in range(5):
+            ledger.claim(position)
+        waiting.wake(False)  # 3 slots
+    assert not woken.wait(0.2)
+    with waiting.lock:
+        waiting.rest(waiting.training, 0.2)
+    assert woken.wait(20), "training waits: less than a run is worth it"
+    thread.join()
