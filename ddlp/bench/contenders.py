@@ -7,10 +7,12 @@ are imported when their turn comes; none is required.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -223,6 +225,26 @@ def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
     return make
 
 
+def _bare_at_once(work: Work) -> Iterator[Any]:
+    """A bare loop on each core, in processes that know nothing of each other: what the cores leave each other of the memory."""
+    several = multiprocessing.get_context("spawn")
+    ready, told = several.Pipe(duplex=False)
+    for cpu in sorted(os.sched_getaffinity(0)):
+        several.Process(target=_bare_loop, args=(work, cpu, told), daemon=True).start()
+    for _ in range(work.cores):
+        ready.recv_bytes()  # it has begun
+    while True:
+        yield ready.recv_bytes()
+
+
+def _bare_loop(work: Work, cpu: int, told: Any) -> None:
+    os.sched_setaffinity(0, {cpu})
+    torch.set_num_threads(1)
+    with contextlib.suppress(OSError):  # whoever counts has ended
+        for _ in _bare(torch.float32)(work):
+            told.send_bytes(b"1")
+
+
 def _entropy(work: Work) -> Iterator[Any]:
     """Files read and entropy-decoded, hardly more: Pillow's draft at an eighth in grey transforms only the DC terms."""
     from PIL import Image
@@ -245,6 +267,7 @@ OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, de
 OURS_TWO, PEER_TWO = "DDLPLoader, 2 workers, 2 cores", "DataLoader, 2 workers, 2 cores"
 BASELINES = ("DataLoader, 0 workers", "DataLoader, 1 worker")
 BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "libjpeg's entropy decoding alone"
+BARE_TWO = "a bare loop on each of 2 cores"
 DALI, SPDL, TENSORS = "DALI, CPU, 1 thread", "SPDL, 1 thread", "torchvision.io + v2 on tensors"
 
 CONTENDERS: dict[str, Contender] = {
@@ -261,6 +284,7 @@ CONTENDERS: dict[str, Contender] = {
     BARE_UINT8: Contender(_bare(torch.uint8)),
     FLOOR: Contender(_entropy, _IMAGENET),
     OURS_TWO: Contender(_ours(), cores=2),
+    BARE_TWO: Contender(_bare_at_once, cores=2),
     PEER_TWO: Contender(_dataloader(2), cores=2),
 }
 

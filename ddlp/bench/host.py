@@ -2,9 +2,9 @@
 
 Every turn is a fresh process on one core that goes through the same files in the same order, once or more often; a round gives
 each contender a turn. The bound is a bare loop that prepares one batch after the other: no loader, thread or ledger. Two cores
-(two workers) are measured as well. Figures are those of a core as fast as it was in the median of all turns: a metronome
-(`ddlp.bench.metronome`) tells how fast it was in each. `--bits N` compares pixels instead: N samples of every kind of JPEG
-against torchvision on PIL.
+(two workers) are measured as well; their bound is a bare loop on each of them at once. Figures are those of a core as fast as
+it was in the median of all turns: a metronome (`ddlp.bench.metronome`) tells how fast it was in each. `--bits N` compares
+pixels instead: N samples of every kind of JPEG against torchvision on PIL.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ddlp.bench import bits
 from ddlp.bench.common import Aim, Say, add_output, alternate, child, emit, ratios, say, spread
 from ddlp.bench.contenders import (
     BARE,
+    BARE_TWO,
     BARE_UINT8,
     BASELINES,
     CONTENDERS,
@@ -49,7 +50,7 @@ _AIMS: dict[tuple[str, float], dict[str, tuple[float, float | None]]] = {
 _TWO_CORES = 1.85
 # How often ours goes through a set that is over in no time else, and the bare loops: a turn of half a second tells nothing.
 _TIMES = {"cifar10": 25, "46": 3}
-_FAST = (OURS, OURS_UINT8, OURS_FAST, OURS_TWO, BARE, BARE_UINT8)
+_FAST = (OURS, OURS_UINT8, OURS_FAST, OURS_TWO, BARE, BARE_UINT8, BARE_TWO)
 
 
 @dataclass
@@ -91,7 +92,7 @@ class Result:
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
     """What `ddlp bench --all` runs of this bench: titles and arguments."""
-    few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO]
+    few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO, BARE_TWO]
     all_peers = [*few, TENSORS, DALI, SPDL]
     parts = [
         ("ImageNet1, files of 110 kB", ["--pipelines", "imagenet1", "--mean-kb", "110", "--contenders", *all_peers]),
@@ -211,7 +212,9 @@ def aims(result: Result) -> list[Aim]:
             if of_dali is not None:
                 found.append(Aim(f"{title(here)}: {name} / {DALI}", of_dali, _median(here, name, here.rates.get(DALI))))
         if wanted:
-            found.append(Aim(f"{title(here)}: two cores / one", _TWO_CORES, _median(here, OURS_TWO, here.rates.get(OURS))))
+            machine = _median(here, BARE_TWO, here.rates.get(BARE))
+            own = "" if machine is None else f" (the bare loops: {machine:.3f})"
+            found.append(Aim(f"{title(here)}: two cores / one{own}", _TWO_CORES, _median(here, OURS_TWO, here.rates.get(OURS))))
     return found
 
 
@@ -248,8 +251,5 @@ def table(result: Result) -> str:
 
 
 def _bound(here: Table, name: str) -> list[float] | None:
-    """The bare loop's rates that are a contender of ours's bound."""
-    bare = here.rates.get(BARE_UINT8 if name == OURS_UINT8 else BARE)
-    if bare is None or name not in (OURS, OURS_UINT8, OURS_TWO):
-        return None
-    return [CONTENDERS[name].cores * rate for rate in bare]
+    """The bare loops' rates that are a contender of ours's bound."""
+    return here.rates.get({OURS: BARE, OURS_UINT8: BARE_UINT8, OURS_TWO: BARE_TWO}.get(name, ""))

@@ -2,13 +2,28 @@
 
 import dataclasses
 import json
+import os
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ddlp.bench import bits, contenders
-from ddlp.bench.contenders import BARE, BASELINES, CONTENDERS, DALI, FLOOR, OURS, OURS_FAST, OURS_UINT8, Work
+from ddlp.bench.common import child
+from ddlp.bench.contenders import (
+    BARE,
+    BARE_TWO,
+    BASELINES,
+    CONTENDERS,
+    DALI,
+    FLOOR,
+    OURS,
+    OURS_FAST,
+    OURS_TWO,
+    OURS_UINT8,
+    Work,
+)
 from ddlp.bench.data import cycle, stream
 from ddlp.bench.host import Result, Table, aims, table
 from ddlp.cli import main
@@ -43,6 +58,23 @@ def test_contender(small_sets, name):
             assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
+def test_bare_loops_at_once_count_together_and_end_with_who_counts(small_sets, monkeypatch):
+    mark = f"TEST_OF_BARE_LOOPS={os.getpid()}"
+    monkeypatch.setenv(*mark.split("="))
+    work = Work(BARE_TWO, "imagenet1", str(small_sets / "110kb"), 4, 8, cores=2, times=4)
+    done = child("ddlp.bench.contenders", dataclasses.asdict(work), sorted(os.sched_getaffinity(0))[:2])
+    assert done["samples"] == 32 and done["cpu_seconds"] > 0
+    assert not [path for path in Path("/proc").glob("[1-9]*/environ") if _reads(path, mark)]
+
+
+def _reads(path: Path, text: str) -> bool:
+    try:
+        return text.encode() in path.read_bytes()
+    except OSError:  # it has ended, or is somebody else's
+        return False
+
+
 def test_ours_and_the_bare_loop_make_the_baselines_pixels(small_sets):
     """No draws in imagenet2: the three must agree to the last bit, and so they prepare the same samples in the same order."""
     work = [Work(name, "imagenet2", str(small_sets / "110kb"), 4, 8) for name in (OURS, BARE, BASELINES[0])]
@@ -73,6 +105,10 @@ def test_ratios_are_taken_round_by_round():
     found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
     assert found[f"{OURS} / DataLoader's best"].measured == 3 and found[f"{OURS} / {DALI}"].measured == 3
     assert found["two cores / one"].measured is None
+    rates.update({OURS_TWO: [54.0, 108.0], BARE_TWO: [72.0, 144.0]})
+    assert "0.750" in next(row for row in table(result).splitlines() if row.startswith(OURS_TWO))
+    found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
+    assert found["two cores / one (the bare loops: 1.800)"].measured == 1.8
 
 
 def test_rates_are_those_of_a_core_of_the_median_speed():
