@@ -261,4 +261,4 @@ def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
         run.ledger.lease(device, run.ledger.free.first(), 0.0)
     lease = next(iter(account.outstanding))
     run.published(device, lease, Path("gone"), 0.1)
-    assert not run._files
+    assert lease not in run._files
