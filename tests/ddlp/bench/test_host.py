@@ -64,7 +64,7 @@ def test_bare_loops_at_once_count_together_and_end_with_who_counts(small_sets, m
     monkeypatch.setenv(*mark.split("="))
     work = Work(BARE_TWO, "imagenet1", str(small_sets / "110kb"), 4, 8, cores=2, times=4)
     done = child("ddlp.bench.contenders", dataclasses.asdict(work), sorted(os.sched_getaffinity(0))[:2])
-    assert done["samples"] == 32 and done["cpu_seconds"] > 0
+    assert done["samples"] == 32 and done["ended"] > done["began"]
     assert not [path for path in Path("/proc").glob("[1-9]*/environ") if _reads(path, mark)]
 
 
