@@ -51,7 +51,7 @@ def images() -> ImageArrays:
 @pytest.mark.parametrize("strategy", ["cpu", "mte", "ordered", "wrr"])
 def test_the_same_batches(images, engine, lengths, strategy, workers):
     spool = None if strategy == "cpu" else engine
-    loader = DDLPLoader(images, 2, shuffle=True, seed=3, num_workers=workers, strategy=strategy, spool=spool)
+    loader = DDLPLoader(images, 2, shuffle=True, seed=3, num_workers=workers, strategy=strategy, spool=spool, timeout=20)
     for epoch in range(2):
         batches = list(loader)
         plain = DDLPLoader(images, 50, seed=3)
