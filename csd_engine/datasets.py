@@ -202,6 +202,13 @@ class Reader:
         source = self.open(index)
         return open_image(source.path, content(source)) if isinstance(source, OpenFile) else Image.fromarray(source)
 
+    def path(self, index: int) -> Optional[str]:
+        """Return where the file of sample `index` lies, which may be opened there by any means. None: only by `open`.
+
+        Raises as `open` does.
+        """
+        return None
+
     def where(self, index: int) -> str:
         """Return the sample's place for messages."""
         raise NotImplementedError
@@ -280,6 +287,9 @@ class _FileReader(Reader):
     def open(self, index: int) -> Source:
         return open_sample(os.path.join(self._root, self._manifest[index]), self._beneath)
 
+    def path(self, index: int) -> Optional[str]:
+        return os.path.join(self._root, self._manifest[index]) if self._beneath is None else None
+
     def where(self, index: int) -> str:
         try:
             return os.path.join(self._root, self._manifest[index])
@@ -342,6 +352,10 @@ class _ConcatReader(Reader):
     def open(self, index: int) -> Source:
         reader, own = self._part(index)
         return reader.open(own)
+
+    def path(self, index: int) -> Optional[str]:
+        reader, own = self._part(index)
+        return reader.path(own)
 
     def where(self, index: int) -> str:
         reader, own = self._part(index)

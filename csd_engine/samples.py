@@ -5,11 +5,12 @@ A kernel does it in one call where there is one that takes the file; what it ref
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
 import warnings
-from typing import Callable, Optional, Tuple
+from typing import Callable, Iterator, Optional, Tuple
 
 import numpy as np
 from PIL import Image
@@ -24,7 +25,7 @@ from csd_engine.regular import OpenFile
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import compile_plan
 
-__all__ = ["prepare_sample", "sample_digest"]
+__all__ = ["prepare_by_pillow", "prepare_sample", "sample_digest"]
 
 _PILLOW_MODULES = r"PIL\."  # as a warning filter's module
 _PILLOW_BYTES = 4  # a pixel, decoded
@@ -66,32 +67,51 @@ def prepare_sample(
         SampleError: the sample cannot be read, decoded or transformed.
     """
     index, occurrence = item
-    try:
+    with _told(reader, index):
         began = time.monotonic()
         try:
             source = reader.open(index)
         finally:
             READING.seconds += time.monotonic() - began
-        if isinstance(source, OpenFile):
-            fast = kernel()
-            if fast is None:
-                began = time.monotonic()
-                data = content(source)
-                READING.seconds += time.monotonic() - began
-            else:
-                context = fast.context()
-                keyed = Keyed(seed, epoch, index, occurrence)
-                if _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding):
-                    return
-                data = context.content()
-            _silence_pillow()
-            image = open_image(source.path, data)
+        if not isinstance(source, OpenFile):
+            _by_pillow(Image.fromarray(source), pipeline, item, seed, epoch, out, boxes, before_decoding)
+            return
+        fast = kernel()
+        if fast is None:
+            began = time.monotonic()
+            data = content(source)
+            READING.seconds += time.monotonic() - began
         else:
-            image = Image.fromarray(source)
-        with image:
-            if before_decoding is not None:
-                before_decoding(_PILLOW_BYTES * image.width * image.height)
-            pipeline.run(image, Keyed(seed, epoch, index, occurrence), out, boxes)
+            context = fast.context()
+            keyed = Keyed(seed, epoch, index, occurrence)
+            if _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding):
+                return
+            data = context.content()
+        _by_pillow(_opened(source.path, data), pipeline, item, seed, epoch, out, boxes, before_decoding)
+
+
+def prepare_by_pillow(
+    reader: Reader,
+    pipeline: Pipeline,
+    item: Tuple[int, int],
+    seed: int,
+    epoch: int,
+    data: bytes,
+    out: np.ndarray,
+    boxes: Optional[np.ndarray] = None,
+    before_decoding: Optional[Callable[[int], None]] = None,
+) -> None:
+    """`prepare_sample` for a file that has been read already, its bytes being ``data``, and that the kernel refused."""
+    with _told(reader, item[0]):
+        image = _opened(reader.where(item[0]), data)
+        _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding)
+
+
+@contextlib.contextmanager
+def _told(reader: Reader, index: int) -> Iterator[None]:
+    """Whatever goes wrong with a sample is a SampleError that names it."""
+    try:
+        yield
     except SampleError:
         raise
     except OperatorFailed as error:
@@ -101,6 +121,27 @@ def prepare_sample(
             reader.where(index) if 0 <= index < len(reader) else f"{index} of {len(reader)}",
             f"{type(error).__name__}: {error}",
         ) from error
+
+
+def _opened(path: str, data: bytes) -> Image.Image:
+    _silence_pillow()
+    return open_image(path, data)
+
+
+def _by_pillow(
+    image: Image.Image,
+    pipeline: Pipeline,
+    item: Tuple[int, int],
+    seed: int,
+    epoch: int,
+    out: np.ndarray,
+    boxes: Optional[np.ndarray],
+    before_decoding: Optional[Callable[[int], None]],
+) -> None:
+    with image:
+        if before_decoding is not None:
+            before_decoding(_PILLOW_BYTES * image.width * image.height)
+        pipeline.run(image, Keyed(seed, epoch, *item), out, boxes)
 
 
 def _by_kernel(

@@ -15,13 +15,14 @@ from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel"]
 
-ABI = 4  # DDLP_ABI of src/ddlp.h
+ABI = 5  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",
     3: "a kind of JPEG that is left to Pillow",
     4: "damaged",
     5: "the job does not fit the image",
+    7: "too large",
 }
 _JOB_NUMBERS = (
     "left",
@@ -74,6 +75,11 @@ class Context:
         if not self._pointer:
             raise MemoryError("the kernel got no memory")
         self.refusal = 0  #: why the last call said no, a number of ddlp_refusal in src/ddlp.h
+
+    @property
+    def pointer(self) -> int:
+        """For a call of the library's; valid while this object lives."""
+        return int(self._pointer)
 
     def __del__(self) -> None:
         pointer, self._pointer = getattr(self, "_pointer", None), None
@@ -234,10 +240,17 @@ class Kernel(ArrayCalls):
             ("ddlp_sample", number, [pointer, job]),
             ("ddlp_resample", number, [pointer, pointer, size, job]),
             ("ddlp_windows", number, [pointer]),
+            ("ddlp_plan_job", number, [pointer, pointer, pointer, job, pointer]),
+            ("ddlp_files", number, [pointer, pointer]),
         ):
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
         self._declare_arrays()
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """Its functions, for those parts of the interface that are files.py's."""
+        return self._library
 
     @property
     def variant(self) -> str:

@@ -12,9 +12,9 @@ from csd_engine.transforms.pipeline import CHANNELS, Pipeline, SamplePlan
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize, UserCall
 from csd_engine.transforms.resample import FILTERS, vertical_first
 
-__all__ = ["Compiled", "compile_plan"]
+__all__ = ["RESAMPLED", "Compiled", "compile_plan"]
 
-_RESAMPLED = {name: FILTERS[name] for name in ("bilinear", "bicubic")}  # what a kernel resamples as Pillow does
+RESAMPLED = {name: FILTERS[name] for name in ("bilinear", "bicubic")}  # what a kernel resamples as Pillow does
 
 
 class Compiled(NamedTuple):
@@ -48,8 +48,8 @@ def compile_plan(plan: SamplePlan, size: Tuple[int, int], pipeline: Pipeline) ->
         done += 1
     full_width, full_height, number, vertical = width, height, 0, False
     resize = steps[done] if done < len(steps) else None
-    if isinstance(resize, Resize) and resize.interpolation in _RESAMPLED:
-        full_width, full_height, number = resize.width, resize.height, _RESAMPLED[resize.interpolation]
+    if isinstance(resize, Resize) and resize.interpolation in RESAMPLED:
+        full_width, full_height, number = resize.width, resize.height, RESAMPLED[resize.interpolation]
         vertical = vertical_first(pipeline.order, width, height, full_width, full_height)
         done += 1
     out_left = out_top = 0

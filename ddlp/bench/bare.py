@@ -25,12 +25,15 @@ import numpy as np
 import torch
 
 from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.filebatch import FileBatch
+from csd_engine.kernels import kernel
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.fileplan import file_plan
 from ddlp.bench.common import BenchFailed, child_environment
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
-from ddlp.sources.host import fill_rows
+from ddlp.sources.host import fill_rows, make_files
 from ddlp.transfer.mapping import map_batch
 from ddlp.transfer.pool import Pool
 
@@ -54,7 +57,7 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     """
     reader, epilogue = found.dataset.reader(), found.epilogue
     ring = np.asarray(order or _order(found))
-    bulk, convert = Bulk.of(found.pipeline, reader.rows()), not epilogue.keeps_bytes
+    bulk, plan, convert = Bulk.of(found.pipeline, reader.rows()), file_plan(found.pipeline, kernel()), not epilogue.keeps_bytes
     # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
     rows = np.empty((batch, *found.shape), dtype=np.uint8)
     bits = epilogue.empty(batch, found.shape[0], found.shape[1], Pool(1)) if convert else None
@@ -66,12 +69,19 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
             for part in bulk.slices(batch):
                 fill = partial(bulk.fill, sources[part], never_before[part], 0, k)
                 fill_rows(fill, epilogue, partial(rows.__getitem__, part), None, None if bits is None else bits[part])
-        else:
-            for row, source in enumerate(sources.tolist()):
-                image = rows[0 if convert else row]
-                prepare_sample(reader, found.pipeline, (source, 0), 0, k, image, None)
-                if bits is not None:
-                    epilogue.convert(image[None], bits[row : row + 1])
+            return epilogue.tensor(rows if bits is None else bits)
+        files = FileBatch.of(reader, found.pipeline, plan, sources, never_before, 0, k)
+        if files is not None:
+            with files:
+                at = 0
+                while at < batch:
+                    at = files.make(at, rows[at:], None) if bits is None else make_files(files, at, epilogue, bits, None)
+            return epilogue.tensor(rows if bits is None else bits)
+        for row, source in enumerate(sources.tolist()):
+            image = rows[0 if convert else row]
+            prepare_sample(reader, found.pipeline, (source, 0), 0, k, image, None)
+            if bits is not None:
+                epilogue.convert(image[None], bits[row : row + 1])
         return epilogue.tensor(rows if bits is None else bits)
 
     return make

@@ -6,8 +6,9 @@ shared memory or pickles.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,10 +17,14 @@ import torch
 
 from csd_engine.datasets import Reader
 from csd_engine.errors import SampleError
+from csd_engine.filebatch import FileBatch
+from csd_engine.kernels import kernel
+from csd_engine.kernels.files import FilePlan
 from csd_engine.readahead import ReadAhead
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.fileplan import file_plan
 from ddlp.plan import EpochPlan
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.landing import Landing
@@ -40,6 +45,11 @@ class Recipe:
     plan: EpochPlan
     pool: Pool  # of batches' memory
     landing: Landing | None = None  # where batches go that an accelerator's memory is meant for
+
+    @functools.cached_property
+    def files(self) -> FilePlan | None:
+        """The kernel's plan for many files at once; None where each sample is drawn by itself."""
+        return file_plan(self.pipeline, kernel())
 
     @functools.cached_property
     def bulk(self) -> Bulk | None:
@@ -73,13 +83,17 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
     kind of error (OSError, ...) with its file's name where a sample can't be prepared.
     """
     bulk = recipe.bulk
+    sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
     if bulk is not None:  # an array's rows, which always can be read
-        sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
 
         def make_part(part: slice, rows: Rows) -> None:
             rows.fill(part, partial(bulk.fill, sources[part], occurrences[part], recipe.seed, recipe.epoch))
 
         return _in_parts(recipe, list(bulk.slices(len(sources))), make_part, wanted, finished)
+    files = FileBatch.of(recipe.reader, recipe.pipeline, recipe.files, sources, occurrences, recipe.seed, recipe.epoch)
+    if files is not None:
+        with files:
+            return _of_files(recipe, files, len(sources), wanted, finished)
     items = recipe.plan.items(position)
     with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
 
@@ -102,6 +116,18 @@ def _in_parts(
         if not wanted():
             raise Unwanted
         make(part, rows)
+    return rows.pixels()
+
+
+def _of_files(recipe: Recipe, files: FileBatch, samples: int, wanted: Callable[[], bool], finished: bool) -> Pixels:
+    """`prepare_batch`: a few files in each of the kernel's calls."""
+    rows = Rows(recipe, samples, 1, finished)
+    at = 0
+    while at < samples:
+        if not wanted():
+            raise Unwanted
+        with _as_the_dataset_tells():
+            at = rows.make(files, at)
     return rows.pixels()
 
 
@@ -141,6 +167,13 @@ class Rows:
         else:
             self.done(part, made)
 
+    def make(self, files: FileBatch, first: int) -> int:
+        """Have some samples of files made, from ``first`` on; returns the position of the first one not made."""
+        boxes = None if self.boxes is None else self.boxes[first:]
+        if self._bits is None:
+            return files.make(first, self._images[first:], boxes)
+        return make_files(files, first, self._epilogue, self._bits, boxes)
+
     def fill(self, part: slice, fill: Callable[..., None]) -> None:
         """Have a part of an array's rows made, through the epilogue in the same call where the kernel can do that."""
         boxes = None if self.boxes is None else self.boxes[part]
@@ -177,6 +210,12 @@ def fill_rows(
         epilogue.convert(made, bits)
 
 
+def make_files(files: FileBatch, first: int, epilogue: Epilogue, bits: np.ndarray, boxes: np.ndarray | None) -> int:
+    """Have `FileBatch.make` bring samples from ``first`` on through the epilogue; ``bits``: the whole batch's."""
+    table, channels_last = epilogue.by_table or (None, False)  # bytes go to planes
+    return files.make(first, bits[first:], boxes, table, channels_last)
+
+
 def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Memory for a batch's images, uint8, and boxes."""
     return recipe.pool.empty((samples, *recipe.shape), np.uint8), no_boxes(recipe, samples)
@@ -195,8 +234,14 @@ def prepare_item(recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: 
 def _prepare(
     reader: Reader, recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None
 ) -> None:
-    try:
+    with _as_the_dataset_tells():
         prepare_sample(reader, recipe.pipeline, item, recipe.seed, recipe.epoch, out, boxes)
+
+
+@contextlib.contextmanager
+def _as_the_dataset_tells() -> Iterator[None]:
+    try:
+        yield
     except SampleError as error:
         cause = error.__cause__
         raise _as_raised_by_the_dataset(cause, str(error)) from error

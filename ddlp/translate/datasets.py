@@ -142,6 +142,10 @@ class _PartReader(Reader):
         assert part.array is not None
         return part.array[k]
 
+    def path(self, index: int) -> str | None:
+        part, k = self._portable.part(index)
+        return None if part.paths is None else os.fspath(part.paths[k])
+
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)
         return os.fspath(part.paths[k]) if part.paths is not None else f"row {k} of {part.name}"

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "context.h"
 #include "ddlp.h"
 #include "decoder.h"
 #include "memory.h"
@@ -22,6 +23,8 @@ struct ddlp_context {
     int32_t info[4]; /* of the content; zeros: not for the kernel */
     decoder_memory memory;
     resample_state resample;
+    uint8_t *scratch;
+    size_t scratch_room;
 };
 
 /* Set once by ddlp_use_jpeg, before other threads come. */
@@ -52,6 +55,7 @@ void ddlp_free(ddlp_context *context) {
     entropy_free(context->memory.entropy);
     progressive_free(context->memory.progressive);
     free(context->content);
+    free(context->scratch);
     free(context);
 }
 
@@ -89,6 +93,10 @@ int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size, int32_t 
     if (size) memcpy(context->content, data, (size_t)size);
     context->size = size;
     return look(context, info);
+}
+
+uint8_t *context_scratch(ddlp_context *context, size_t bytes) {
+    return grow((void **)&context->scratch, &context->scratch_room, bytes) ? NULL : context->scratch;
 }
 
 const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {

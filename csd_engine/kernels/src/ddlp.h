@@ -21,7 +21,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 4
+#define DDLP_ABI 5
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -29,7 +29,8 @@ typedef enum {
     DDLP_KIND = 3,        /* a kind left to Pillow: CMYK, 12 bits, arithmetic or lossless coding, more than DDLP_MOST_PIXELS */
     DDLP_DAMAGED = 4,     /* an error or warning of libjpeg, or a file that breaks off */
     DDLP_JOB = 5,         /* the job does not fit the image, or is none that the kernel knows */
-    DDLP_STEP = 6         /* a step of draws.h that is none */
+    DDLP_STEP = 6,        /* a step of draws.h, or an operator of plan.h, that is none */
+    DDLP_LARGE = 7        /* decoding it takes more memory than the job allows */
 } ddlp_refusal;
 
 /* Pillow warns of decompression bombs above this (Image.MAX_IMAGE_PIXELS). */
@@ -55,6 +56,10 @@ typedef struct {
 
 /* Many samples of one array in one call. */
 typedef struct ddlp_windows_job ddlp_windows_job;
+
+/* What is drawn for each image of a data set, and many of its files in one call: plan.h and files.h. */
+typedef struct ddlp_plan ddlp_plan;
+typedef struct ddlp_files_job ddlp_files_job;
 
 /* One thread's buffers and decoder, kept between images. */
 typedef struct ddlp_context ddlp_context;
@@ -123,5 +128,12 @@ DDLP_API void ddlp_populate(uint8_t *memory, int64_t size);
 
 /* Crop with padding and flip many samples of an array into a batch; the job is described in windows.h. */
 DDLP_API int ddlp_windows(const ddlp_windows_job *job);
+
+/* The job for an image of size (width, height) and key (seed, epoch, index, occurrence), all but where it goes; boxes:
+ * plan->boxes x 4, filled, or NULL without any. DDLP_JOB: this image's plan is left to Pillow, which may have a complaint. */
+DDLP_API int ddlp_plan_job(const ddlp_plan *plan, const int32_t size[2], const uint64_t key[4], ddlp_job *job, int32_t *boxes);
+
+/* Open, read, draw, decode and finish files one after the other; described in files.h. */
+DDLP_API int ddlp_files(ddlp_context *context, ddlp_files_job *job);
 
 #endif

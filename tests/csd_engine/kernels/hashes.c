@@ -3,10 +3,12 @@
  * The lines must agree from variant to variant and from one processor to another. All buffers are exactly as long as
  * promised, so that a sanitizer sees a read or write beyond them. Images go through whole, and in bands of random heights.
  */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan.h"
 #include "resample.h"
 #include "windows.h"
 
@@ -197,6 +199,38 @@ static void one_batch(void) {
     free(indices), free(occurrences), free(rows), free(fill), free(out), free(draws.boxes);
 }
 
+/* An image's job and boxes, drawn by operators in any order: some fit the image, others do not. */
+static int one_plan(void) {
+    static const uint32_t limits[] = {9, 300, 65535};
+    plan_operator operators[6];
+    ddlp_plan plan;
+    ddlp_job job;
+    memset(operators, 0, sizeof operators), memset(&plan, 0, sizeof plan);
+    plan.operators = operators, plan.operator_count = 1 + below(6), plan.channels = 3, plan.boxes = 3;
+    plan.pillow13 = below(2), plan.fast = below(2), plan.height = 1 + below(30), plan.width = 1 + below(30);
+    for (int64_t k = 0; k < plan.operator_count; k++) {
+        plan_operator *o = operators + k;
+        o->kind = below(10), o->filter = 2 + below(2), o->box = below(2), o->chance = below(100) / 100.0;
+        o->height = plan.height + below(2) * below(40), o->width = plan.width + below(2) * below(40);
+        if (o->kind == PLAN_HOLES) o->height = 1 + below(2);
+        o->low = below(100) / 100.0, o->high = o->low + below(100) / 100.0;
+        o->ratio_low = (1 + below(100)) / 50.0, o->ratio_high = o->ratio_low * (1 + below(4));
+        o->log_low = below(100) / 50.0 - 1, o->log_high = o->log_low + below(100) / 70.0;
+    }
+    const uint32_t limit = limits[below(3)];
+    const int32_t size[2] = {1 + below(limit), 1 + below(limit < 3000 ? limit : 3000)};
+    const uint64_t key[4] = {below(1000), below(1000), below(1000), below(3)};
+    int32_t *boxes = malloc(12 * sizeof *boxes);
+    const int result = ddlp_plan_job(&plan, size, key, &job, boxes);
+    if (!result) {
+        job.out = NULL, job.out_stride = 0;
+        check(job.left >= 0 && job.top >= 0 && job.left + job.width <= size[0] && job.top + job.height <= size[1], "outside");
+        add(&job, offsetof(ddlp_job, out)), add(boxes, 12 * sizeof *boxes);
+    }
+    free(boxes);
+    return !result;
+}
+
 int main(int count, char **arguments) {
     static const char *const variants[] = {"c", "sse2", "avx2", "vnni", "neon"};
     int rounds = count > 1 ? atoi(arguments[1]) : 100;
@@ -219,6 +253,9 @@ int main(int count, char **arguments) {
         for (int i = 0; i < 3; i++) one_read_sum();
         for (int i = 0; i < 4 * rounds; i++) one_window(i % 4);
         for (int i = 0; i < 10; i++) one_draw(), one_batch();
+        int planned = 0;
+        for (int i = 0; i < 40 * rounds; i++) planned += one_plan();
+        check(planned > rounds, "hardly any plan fits");
         printf(" %016llx\n", (unsigned long long)hash);
     }
     return 0;

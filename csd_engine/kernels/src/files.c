@@ -1,0 +1,96 @@
+#define _GNU_SOURCE
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "context.h"
+
+enum { COEFFICIENT_BYTES = 6 /* a pixel's three */ };
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Open a file of the job; -errno. */
+static int open_one(ddlp_files_job *job, int64_t k) {
+    struct stat status;
+    if (job->descriptors[k] >= 0) return 0;
+    if (!job->paths[k]) return -ENOENT;
+    const int descriptor = open(job->paths[k], O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us */
+    if (descriptor < 0) return -errno;
+    int result = fstat(descriptor, &status) ? -errno : !S_ISREG(status.st_mode) ? -EINVAL : 0;
+    if (!result && status.st_size > job->most_bytes) result = -EFBIG;
+    if (result) {
+        close(descriptor);
+        return result;
+    }
+    job->descriptors[k] = descriptor;
+    job->sizes[k] = status.st_size;
+    return 0;
+}
+
+static void open_ahead(ddlp_files_job *job) {
+    int64_t end = job->next + job->ahead + 1;
+    if (end > job->count) end = job->count;
+    for (; job->opened < end; job->opened++)
+        if (!open_one(job, job->opened) && job->opened > job->next)
+            (void)posix_fadvise(job->descriptors[job->opened], 0, 0, POSIX_FADV_WILLNEED); /* some file systems have none */
+}
+
+/* The file whose turn it is, into the context; closed in any case. */
+static int read_next(ddlp_context *context, ddlp_files_job *job, int32_t info[4]) {
+    const int64_t k = job->next;
+    open_ahead(job);
+    int result = open_one(job, k);
+    if (result) return result;
+    result = ddlp_read(context, job->descriptors[k], job->sizes[k], info);
+    close(job->descriptors[k]);
+    job->descriptors[k] = -1;
+    return result;
+}
+
+/* It is the call's `nth`. */
+static int make_next(ddlp_context *context, const ddlp_files_job *job, int64_t nth, const int32_t info[4]) {
+    const ddlp_plan *plan = job->plan;
+    const int64_t k = job->next, pixels = (int64_t)plan->height * plan->width, bytes = pixels * plan->channels;
+    const int64_t image = (int64_t)info[0] * info[1];
+    const uint64_t key[4] = {job->seed, job->epoch, (uint64_t)job->indices[k], (uint64_t)job->occurrences[k]};
+    ddlp_job one;
+    if (image > job->most_pixels) return DDLP_JOB;
+    int result = ddlp_plan_job(plan, info, key, &one, job->boxes ? job->boxes + 4 * plan->boxes * nth : NULL);
+    if (result) return result;
+    if (info[3] && image * COEFFICIENT_BYTES >= job->most_memory) return DDLP_LARGE;
+    const int at_once = !job->table && !job->planes;
+    one.out = at_once ? job->out + nth * bytes : context_scratch(context, (size_t)bytes);
+    one.out_stride = (int64_t)plan->width * plan->channels;
+    if (!one.out) return -ENOMEM;
+    result = ddlp_sample(context, &one);
+    if (result || at_once) return result;
+    if (job->table)
+        ddlp_table(one.out, 1, pixels, plan->channels, job->table, job->element_bytes, job->channels_last,
+                   job->out + nth * bytes * job->element_bytes);
+    else
+        ddlp_planes(one.out, 1, pixels, plan->channels, job->out + nth * bytes);
+    return 0;
+}
+
+int ddlp_files(ddlp_context *context, ddlp_files_job *job) {
+    const int64_t began = now_ns(), first = job->next;
+    while (job->next < job->end) {
+        int32_t info[4];
+        const int64_t before = now_ns();
+        if (job->next > first && before - began >= job->enough_ns) return 0;
+        int result = read_next(context, job, info);
+        job->reading_ns += now_ns() - before;
+        if (!result) result = make_next(context, job, job->next - first, info);
+        if (result) return result;
+        job->next++;
+    }
+    return 0;
+}

@@ -1,0 +1,123 @@
+"""A pipeline as the kernel itself draws it for each image file: for those whose operators only crop, resize, flip and mask.
+
+Images of a data set of files each have their own size, so that nothing can be worked out ahead (as it is for an array's rows,
+draws.py): the operators go to the kernel with their numbers (src/plan.h), and `Pipeline.draw` is their definition. Any other
+pipeline is drawn here, in Python, sample by sample.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Callable, Dict, Optional, Type
+
+from csd_engine import keyed as keyed_numbers
+from csd_engine.errors import PipelineError
+from csd_engine.kernels.files import FilePlan, PlanOperator
+from csd_engine.kernels.library import Kernel
+from csd_engine.transforms import masks, operators
+from csd_engine.transforms.compiled import RESAMPLED
+from csd_engine.transforms.pipeline import Pipeline
+
+__all__ = ["Kind", "file_plan"]
+
+
+class Kind(enum.IntEnum):
+    """The kernel's operators; src/plan.h."""
+
+    RESIZED_CROP = 0
+    RESIZE = 1
+    SHORTER = 2
+    LONGER = 3
+    CENTER_CROP = 4
+    CROP = 5
+    ACROSS = 6
+    DOWN = 7
+    HOLES = 8
+    ERASE = 9
+
+
+_RESIZING = (Kind.RESIZED_CROP, Kind.RESIZE, Kind.SHORTER, Kind.LONGER)
+_BEFORE_RESIZING = (Kind.CENTER_CROP, Kind.CROP)
+
+
+class _NotTheKernels(Exception):
+    """This operator, with these parameters, is drawn in Python."""
+
+
+def _resized_crop(operator: operators.RandomResizedCrop) -> PlanOperator:
+    (low, high), (narrow, wide) = operator.scale, operator.ratio
+    return PlanOperator(
+        Kind.RESIZED_CROP, *operator.size, _filter(operator), low=low, high=high, ratio_low=narrow, ratio_high=wide,
+        log_low=keyed_numbers.log(narrow), log_high=keyed_numbers.log(wide),
+    )  # fmt: skip
+
+
+def _resize(operator: operators.Resize) -> PlanOperator:
+    if isinstance(operator.size, tuple):
+        return PlanOperator(Kind.RESIZE, *operator.size, _filter(operator))
+    if operator.size is None:
+        return PlanOperator(Kind.LONGER, 0, operator.max_size or 0, _filter(operator))
+    return PlanOperator(Kind.SHORTER, operator.size, operator.max_size or 0, _filter(operator))
+
+
+def _filter(operator: Any) -> int:
+    if operator.interpolation not in RESAMPLED:
+        raise _NotTheKernels
+    return RESAMPLED[operator.interpolation]
+
+
+def _center_crop(operator: operators.CenterCrop) -> PlanOperator:
+    return PlanOperator(Kind.CENTER_CROP, *operator.size)
+
+
+def _random_crop(operator: operators.RandomCrop) -> PlanOperator:
+    if any(operator.padding or ()):
+        raise _NotTheKernels
+    return PlanOperator(Kind.CROP, *operator.size)  # an image that needs borders is refused when it comes
+
+
+def _horizontal_flip(operator: operators.RandomHorizontalFlip) -> PlanOperator:
+    return PlanOperator(Kind.ACROSS, chance=operator.p)
+
+
+def _vertical_flip(operator: operators.RandomVerticalFlip) -> PlanOperator:
+    return PlanOperator(Kind.DOWN, chance=operator.p)
+
+
+def _cutout(operator: masks.Cutout) -> PlanOperator:
+    return PlanOperator(Kind.HOLES, operator.holes, operator.length, box=operator.slot)
+
+
+def _random_erasing(operator: masks.RandomErasing) -> PlanOperator:
+    (low, high), (narrow, wide) = operator.scale, operator.ratio
+    return PlanOperator(
+        Kind.ERASE, box=operator.slot, chance=operator.p, low=low, high=high, ratio_low=narrow, ratio_high=wide,
+        log_low=keyed_numbers.log(narrow), log_high=keyed_numbers.log(wide),
+    )  # fmt: skip
+
+
+_COMPILE: Dict[Type[operators.Operator], Callable[[Any], PlanOperator]] = {
+    operators.RandomResizedCrop: _resized_crop,
+    operators.Resize: _resize,
+    operators.CenterCrop: _center_crop,
+    operators.RandomCrop: _random_crop,
+    operators.RandomHorizontalFlip: _horizontal_flip,
+    operators.RandomVerticalFlip: _vertical_flip,
+    masks.Cutout: _cutout,
+    masks.RandomErasing: _random_erasing,
+}
+
+
+def file_plan(pipeline: Pipeline, kernel: Optional[Kernel]) -> Optional[FilePlan]:
+    """The kernel's plan for a pipeline on image files; None where it has none: each sample is drawn in Python then."""
+    if kernel is None or not all(type(operator) in _COMPILE for operator in pipeline.operators):
+        return None
+    try:
+        shape = pipeline.output_shape(None)
+        found = [_COMPILE[type(operator)](operator) for operator in pipeline.operators]
+    except (_NotTheKernels, PipelineError):  # what is wrong with it is told by the sample that meets it
+        return None
+    resizing = [k for k, operator in enumerate(found) if operator.kind in _RESIZING]
+    if len(resizing) > 1 or any(operator.kind not in _BEFORE_RESIZING for operator in found[: sum(resizing)]):
+        return None  # one job of the kernel's resizes once, and flips behind that
+    return FilePlan(kernel, found, shape, pipeline.boxes, pipeline.order == "pillow13", pipeline.decode == "fast")
