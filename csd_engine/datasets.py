@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import io
 import os
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -15,9 +14,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 from PIL import Image
 
-from csd_engine.errors import DatasetError, RootNotAllowed, SampleError
+from csd_engine.errors import DatasetError, RootNotAllowed
+from csd_engine.imagefiles import content, open_image, open_sample
 from csd_engine.manifest import Manifest, write_manifest
-from csd_engine.regular import OpenFile, open_file, open_regular
+from csd_engine.regular import OpenFile, open_regular
 
 __all__ = [
     "ArraySet",
@@ -27,17 +27,13 @@ __all__ = [
     "Manifest",
     "Reader",
     "Source",
-    "content",
     "fingerprint",
     "fingerprints",
-    "open_image",
     "open_reader",
-    "open_sample",
     "parse_dataset",
     "write_manifest",
 ]
 
-MAX_FILE_BYTES = 256 << 20  # an image file is read whole: a larger one would not fit a small board's memory
 MAX_PARTS = 1024
 MAX_PATH_CHARACTERS = 4096
 _SHAPE_LIMIT = 1 << 48
@@ -178,7 +174,13 @@ Source = Union[OpenFile, np.ndarray]
 
 
 class Reader:
-    """Opens single samples of a data set. Not thread-safe while it closes; otherwise it is."""
+    """Opens single samples of a data set. Not thread-safe while it closes; otherwise it is.
+
+    Attributes:
+        beneath: real directories; a file that really lies outside all of them must not be read. None: any.
+    """
+
+    beneath: Optional[Sequence[str]] = None
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -203,7 +205,7 @@ class Reader:
         return open_image(source.path, content(source)) if isinstance(source, OpenFile) else Image.fromarray(source)
 
     def path(self, index: int) -> Optional[str]:
-        """Return where the file of sample `index` lies, which may be opened there by any means. None: only by `open`.
+        """Return where the file of sample `index` lies, to be opened there by whoever looks at `beneath`. None: it is no file.
 
         Raises as `open` does.
         """
@@ -221,62 +223,11 @@ class Reader:
         """Unmap what is mapped."""
 
 
-def open_sample(path: str, beneath: Optional[Sequence[str]] = None) -> OpenFile:
-    """Open an image file.
-
-    Raises:
-        SampleError: missing, no regular file, larger than MAX_FILE_BYTES, or really outside `beneath`.
-    """
-    try:
-        opened = open_file(path, beneath)
-    except Exception as error:
-        raise _not_read(path, error) from error
-    if opened.size > MAX_FILE_BYTES:
-        os.close(opened.descriptor)
-        raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
-    return opened
-
-
-def content(opened: OpenFile) -> bytes:
-    """Return the file's bytes, in one system call instead of one each 64 KiB, and close it. Raises SampleError."""
-    try:
-        data = os.read(opened.descriptor, opened.size)
-        while len(data) < opened.size:  # interrupted, or on a network file system
-            more = os.read(opened.descriptor, opened.size - len(data))
-            if not more:
-                break  # it became shorter meanwhile; the decoder will tell
-            data += more
-        return data
-    except OSError as error:
-        raise _not_read(opened.path, error) from error
-    finally:
-        os.close(opened.descriptor)
-
-
-def open_image(path: str, data: bytes) -> Image.Image:
-    """Return the image in a file's bytes with its header read and its pixels not yet decoded; `path` is for messages.
-
-    Raises:
-        SampleError: not an image.
-    """
-    try:
-        return Image.open(io.BytesIO(data))
-    except Exception as error:
-        raise _not_read(path, error) from error
-
-
-def _not_read(path: str, error: Exception) -> SampleError:
-    why = str(error)
-    if isinstance(error, OSError):  # UnidentifiedImageError is one
-        why = error.strerror or "not an image that Pillow knows"
-    return SampleError(path, f"{type(error).__name__}: {why}")
-
-
 class _FileReader(Reader):
     def __init__(self, dataset: FileSet, root: str, manifest: Manifest, beneath: Optional[Sequence[str]]) -> None:
         self._root = root
         self._manifest = manifest
-        self._beneath = beneath
+        self.beneath = beneath
         if len(manifest) != dataset.count:
             manifest.close()
             raise DatasetError(f"manifest {manifest.path} names {len(manifest)} files, expected were {dataset.count}.")
@@ -285,10 +236,10 @@ class _FileReader(Reader):
         return len(self._manifest)
 
     def open(self, index: int) -> Source:
-        return open_sample(os.path.join(self._root, self._manifest[index]), self._beneath)
+        return open_sample(os.path.join(self._root, self._manifest[index]), self.beneath)
 
     def path(self, index: int) -> Optional[str]:
-        return os.path.join(self._root, self._manifest[index]) if self._beneath is None else None
+        return os.path.join(self._root, self._manifest[index])
 
     def where(self, index: int) -> str:
         try:
@@ -334,8 +285,9 @@ class _ArrayReader(Reader):
 
 
 class _ConcatReader(Reader):
-    def __init__(self, readers: List[Reader]) -> None:
+    def __init__(self, readers: List[Reader], beneath: Optional[Sequence[str]]) -> None:
         self._readers = readers
+        self.beneath = beneath
         self._starts = [0]
         for reader in readers:
             self._starts.append(self._starts[-1] + len(reader))
@@ -396,4 +348,4 @@ def open_reader(
         for reader in readers:
             reader.close()
         raise
-    return _ConcatReader(readers)
+    return _ConcatReader(readers, beneath)

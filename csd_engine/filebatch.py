@@ -11,7 +11,8 @@ from typing import Any, Callable, List, Optional, Tuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.datasets import MAX_FILE_BYTES, Reader
+from csd_engine.datasets import Reader
+from csd_engine.imagefiles import MAX_FILE_BYTES
 from csd_engine.kernels.files import FilePlan, Files
 from csd_engine.readahead import AHEAD
 from csd_engine.readtime import READING
@@ -54,8 +55,7 @@ class FileBatch:
         most_memory: Optional[int] = None,
         before_decoding: Optional[Callable[[int], None]] = None,
     ) -> Optional[FileBatch]:
-        """A batch; None where its samples are made one by one: without a plan, and where a sample is no file that any means
-        may open.
+        """A batch; None where its samples are made one by one: without a plan, and where a sample is no file.
 
         Args:
             reader: of the data set.
@@ -78,8 +78,9 @@ class FileBatch:
         except Exception:  # told at its turn by the sample that has it
             return None
         files = Files(
-            plan, paths, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, Image.MAX_IMAGE_PIXELS, most_memory
-        )
+            plan, paths, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, Image.MAX_IMAGE_PIXELS, most_memory,
+            reader.beneath,
+        )  # fmt: skip
         items = list(zip(sources.tolist(), occurrences.tolist()))
         return FileBatch(reader, pipeline, plan, files, items, seed, epoch, before_decoding)
 

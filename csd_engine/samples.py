@@ -15,8 +15,9 @@ from typing import Callable, Iterator, Optional, Tuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.datasets import Reader, content, open_image
+from csd_engine.datasets import Reader
 from csd_engine.errors import OperatorFailed, SampleError
+from csd_engine.imagefiles import content, open_image
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context
 from csd_engine.keyed import Keyed

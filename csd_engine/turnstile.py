@@ -21,10 +21,15 @@ def large_bytes(memory_bytes: int, workers: int) -> int:
 
 
 class Turnstile:
-    """One worker's way in. `path`: a lock file that all workers of an engine share, made if missing; empty: no waiting."""
+    """One worker's way in.
+
+    Args:
+        path: a lock file that all workers of an engine share, made if missing; empty: no waiting.
+        large_bytes: who needs that many waits; also an attribute.
+    """
 
     def __init__(self, path: str, large_bytes: int) -> None:
-        self._large_bytes = large_bytes
+        self.large_bytes = large_bytes
         self._descriptor = -1
         self._inside = False
         if path:
@@ -35,7 +40,7 @@ class Turnstile:
 
     def enter(self, needed_bytes: int) -> None:
         """Wait until no other worker decodes a large image, if one that takes so much memory is large."""
-        if needed_bytes >= self._large_bytes and self._descriptor >= 0 and not self._inside:
+        if needed_bytes >= self.large_bytes and self._descriptor >= 0 and not self._inside:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # the kernel lets go of it when a worker dies
             self._inside = True
 

@@ -24,19 +24,23 @@ from csd_engine.batchfile import BatchWriter, Layout
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.filebatch import FileBatch
 from csd_engine.kernels import kernel
+from csd_engine.kernels.files import FilePlan
 from csd_engine.operatorfile import OperatorDirectory
 from csd_engine.readahead import ReadAhead
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.fileplan import file_plan
 from csd_engine.turnstile import Turnstile
 
 __all__ = ["Worker", "main"]
 
 _PR_SET_PDEATHSIG = 1
 PROGRESS_S = 0.1  # at most one report each
+_ROOM_BYTES = 1 << 20  # for samples that are made at once: they stay in a core's cache
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 
 
@@ -49,6 +53,7 @@ class _OpenJob:
     image: np.ndarray
     boxes: Optional[np.ndarray]
     bulk: Optional[Bulk]  # where the samples are rows of an array
+    plan: Optional[FilePlan]  # where they are files that the kernel draws for
 
 
 class _Cancelled(Exception):
@@ -136,7 +141,10 @@ class Worker:
         bulk = Bulk.of(pipeline, reader.rows())
         if bulk is not None and (bulk.shape, pipeline.boxes) != (image.shape, layout.boxes):
             bulk = None  # the layout is another pipeline's: the first sample says so
-        self._jobs[command["job"]] = _OpenJob(pipeline, reader, layout, command["directory"], image, boxes, bulk)
+        plan = file_plan(pipeline, kernel())
+        if plan is not None and (plan.shape, plan.boxes) != (image.shape, layout.boxes):
+            plan = None
+        self._jobs[command["job"]] = _OpenJob(pipeline, reader, layout, command["directory"], image, boxes, bulk, plan)
 
     def _forget(self, command: Dict[str, Any]) -> None:
         job = self._jobs.pop(command["job"], None)
@@ -211,6 +219,12 @@ class Worker:
         seed, epoch, items = command["seed"], command["epoch"], command["items"]
         both = np.array(items, dtype=np.int64).reshape(-1, 2)
         if job.bulk is None or not job.bulk.takes(both[:, 0]):
+            large, enter = self._turnstile.large_bytes, self._turnstile.enter
+            files = FileBatch.of(job.reader, job.pipeline, job.plan, both[:, 0], both[:, 1], seed, epoch, large, enter)
+            if files is not None:
+                with files:
+                    yield from self._rows_of_files(job, writer, files, len(items))
+                return
             with ReadAhead(job.reader, (index for index, _ in items)) as reader:
                 for row, (index, occurrence) in enumerate(items):
                     self._prepare(job, reader, (index, occurrence), seed, epoch)
@@ -223,6 +237,21 @@ class Worker:
             job.bulk.fill(both[part, 0], both[part, 1], seed, epoch, images, boxes)
             writer.write_rows(part.start, images, boxes)
             yield part.stop
+
+    def _rows_of_files(self, job: _OpenJob, writer: BatchWriter, files: FileBatch, samples: int) -> Generator[int, None, None]:
+        room = max(1, _ROOM_BYTES // job.layout.row_bytes)
+        images = np.empty((min(room, samples), *job.image.shape), dtype=np.uint8)
+        boxes = None if job.boxes is None else np.empty((len(images), *job.boxes.shape), dtype=np.int32)
+        at = 0
+        while at < samples:
+            some = slice(min(len(images), samples - at))
+            try:
+                made = files.make(at, images[some], None if boxes is None else boxes[some]) - at
+            finally:
+                self._turnstile.leave()
+            writer.write_rows(at, images[:made], None if boxes is None else boxes[:made])
+            at += made
+            yield at
 
     def _prepare(self, job: _OpenJob, reader: Reader, item: Tuple[int, int], seed: int, epoch: int) -> None:
         """Fill the job's image and boxes; large images wait for their turn among the workers."""

@@ -48,6 +48,8 @@ class _FilesJob(ctypes.Structure):
         ("indices", ctypes.c_void_p),
         ("occurrences", ctypes.c_void_p),
         ("paths", ctypes.c_void_p),
+        ("beneath", ctypes.c_void_p),
+        ("beneath_count", ctypes.c_int64),
         ("descriptors", ctypes.c_void_p),
         ("sizes", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("ahead", "opened", "next", "end", "enough_ns")),
@@ -151,6 +153,7 @@ class Files:
         ahead: so many files are opened before their turn.
         most_bytes, most_pixels, most_memory: of a file, of its image, and for decoding one whose coefficients are in memory all
             at once; those beyond are refused.
+        beneath: real directories; a file that really lies outside all of them is refused. None: any.
     """
 
     def __init__(
@@ -165,6 +168,7 @@ class Files:
         most_bytes: int,
         most_pixels: Optional[int] = None,
         most_memory: Optional[int] = None,
+        beneath: Optional[Sequence[str]] = None,
     ) -> None:
         n = len(paths)
         self._plan = plan
@@ -179,6 +183,9 @@ class Files:
             descriptors=address(self._descriptors), sizes=address(self._sizes), ahead=ahead, most_bytes=most_bytes,
             most_pixels=_ALL if most_pixels is None else most_pixels, most_memory=_ALL if most_memory is None else most_memory,
         )  # fmt: skip
+        if beneath is not None:
+            self._beneath = (ctypes.c_char_p * len(beneath))(*(os.fsencode(root.rstrip("/") + "/") for root in beneath))
+            self._job.beneath, self._job.beneath_count = ctypes.addressof(self._beneath), len(beneath)
 
     def __len__(self) -> int:
         return len(self._paths)

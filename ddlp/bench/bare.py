@@ -9,6 +9,7 @@ batches, ``fetch`` is what the host does to a batch that the engine has made: ma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -38,6 +39,7 @@ from ddlp.transfer.mapping import map_batch
 from ddlp.transfer.pool import Pool
 
 _FETCHED_FILES = 4
+_ROOM_BYTES = 1 << 20  # for an engine's samples that are made at once
 
 
 def delivered_as(output: str) -> torch.memory_format:
@@ -89,19 +91,26 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
 
 def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], object]:
     """Prepare the n-th batch as an engine's worker does: into a batch file in the spool, which is then removed."""
-    reader, order = found.dataset.reader(), _order(found)
-    layout = Layout(batch, *found.shape, 0)
-    row_buffer = np.empty(found.shape, dtype=np.uint8)
+    reader, ring, plan = found.dataset.reader(), np.asarray(_order(found)), file_plan(found.pipeline, kernel())
+    layout, never_before = Layout(batch, *found.shape, 0), np.zeros(batch, dtype=np.int64)
+    rows = np.empty((max(1, _ROOM_BYTES // layout.row_bytes), *found.shape), dtype=np.uint8)
 
     def make(k: int) -> None:
         writer = BatchWriter(directory, f"{k:032x}", k, layout)
-        for row in range(batch):
-            began = time.process_time()
-            item = (order[(k * batch + row) % len(order)], 0)
-            prepare_sample(reader, found.pipeline, item, 0, k, row_buffer, None)
-            writer.write(row, row_buffer)
-            if slowdown > 1:
-                time.sleep((slowdown - 1) * (time.process_time() - began))
+        sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
+        files = FileBatch.of(reader, found.pipeline, plan, sources, never_before, 0, k)
+        with contextlib.nullcontext() if files is None else files:
+            while at < batch:
+                began = time.process_time()
+                if files is None:
+                    prepare_sample(reader, found.pipeline, (int(sources[at]), 0), 0, k, rows[0], None)
+                    made = 1
+                else:
+                    made = files.make(at, rows[: batch - at], None) - at
+                writer.write_rows(at, rows[:made])
+                at += made
+                if slowdown > 1:
+                    time.sleep((slowdown - 1) * (time.process_time() - began))
         writer.publish().unlink()
 
     return make

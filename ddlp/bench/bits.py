@@ -1,8 +1,8 @@
 """`ddlp bench host --bits N`: the pixels of N samples of every kind of JPEG against torchvision's on PIL images.
 
-Ours come from `prepare_sample`, which host and engine call, with the compiled kernel where there is one. torchvision gets the
-crop that our pipeline drew. Sizes from 1 to 900 pixels; crops, resizes with and without a crop after them, bilinear and
-bicubic, flips.
+Ours are made as host and engine make a batch's, with the compiled kernel where there is one, which also draws there;
+torchvision gets the crop that our pipeline drew in Python. Sizes from 1 to 900 pixels; crops, resizes with and without a crop
+after them, bilinear and bicubic, flips.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from PIL import Image
 from torchvision import transforms as T
 from torchvision.transforms import functional as F
 
+from csd_engine.datasets import Reader
+from csd_engine.filebatch import FileBatch
 from csd_engine.kernels import kernel
+from csd_engine.kernels.files import FilePlan
 from csd_engine.keyed import Keyed
 from csd_engine.samples import prepare_sample
+from csd_engine.transforms import Pipeline
+from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize
 from ddlp.bench.common import Aim, BenchFailed, Say, child
 from ddlp.datasets import ImageFiles
@@ -92,6 +97,7 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
     paths = _files(kind, min(_FILES, samples), directory)
     reader = translate_dataset(ImageFiles(paths, range(len(paths)))).reader()
     recipes = [(T.Compose(recipe), translate(T.Compose([*recipe, T.ToTensor()]), "RGB").pipeline) for recipe in _RECIPES]
+    plans = [file_plan(pipeline, kernel()) for _, pipeline in recipes]
     taken = [_kernel_takes(path) for path in paths]
     differing = by_kernel = 0
     examples: list[str] = []
@@ -102,19 +108,29 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
         steep = max(image.size) > _STEEP * min(image.size)
         number = k // len(paths) % len(recipes) if not steep else k // len(paths) % 3 * 2
         transform, pipeline = recipes[number]
-        plan = pipeline.draw(image.size, Keyed(0, k, index, 0))
+        drawn = pipeline.draw(image.size, Keyed(0, k, index, 0))
         out = np.empty(pipeline.output_shape(None), np.uint8)
-        prepare_sample(reader, pipeline, (index, 0), 0, k, out)
+        _prepare(reader, pipeline, plans[number], index, k, out)
         # Where nothing is drawn, torchvision's own transform; else its functions, with what was drawn.
         fixed = all(isinstance(step, (T.Resize, T.CenterCrop)) for step in transform.transforms)
-        expected = transform(image) if fixed else _by_torchvision(image, plan.primitives, transform.transforms[0].interpolation)
+        expected = transform(image) if fixed else _by_torchvision(image, drawn.primitives, transform.transforms[0].interpolation)
         by_kernel += taken[index]
         if not np.array_equal(out, np.asarray(expected)):
             differing += 1
             if len(examples) < 5:
                 most = int(np.abs(out.astype(int) - np.asarray(expected)).max())
-                examples.append(f"{kind} {image.size}, {plan.primitives}: differs by up to {most}")
+                examples.append(f"{kind} {image.size}, {drawn.primitives}: differs by up to {most}")
     return {"kind": kind, "differing": differing, "by_kernel": by_kernel, "examples": examples}
+
+
+def _prepare(reader: Reader, pipeline: Pipeline, plan: FilePlan | None, index: int, epoch: int, out: np.ndarray) -> None:
+    """As the samples of a batch are made."""
+    files = FileBatch.of(reader, pipeline, plan, np.array([index]), np.array([0]), 0, epoch)
+    if files is None:
+        prepare_sample(reader, pipeline, (index, 0), 0, epoch, out)
+        return
+    with files:
+        files.make(0, out[np.newaxis], None)
 
 
 def _files(kind: str, count: int, directory: Path) -> list[Path]:

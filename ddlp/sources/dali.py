@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from csd_engine.datasets import Reader, content, open_image
+from csd_engine.datasets import Reader
+from csd_engine.imagefiles import content, open_image
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Job
 from csd_engine.keyed import Keyed

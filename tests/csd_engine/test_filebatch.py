@@ -194,7 +194,7 @@ def test_files_that_cannot_be_opened_ahead_are_opened_at_their_turn(kernel, fold
 
 
 def test_what_goes_one_by_one(kernel, folder):
-    """Where each file has to be checked when it is open, and where its place cannot be given to C."""
+    """Where there is no plan, and where a file's place cannot be given to C."""
     pipe, zeros = pipeline(TRAIN), np.zeros(2, np.int64)
     plan = file_plan(pipe, kernel)
     of = lambda reader, plan=plan, index=0: FileBatch.of(reader, pipe, plan, zeros + index, zeros, SEED, EPOCH)  # noqa: E731
@@ -202,9 +202,32 @@ def test_what_goes_one_by_one(kernel, folder):
     assert of(reader) is not None
     assert of(reader, None) is None
     assert of(reader, index=7) is None  # there is none: its turn tells
-    assert of(reader_of(folder, ["plain.jpg"], [str(folder)])) is None
     reader.path = lambda index: "plain.jpg\0.png"
     assert of(reader) is None
+
+
+def test_files_lie_beneath_the_roots_whatever_links_say(kernel, folder):
+    roots, pipe = [str(folder / "one"), str(folder / "two") + "/"], pipeline(TRAIN)
+    for name in ("one", "two", "one and more"):
+        (folder / name).mkdir()
+        (folder / name / "image.jpg").write_bytes(GOOD["plain.jpg"])
+    (folder / "one" / "to two.jpg").symlink_to(folder / "two" / "image.jpg")
+    (folder / "one" / "out.jpg").symlink_to(folder / "one and more" / "image.jpg")
+    reader = reader_of(folder, ["one/image.jpg", "one/to two.jpg", "one/out.jpg", "one and more/image.jpg"], roots)
+    found, _, _ = together(reader, pipe, kernel, [0, 1])
+    assert np.array_equal(found, one_by_one(reader, pipe, [0, 1])[0])
+    for outside in (2, 3):
+        with pytest.raises(SampleError, match="RootNotAllowed.*outside the roots") as found:
+            together(reader, pipe, kernel, [0, outside])
+        with pytest.raises(SampleError) as wanted:
+            one_by_one(reader, pipe, [0, outside])
+        assert str(found.value) == str(wanted.value)
+
+
+def test_with_roots_the_kernel_still_does_it(kernel, folder, monkeypatch):
+    monkeypatch.setattr(filebatch, "prepare_sample", None)
+    together(reader_of(folder, ["plain.jpg"], [str(folder)]), pipeline(TRAIN), kernel, [0, 0])
+    together(reader_of(folder, ["plain.jpg"], ["/"]), pipeline(TRAIN), kernel, [0, 0])
 
 
 def test_large_images_wait_for_their_turn(kernel, folder):

@@ -13,7 +13,9 @@ struct ddlp_files_job {
     uint64_t seed, epoch;
     int64_t count;                       /* of files */
     const int64_t *indices, *occurrences; /* [count] with seed and epoch each file's key */
-    const char *const *paths;            /* [count] NULL: `descriptors` has it open already, or it cannot be opened */
+    const char *const *paths;            /* [count] */
+    const char *const *beneath;          /* [beneath_count] real directories with "/" behind them; NULL: any place will do. */
+    int64_t beneath_count;               /* A file that really lies outside all of them is refused (EXDEV) */
     int32_t *descriptors;                /* [count] -1: not open */
     int64_t *sizes;                      /* [count] bytes of those that are open */
     int64_t ahead;

@@ -127,8 +127,8 @@ def test_pixels_are_torchvisions(kind, tmp_path, monkeypatch):
         prepare(*arguments)
         arguments[-1][0, 0, 0] ^= 1
 
-    prepare = bits.prepare_sample
-    monkeypatch.setattr(bits, "prepare_sample", one_off)
+    prepare = bits._prepare
+    monkeypatch.setattr(bits, "_prepare", one_off)
     found = bits.compare_kind(kind, 24, tmp_path)
     assert found["differing"] == 24 and "up to 1" in found["examples"][0]
     result = bits.Bits({kind: 24}, {kind: 0}, {kind: 24}, found["examples"])

@@ -130,15 +130,23 @@ def test_files_that_nobody_expects(leaves_nothing, data, truth, told):
 WRONG = """
 import sys
 if any("csd_engine" in word for word in sys.orig_argv):
+    import csd_engine.filebatch as filebatch
     import csd_engine.samples as samples
-    right = samples.prepare_sample
+    right, right_batch = samples.prepare_sample, filebatch.FileBatch.make
     calls = [0]
-    def wrong(reader, pipeline, item, seed, epoch, out, *more):
-        right(reader, pipeline, item, seed, epoch, out, *more)
+    def bend(out):
         calls[0] += 1
         if calls[0] > {after}:
             out[3, 5, 1] ^= 1
-    samples.prepare_sample = wrong
+    def wrong(reader, pipeline, item, seed, epoch, out, *more):
+        right(reader, pipeline, item, seed, epoch, out, *more)
+        bend(out)
+    def wrong_batch(self, first, out, *more):
+        end = right_batch(self, first, out, *more)
+        for image in out[: end - first]:
+            bend(image)
+        return end
+    samples.prepare_sample, filebatch.FileBatch.make = wrong, wrong_batch
 """
 
 
@@ -174,8 +182,8 @@ import sys
 if any("csd_engine" in word for word in sys.orig_argv):
     import csd_engine.transforms.pipeline as pipeline
     from csd_engine.transforms import masks, primitives
-    from csd_engine import datasets
-    right, erase, decode = pipeline.apply_primitive, masks.RandomErasing.rectangle, datasets.open_image
+    from csd_engine import imagefiles
+    right, erase, decode = pipeline.apply_primitive, masks.RandomErasing.rectangle, imagefiles.open_image
     crop_resize = pipeline.crop_resize
     def apply(image, step, order):
         made = right(image, step, order)
@@ -186,7 +194,7 @@ if any("csd_engine" in word for word in sys.orig_argv):
     if "{step}" == "mask":
         masks.RandomErasing.rectangle = lambda *a: tuple(value + 1 for value in erase(*a))
     if "{step}" == "decode":
-        datasets.open_image = lambda *a: decode(*a).convert("L")
+        imagefiles.open_image = lambda *a: decode(*a).convert("L")
 """
 
 
