@@ -113,7 +113,8 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
         _prepare(reader, pipeline, plans[number], index, k, out)
         # Where nothing is drawn, torchvision's own transform; else its functions, with what was drawn.
         fixed = all(isinstance(step, (T.Resize, T.CenterCrop)) for step in transform.transforms)
-        expected = transform(image) if fixed else _by_torchvision(image, drawn.primitives, transform.transforms[0].interpolation)
+        how = transform.transforms[0].interpolation
+        expected = transform(image) if fixed else _by_torchvision(image, drawn.primitives, how)
         by_kernel += taken[index]
         if not np.array_equal(out, np.asarray(expected)):
             differing += 1
