@@ -239,8 +239,8 @@ class Worker:
             yield part.stop
 
     def _rows_of_files(self, job: _OpenJob, writer: BatchWriter, files: FileBatch, samples: int) -> Generator[int, None, None]:
-        room = max(1, _ROOM_BYTES // job.layout.row_bytes)
-        images = np.empty((min(room, samples), *job.image.shape), dtype=np.uint8)
+        room = min(samples, _ROOM_BYTES // job.layout.row_bytes)
+        images = np.empty((room, *job.image.shape), dtype=np.uint8) if room > 1 else job.image[np.newaxis]
         boxes = None if job.boxes is None else np.empty((len(images), *job.boxes.shape), dtype=np.int32)
         at = 0
         while at < samples:

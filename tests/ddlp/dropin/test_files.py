@@ -1,0 +1,107 @@
+"""Batches of files are made some milliseconds' samples at a time: the bits of each sample made by itself, in every type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from small_sets import RANDOM, SAMPLES, by_target, numbered, write_images
+from torchvision import transforms
+
+from csd_engine import filebatch
+from csd_engine.filebatch import FileBatch
+from csd_engine.kernels.files import Files
+from ddlp import DDLPLoader
+from ddlp.transforms import Cutout
+
+MASKED = transforms.Compose([*RANDOM.transforms, transforms.RandomErasing(0.7), Cutout(length=5)])
+MIXED = transforms.Compose([transforms.RandomCrop(16, padding=2), transforms.ToTensor()])  # borders are drawn in Python
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory) -> list[str]:
+    return write_images(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture
+def calls(monkeypatch, need_kernel) -> list[int]:
+    """How many samples each call of the kernel in this process made."""
+    seen: list[int] = []
+    make = Files.make
+
+    def counted(self, first, *rest):
+        stopped = make(self, first, *rest)
+        seen.append(stopped.next - first)
+        return stopped
+
+    monkeypatch.setattr(Files, "make", counted)
+    monkeypatch.setattr(filebatch, "ENOUGH_S", 30.0)  # so that it does not hang on this machine's speed
+    return seen
+
+
+def one_by_one(monkeypatch, loader: DDLPLoader) -> dict[int, torch.Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr(FileBatch, "of", staticmethod(lambda *_: None))
+        return by_target(list(loader))
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr"])
+def test_the_bits_of_each_sample_made_by_itself(paths, engine, strategy, calls, monkeypatch):
+    data = numbered(paths, MASKED)
+    expected = one_by_one(monkeypatch, DDLPLoader(data, batch_size=7, seed=3))
+    assert not calls
+    spool = None if strategy == "cpu" else engine
+    loader = DDLPLoader(data, batch_size=7, shuffle=True, seed=3, strategy=strategy, spool=spool, audit=1, num_workers=2)
+    found = by_target(list(loader))
+    assert sorted(found) == list(range(SAMPLES))
+    assert all(torch.equal(found[k], expected[k]) for k in expected)
+    if strategy == "cpu":
+        assert sum(calls) == SAMPLES and len(calls) == len(loader)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("output", [torch.float32, torch.bfloat16, torch.uint8])
+def test_every_type(paths, calls, monkeypatch, output, memory_format):
+    loader = DDLPLoader(numbered(paths, RANDOM), batch_size=8, seed=3, output=output, memory_format=memory_format)
+    expected = one_by_one(monkeypatch, loader)
+    assert not calls
+    loader.set_epoch(0)
+    batches = list(loader)
+    found = by_target(batches)
+    assert sum(calls) == SAMPLES
+    assert all(images.dtype == output and images.is_contiguous(memory_format=memory_format) for images, _ in batches)
+    assert all(torch.equal(found[k], expected[k]) for k in expected)
+
+
+def test_what_is_drawn_in_python_goes_one_by_one(paths, calls):
+    assert sorted(by_target(list(DDLPLoader(numbered(paths, MIXED), batch_size=8)))) == list(range(SAMPLES))
+    assert not calls
+
+
+def test_a_file_that_the_kernel_refuses_does_not_stop_the_others(paths, calls, tmp_path, monkeypatch):
+    odd = tmp_path / "odd.png"
+    Image.open(paths[4]).save(odd)
+    data = numbered([*paths[:4], str(odd), *paths[5:]], RANDOM)
+    expected = one_by_one(monkeypatch, DDLPLoader(data, batch_size=SAMPLES, seed=3))
+    found = by_target(list(DDLPLoader(data, batch_size=SAMPLES, seed=3)))
+    assert all(torch.equal(found[k], expected[k]) for k in expected)
+    assert calls == [4, SAMPLES - 5]  # behind it it goes on
+
+
+def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_kernel):
+    """Asked between calls: here each makes one sample."""
+    from ddlp.sources.host import Unwanted, prepare_batch
+
+    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)
+    iterator = iter(DDLPLoader(numbered(paths, RANDOM), batch_size=20))
+    recipe = iterator.recipe
+    iterator.run.close()
+    asked: list[bool] = []
+
+    def wanted() -> bool:
+        asked.append(True)
+        return len(asked) < 5
+
+    with pytest.raises(Unwanted):
+        prepare_batch(recipe, 0, wanted)
+    assert len(asked) == 5
