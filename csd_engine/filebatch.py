@@ -6,6 +6,7 @@ each. Here they meet once in a while. What the kernel refuses goes through Pillo
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
@@ -68,13 +69,14 @@ class FileBatch:
         """
         if plan is None:
             return None
-        paths: List[str] = []
+        paths: List[bytes] = []
         try:
             for source in sources.tolist():
                 path = reader.path(source)
-                if path is None or "\0" in path:
+                encoded = b"\0" if path is None else os.fsencode(path)
+                if b"\0" in encoded:  # C would read on to it
                     return None
-                paths.append(path)
+                paths.append(encoded)
         except Exception:  # told at its turn by the sample that has it
             return None
         files = Files(

@@ -147,7 +147,7 @@ class Files:
 
     Args:
         plan: what to do with each.
-        paths: of the files.
+        paths: of the files, without a NUL.
         seed, epoch: with each file's index and occurrence the key of its draws; all modulo 2**64.
         indices, occurrences: int64 (n,).
         ahead: so many files are opened before their turn.
@@ -159,7 +159,7 @@ class Files:
     def __init__(
         self,
         plan: FilePlan,
-        paths: Sequence[str],
+        paths: Sequence[bytes],
         seed: int,
         epoch: int,
         indices: np.ndarray,
@@ -172,7 +172,7 @@ class Files:
     ) -> None:
         n = len(paths)
         self._plan = plan
-        self._paths = (ctypes.c_char_p * n)(*map(os.fsencode, paths))
+        self._paths = (ctypes.c_char_p * n)(*paths)
         self._indices, self._occurrences = (np.ascontiguousarray(v, dtype=np.int64) for v in (indices, occurrences))
         if self._indices.shape != (n,) or self._occurrences.shape != (n,):
             raise ValueError(f"{n} files need as many indices and occurrences, got {indices.shape} and {occurrences.shape}")
@@ -183,6 +183,7 @@ class Files:
             descriptors=address(self._descriptors), sizes=address(self._sizes), ahead=ahead, most_bytes=most_bytes,
             most_pixels=_ALL if most_pixels is None else most_pixels, most_memory=_ALL if most_memory is None else most_memory,
         )  # fmt: skip
+        self._job.beneath_count = -1
         if beneath is not None:
             self._beneath = (ctypes.c_char_p * len(beneath))(*(os.fsencode(root.rstrip("/") + "/") for root in beneath))
             self._job.beneath, self._job.beneath_count = ctypes.addressof(self._beneath), len(beneath)

@@ -202,8 +202,9 @@ def test_what_goes_one_by_one(kernel, folder):
     assert of(reader) is not None
     assert of(reader, None) is None
     assert of(reader, index=7) is None  # there is none: its turn tells
-    reader.path = lambda index: "plain.jpg\0.png"
-    assert of(reader) is None
+    for path in ("plain.jpg\0.png", "no \ud800 file name.jpg"):
+        reader.path = lambda index, path=path: path
+        assert of(reader) is None
 
 
 def test_files_lie_beneath_the_roots_whatever_links_say(kernel, folder):
@@ -216,6 +217,8 @@ def test_files_lie_beneath_the_roots_whatever_links_say(kernel, folder):
     reader = reader_of(folder, ["one/image.jpg", "one/to two.jpg", "one/out.jpg", "one and more/image.jpg"], roots)
     found, _, _ = together(reader, pipe, kernel, [0, 1])
     assert np.array_equal(found, one_by_one(reader, pipe, [0, 1])[0])
+    with pytest.raises(SampleError, match="outside the roots"):  # of which there are none
+        together(reader_of(folder, ["one/image.jpg"], []), pipe, kernel, [0])
     for outside in (2, 3):
         with pytest.raises(SampleError, match="RootNotAllowed.*outside the roots") as found:
             together(reader, pipe, kernel, [0, outside])

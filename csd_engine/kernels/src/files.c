@@ -42,7 +42,7 @@ static int open_one(ddlp_files_job *job, int64_t k) {
      * file has no end, one far away, or cannot be read. */
     const off_t size = lseek(descriptor, 0, SEEK_END);
     int result = size < 0 ? -errno : size > job->most_bytes ? -EFBIG : 0;
-    if (!result && job->beneath && !lies_beneath(job, descriptor)) result = -EXDEV;
+    if (!result && job->beneath_count >= 0 && !lies_beneath(job, descriptor)) result = -EXDEV;
     if (result) {
         close(descriptor);
         return result;

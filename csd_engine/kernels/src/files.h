@@ -14,8 +14,8 @@ struct ddlp_files_job {
     int64_t count;                       /* of files */
     const int64_t *indices, *occurrences; /* [count] with seed and epoch each file's key */
     const char *const *paths;            /* [count] */
-    const char *const *beneath;          /* [beneath_count] real directories with "/" behind them; NULL: any place will do. */
-    int64_t beneath_count;               /* A file that really lies outside all of them is refused (EXDEV) */
+    const char *const *beneath;          /* [beneath_count] real directories with "/" behind them: a file that really lies */
+    int64_t beneath_count;               /* outside all of them is refused (EXDEV). -1: any place will do */
     int32_t *descriptors;                /* [count] -1: not open */
     int64_t *sizes;                      /* [count] bytes of those that are open */
     int64_t ahead;
