@@ -1,12 +1,15 @@
 /* Feed damaged JPEGs to the kernel, for sanitizers to watch: fuzz LIBJPEG SEED ROUNDS FILE...
  *
- * Each round changes some bytes of one of the files and runs a few random jobs on it, with an output buffer that has not a
- * byte to spare. Prints how many samples were made and how many refused. */
+ * Each round changes some bytes of one of the files and runs a few random jobs on it, and at times a random batch, with output
+ * buffers that have not a byte to spare. Prints how many samples were made and how many refused. */
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#include "ddlp.h"
+#include "files.h"
 
 static uint64_t state;
 
@@ -62,6 +65,52 @@ static int random_job(ddlp_context *context, const int32_t info[4]) {
     return result;
 }
 
+/* A batch of the same file several times, with operators of all kinds; what is refused is left out. */
+static void random_batch(ddlp_context *context, const uint8_t *data, size_t size, long *made, long *refused) {
+    enum { FILES = 3, BOXES = 2 };
+    const int file = memfd_create("fuzz", MFD_CLOEXEC);
+    char path[32];
+    const char *paths[FILES] = {path, path, path};
+    plan_operator operators[3];
+    ddlp_plan plan;
+    ddlp_files_job job;
+    int64_t keys[FILES], sizes[FILES];
+    int32_t descriptors[FILES] = {-1, -1, -1};
+    memset(operators, 0, sizeof operators), memset(&plan, 0, sizeof plan), memset(&job, 0, sizeof job);
+    if (file < 0 || write(file, data, size) != (ssize_t)size) exit(2);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    plan.height = 1 + (int32_t)draw(60), plan.width = 1 + (int32_t)draw(60), plan.channels = draw(4) ? 3 : 1;
+    plan.boxes = BOXES, plan.fast = (int32_t)draw(2), plan.operators = operators, plan.operator_count = 3;
+    operators[0].kind = (int32_t)draw(6), operators[1].kind = 6 + (int32_t)draw(2), operators[2].kind = 8 + (int32_t)draw(2);
+    for (int k = 0; k < 3; k++) {
+        operators[k].height = plan.height, operators[k].width = plan.width, operators[k].filter = 2 + (int32_t)draw(2);
+        operators[k].chance = 0.5, operators[k].low = draw(100) / 100.0, operators[k].high = operators[k].low + draw(100) / 100.0;
+        operators[k].ratio_low = 0.5, operators[k].ratio_high = 2, operators[k].log_low = -0.7, operators[k].log_high = 0.7;
+    }
+    operators[2].height = BOXES - (operators[2].box = (int32_t)draw(BOXES));
+    const int kind = (int)draw(3), element = kind == 1 ? 2 << draw(2) : 1;
+    const size_t sample = (size_t)plan.height * (size_t)plan.width * (size_t)plan.channels;
+    uint8_t *out = malloc(FILES * sample * (size_t)element), *table = malloc(256 * (size_t)(plan.channels * element));
+    int32_t *boxes = malloc(FILES * BOXES * 4 * sizeof *boxes);
+    if (!out || !table || !boxes) exit(2);
+    memset(table, 7, 256 * (size_t)(plan.channels * element));
+    for (int k = 0; k < FILES; k++) keys[k] = (int64_t)draw(1000);
+    job.plan = &plan, job.count = job.end = FILES, job.indices = job.occurrences = keys, job.paths = paths, job.sizes = sizes;
+    job.descriptors = descriptors, job.beneath_count = -1, job.ahead = (int64_t)draw(3), job.enough_ns = 1 + draw(2) * 1000000000;
+    job.most_bytes = 1 << 20, job.most_pixels = 1 << 18, job.most_memory = draw(4) ? INT64_MAX : 1;
+    job.table = kind == 1 ? table : NULL, job.element_bytes = element, job.channels_last = (int32_t)draw(2), job.planes = kind == 2;
+    for (int64_t first = 0; first < FILES; first = job.next) {
+        job.out = out + (size_t)first * sample * (size_t)element, job.boxes = boxes + first * BOXES * 4;
+        const int result = ddlp_files(context, &job);
+        *made += job.next - first;
+        if (result) job.next++, ++*refused;
+    }
+    for (int k = 0; k < FILES; k++)
+        if (descriptors[k] >= 0) exit(3); /* all had their turn */
+    close(file);
+    free(out), free(table), free(boxes);
+}
+
 int main(int count, char **arguments) {
     const int rounds = count > 4 ? atoi(arguments[3]) : 0, files = count - 4;
     uint8_t *contents[64];
@@ -88,6 +137,7 @@ int main(int count, char **arguments) {
                 if (random_job(context, info)) refused++;
                 else made++;
             }
+        if (!draw(4)) random_batch(context, data, size, &made, &refused);
         ddlp_free(context);
         free(data);
     }
