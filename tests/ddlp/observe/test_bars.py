@@ -322,7 +322,8 @@ def test_what_is_said():
 
 def test_a_batch_costs_few_calls():
     """Counted in calls, not in time: between two drawings no more than a look at the clock."""
-    calls = [_calls(small(200)), _calls(progress(small(200), file=io.StringIO()))]
+    ways = (lambda: small(200), lambda: progress(small(200), file=io.StringIO()))
+    calls = [min(_calls(way()) for _ in range(3)) for way in ways]  # who has to wait makes some more
     assert calls[1] - calls[0] < 4, calls
 
 

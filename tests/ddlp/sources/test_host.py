@@ -12,10 +12,11 @@ import torchvision.transforms as T
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from csd_engine import samples
+from csd_engine import filebatch, samples
 from ddlp import ImageArrays, ImageFiles
 from ddlp.plan import EpochPlan
 from ddlp.portable import portable
+from ddlp.sources import host
 from ddlp.sources.host import Recipe, Unwanted, prepare_batch
 from ddlp.transfer.pool import Pool
 from ddlp.transforms import Cutout
@@ -39,7 +40,8 @@ def paths(tmp_path_factory):
 @pytest.fixture(autouse=True, params=["kernel", "pillow"])
 def way(request, monkeypatch):
     if request.param == "pillow":
-        monkeypatch.setattr(samples, "kernel", lambda: None)
+        for module in (samples, host):
+            monkeypatch.setattr(module, "kernel", lambda: None)
     else:
         request.getfixturevalue("need_kernel")
 
@@ -89,7 +91,8 @@ def test_memory_is_used_again_but_not_while_a_batch_is_held(paths):
     assert torch.equal(others[0], others[2])
 
 
-def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path):
+def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # each call of the kernel makes one sample
     made = recipe(files(paths))
     prepare_batch(made, 0, lambda: True)
     before = sorted(os.listdir("/proc/self/fd"))
