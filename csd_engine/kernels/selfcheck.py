@@ -1,6 +1,4 @@
-"""Whether the kernel's pixels are this very Pillow's, and its draws this very Python's: a few tiny JPEGs through both, and a
-few plans, once per process, in some milliseconds.
-"""
+"""Whether the kernel's pixels are this very Pillow's: a few tiny JPEGs through both, once per process, in some milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from PIL import Image
 
 from csd_engine.kernels.library import Job, Kernel
 
-__all__ = ["first_difference", "plan_difference"]
+__all__ = ["first_difference"]
 
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers; the enum came only with Pillow 9.1
 _LEFT_RIGHT = 0
@@ -23,12 +21,6 @@ _CASES = (
     (17, 30, 33, 41, 40, 20, _BILINEAR),
     (9, 51, 50, 32, 20, 47, _BICUBIC),
 )
-_DRAWN = [
-    {"op": "RandomResizedCrop", "size": [32, 24], "scale": [0.08, 1.0], "ratio": [0.75, 1.333], "interpolation": "bilinear"},
-    {"op": "RandomHorizontalFlip", "p": 0.5},
-    {"op": "RandomErasing", "p": 0.5, "scale": [0.02, 0.33], "ratio": [0.3, 3.3]},
-]
-_PLANS = 20
 
 
 def _jpegs() -> Iterator[Tuple[str, bytes]]:
@@ -68,25 +60,4 @@ def first_difference(kernel: Kernel) -> str:
                     return f"a {name} JPEG was refused: {context.why()}"
                 if out.tobytes() != wanted.transpose(_LEFT_RIGHT).tobytes():  # type: ignore[arg-type]
                     return f"other pixels than Pillow's, {name}, {width}x{height} to {out_width}x{out_height}, filter {number}"
-    return plan_difference(kernel)
-
-
-def plan_difference(kernel: Kernel) -> str:
-    """Return "" where the kernel draws what `Pipeline.draw` does, bit by bit of its arithmetic, else a line about it."""
-    # Not needed to load a library, and they need one themselves.
-    from csd_engine.keyed import Keyed
-    from csd_engine.transforms import Pipeline
-    from csd_engine.transforms.compiled import compile_plan
-    from csd_engine.transforms.fileplan import file_plan
-
-    pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": _DRAWN})
-    plan = file_plan(pipeline, kernel)
-    for index in range(_PLANS):
-        size, key = (300 + 37 * index, 900 - 29 * index), (0, 0, index, 0)
-        drawn = pipeline.draw(size, Keyed(*key))
-        wanted, found = compile_plan(drawn, size, pipeline), None if plan is None else plan.job(size, key)
-        if wanted is None or found is None:
-            return f"an image of {size} was refused"
-        if bytes(found[0]) != bytes(wanted.job) or [tuple(box) for box in found[1].tolist()] != list(drawn.boxes):
-            return f"it draws otherwise than Python for image {index} of {size}"
     return ""

@@ -8,17 +8,20 @@ pipeline is drawn here, in Python, sample by sample.
 from __future__ import annotations
 
 import enum
+import functools
+import warnings
 from typing import Any, Callable, Dict, Optional, Type
 
 from csd_engine import keyed as keyed_numbers
 from csd_engine.errors import PipelineError
 from csd_engine.kernels.files import FilePlan, PlanOperator
 from csd_engine.kernels.library import Kernel
+from csd_engine.keyed import Keyed
 from csd_engine.transforms import masks, operators
-from csd_engine.transforms.compiled import RESAMPLED
+from csd_engine.transforms.compiled import RESAMPLED, compile_plan
 from csd_engine.transforms.pipeline import Pipeline
 
-__all__ = ["Kind", "file_plan"]
+__all__ = ["Kind", "file_plan", "first_difference"]
 
 
 class Kind(enum.IntEnum):
@@ -35,6 +38,13 @@ class Kind(enum.IntEnum):
     HOLES = 8
     ERASE = 9
 
+
+_CHECKED = [
+    {"op": "RandomResizedCrop", "size": [32, 24], "scale": [0.08, 1.0], "ratio": [0.75, 1.333], "interpolation": "bilinear"},
+    {"op": "RandomHorizontalFlip", "p": 0.5},
+    {"op": "RandomErasing", "p": 0.5, "scale": [0.02, 0.33], "ratio": [0.3, 3.3]},
+]
+_CHECKS = 20
 
 _RESIZING = (Kind.RESIZED_CROP, Kind.RESIZE, Kind.SHORTER, Kind.LONGER)
 _BEFORE_RESIZING = (Kind.CENTER_CROP, Kind.CROP)
@@ -110,7 +120,11 @@ _COMPILE: Dict[Type[operators.Operator], Callable[[Any], PlanOperator]] = {
 
 def file_plan(pipeline: Pipeline, kernel: Optional[Kernel]) -> Optional[FilePlan]:
     """The kernel's plan for a pipeline on image files; None where it has none: each sample is drawn in Python then."""
-    if kernel is None or not all(type(operator) in _COMPILE for operator in pipeline.operators):
+    return None if kernel is None or not _agrees(kernel) else _compiled(pipeline, kernel)
+
+
+def _compiled(pipeline: Pipeline, kernel: Kernel) -> Optional[FilePlan]:
+    if not all(type(operator) in _COMPILE for operator in pipeline.operators):
         return None
     try:
         shape = pipeline.output_shape(None)
@@ -121,3 +135,29 @@ def file_plan(pipeline: Pipeline, kernel: Optional[Kernel]) -> Optional[FilePlan
     if len(resizing) > 1 or any(operator.kind not in _BEFORE_RESIZING for operator in found[: sum(resizing)]):
         return None  # one job of the kernel's resizes once, and flips behind that
     return FilePlan(kernel, found, shape, pipeline.boxes, pipeline.order == "pillow13", pipeline.decode == "fast")
+
+
+@functools.lru_cache(maxsize=None)
+def _agrees(kernel: Kernel) -> bool:
+    """Whether the kernel draws as Python does; says so where not. Once per process, in a millisecond."""
+    difference = first_difference(kernel)
+    if difference:
+        warnings.warn(
+            f"ddlp: the kernel draws otherwise than Python: {difference}. Python draws; please report this", stacklevel=3
+        )
+    return not difference
+
+
+def first_difference(kernel: Kernel) -> str:
+    """Return "" where the kernel's plans are those of `Pipeline.draw`, number by number, else a line about what is not."""
+    pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": _CHECKED})
+    plan = _compiled(pipeline, kernel)
+    for index in range(_CHECKS):
+        size, key = (300 + 37 * index, 900 - 29 * index), (0, 0, index, 0)
+        drawn = pipeline.draw(size, Keyed(*key))
+        wanted, found = compile_plan(drawn, size, pipeline), None if plan is None else plan.job(size, key)
+        if wanted is None or found is None:
+            return f"an image of {size} was refused"
+        if bytes(found[0]) != bytes(wanted.job) or [tuple(box) for box in found[1].tolist()] != list(drawn.boxes):
+            return f"image {index} of {size}"
+    return ""

@@ -5,9 +5,8 @@ import random
 import pytest
 
 from csd_engine.errors import PipelineError
-from csd_engine.kernels.selfcheck import plan_difference
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms import Pipeline, fileplan
 from csd_engine.transforms.compiled import compile_plan
 from csd_engine.transforms.fileplan import file_plan
 
@@ -131,7 +130,13 @@ def test_without_a_kernel_there_is_no_plan():
     assert file_plan(Random(0).pipeline(), None) is None
 
 
-def test_the_self_check_draws(kernel, monkeypatch):
-    assert plan_difference(kernel) == ""
-    monkeypatch.setattr("csd_engine.keyed._EXP_TERMS", (2.0, 1.0))  # as if this computer's arithmetic were another
-    assert "draws" in plan_difference(kernel)
+def test_a_kernel_that_draws_otherwise_is_not_asked(kernel, monkeypatch):
+    pipeline = Random(3).pipeline()
+    assert fileplan.first_difference(kernel) == "" and file_plan(pipeline, kernel) is not None
+    fileplan._agrees.cache_clear()
+    with monkeypatch.context() as other:
+        other.setattr("csd_engine.keyed._EXP_TERMS", (2.0, 1.0))  # as if this computer's arithmetic were another
+        with pytest.warns(UserWarning, match="draws otherwise than Python: image 0 of .* please report"):
+            assert file_plan(pipeline, kernel) is None
+        assert file_plan(pipeline, kernel) is None  # and is told once
+    fileplan._agrees.cache_clear()
