@@ -22,7 +22,6 @@ _REFUSALS = {
     3: "a kind of JPEG that is left to Pillow",
     4: "damaged",
     5: "the job does not fit the image",
-    7: "too large",
 }
 _JOB_NUMBERS = (
     "left",

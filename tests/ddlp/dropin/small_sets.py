@@ -58,6 +58,15 @@ def by_target(batches: list[Any]) -> dict[int, torch.Tensor]:
     return found
 
 
+def check_samples(loader: Any, strategy: str, expected: dict[int, torch.Tensor]) -> None:
+    """All samples come once, with these bits; under csd from the device, whose batches an audit would have had made again."""
+    found = by_target(list(loader))
+    assert sorted(found) == list(range(SAMPLES))
+    assert all(torch.equal(found[k], expected[k]) for k in expected)
+    if strategy == "csd":
+        assert loader.report().batches_csd == len(loader) > 0
+
+
 def order(batches: list[Any]) -> list[list[int]]:
     """The targets of each batch."""
     return [targets.tolist() for _, targets in batches]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from PIL import Image
-from small_sets import RANDOM, SAMPLES, by_target, numbered, write_images
+from small_sets import RANDOM, SAMPLES, by_target, check_samples, numbered, write_images
 from torchvision import transforms
 
 from csd_engine import filebatch
@@ -52,11 +52,7 @@ def test_the_bits_of_each_sample_made_by_itself(paths, engine, strategy, calls, 
     assert not calls
     spool = None if strategy == "cpu" else engine
     loader = DDLPLoader(data, batch_size=7, shuffle=True, seed=3, strategy=strategy, spool=spool, audit=1, num_workers=2)
-    found = by_target(list(loader))
-    assert sorted(found) == list(range(SAMPLES))
-    assert all(torch.equal(found[k], expected[k]) for k in expected)
-    if strategy == "csd":  # the audit found nothing: else the host would have made them again
-        assert loader.report().batches_csd == len(loader)
+    check_samples(loader, strategy, expected)
     if strategy == "cpu":
         assert sum(calls) == SAMPLES and len(calls) == len(loader)
 
