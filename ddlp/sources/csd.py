@@ -110,6 +110,10 @@ class CsdJob:
         self._identities.pop(lease, None)
         self._open.release(lease)
 
+    def holds(self, lease: int) -> bool:
+        """Whether a lease was neither taken back nor released."""
+        return lease in self._identities
+
     def waiting(self, waiting: bool) -> None:
         """Tell the engine that training waits for this job."""
         self._open.set_waiting(waiting)
@@ -234,7 +238,9 @@ def join(
         member, ranks = place.member(run.strategy.rank_after_rank)
         run.shared(name, ranks)
         job.handle = open_job(recipe.pipeline, layout, on_event)
-        job.fetching = Fetching(job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped)
+        job.fetching = Fetching(
+            job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped, wanted=job.holds
+        )
         run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
         met.add(name)

@@ -39,13 +39,22 @@ class Fetching:
         shared: whether this host sees the spool.
         mapped: whether its files may be mapped, as `ddlp.transfer.mapping` says, instead of read.
         say: told, once and with the counts so far, that files come late.
+        wanted: whether a lease's batch is still of use; the host may have been first, and its file is gone then, not late.
     """
 
-    def __init__(self, handle: JobHandle, shared: bool, say: Callable[[str], None], mapped: bool = False) -> None:
+    def __init__(
+        self,
+        handle: JobHandle,
+        shared: bool,
+        say: Callable[[str], None],
+        mapped: bool = False,
+        wanted: Callable[[int], bool] = lambda lease: True,
+    ) -> None:
         self._handle = handle
         self._shared = shared
         self._mapped = mapped
         self._say = say
+        self._wanted = wanted
         self._lock = threading.Lock()
         self._late = 0  # files in a row that had to be fetched over the socket
         self._late_ever = 0
@@ -62,6 +71,7 @@ class Fetching:
         """
         return self._fetch(
             path,
+            lease,
             lambda: self._from_file(path, identity, lease, layout, memory),
             lambda: self._over_the_socket(identity, lease, layout, memory()),
         )
@@ -89,6 +99,7 @@ class Fetching:
         """
         found = self._fetch(
             path,
+            lease,
             lambda: landing.read(epilogue, path, identity, lease, layout, sample),
             lambda: self._over_the_socket(identity, lease, layout, memory()),
         )
@@ -97,7 +108,7 @@ class Fetching:
             self._say(landing.remark)
         return found
 
-    def _fetch(self, path: Path, from_file: Callable[[], T], from_socket: Callable[[], U]) -> T | U:
+    def _fetch(self, path: Path, lease: int, from_file: Callable[[], T], from_socket: Callable[[], U]) -> T | U:
         if not self._shared:
             return from_socket()
         for pause_s in (None, *_PAUSES_S):
@@ -110,6 +121,8 @@ class Fetching:
                 batch = from_file()
             except MissingBatch as error:
                 missing = error
+                if not self._wanted(lease):
+                    raise
             else:
                 self._late = 0
                 return batch

@@ -131,12 +131,13 @@ class EngineLink:
             if self.welcome is not None:
                 return self.welcome
             self._bell = Bell()
-            self._thread = threading.Thread(target=self._run, args=(self._bell,), name="ddlp-engine-link", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, args=(self._bell,), name="ddlp-engine-link", daemon=True)
+            thread.start()
+            self._thread = thread  # now that it may be joined: `close` does not wait for this lock
             greeting = self._greeting.get()
             if isinstance(greeting, Exception):
                 self._lost = str(greeting)
-                self._thread.join()
+                thread.join()
                 raise greeting
             self.welcome = greeting
             self.spool = Path(greeting.spool) if self.spool is None else self.spool
@@ -244,7 +245,10 @@ class EngineLink:
 
     def close(self) -> None:
         """Close all jobs and the connection. May be called again, and from a forked child, where it does nothing."""
-        if os.getpid() != self._pid or self._thread is None:
+        if os.getpid() != self._pid:
+            return
+        if self._thread is None:
+            self._stop = True  # what `open` starts meanwhile ends by itself
             return
         until = time.monotonic() + _CLOSE_TIMEOUT_S
         for job in list(self._jobs.values()):

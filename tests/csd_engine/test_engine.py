@@ -7,18 +7,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from queue import SimpleQueue
 
+import numpy as np
 import pytest
 from engine_process import EPOCH, SEED, Recipe, alive, batch_files, until, wait_for
 
 from csd_engine import protocol
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import FileSet
-from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable
+from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable, MissingBatch
 from csd_engine.keys import load_pair, load_public, make_keys
 from csd_engine.samples import sample_digest
+from ddlp.sources import fetching
 from ddlp.sources.link import (
     EngineLink,
     EngineLost,
@@ -63,6 +66,45 @@ def test_two_jobs_of_two_hosts_share_the_engine(start, recipe, tmp_path):
     for link in links:
         link.close()
     until(lambda: not list(engine.spool.glob("job-*")))
+
+
+def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recipe, monkeypatch):
+    """The host was first with the batch, and its file went: it is not late, as on a network file system."""
+    engine = start("--root", str(recipe.root))
+    link = engine.link()
+    events = SimpleQueue()
+    job = recipe.open(link, events)
+    items = recipe.lease(job, 4)
+    path = wait_for(events, LeasePublished).path
+    job.release(4)
+    until(lambda: not path.exists())
+    looked, read_batch = [], fetching.read_batch
+    monkeypatch.setattr(fetching, "read_batch", lambda *arguments: looked.append(0) or read_batch(*arguments))
+    for wanted, times, asked in ((False, 1, 0), (True, 1 + len(fetching._PAUSES_S), 1)):
+        brought = fetching.Fetching(job, True, print, wanted=lambda lease, wanted=wanted: wanted and lease == 4)
+        looked.clear()
+        with pytest.raises(MissingBatch):
+            brought.read(path, recipe.identity(items), 4, recipe.layout, lambda: np.empty(recipe.layout.image_shape, np.uint8))
+        assert (len(looked), link.stream._fetches) == (times, asked)
+    link.close()
+
+
+def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):
+    engine = start("--root", str(recipe.root))
+    link = engine.link()
+
+    class Closed(threading.Thread):
+        def start(self) -> None:
+            link.close()  # by another thread, just then
+            super().start()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Closed)
+        with pytest.raises(EngineUnreachable):
+            link.open()
+    with pytest.raises(EngineGone):
+        link.open()
+    link.close()
 
 
 def test_a_probe_tells_the_digests(start, recipe, tmp_path):
