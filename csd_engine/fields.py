@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, field
+from itertools import chain
 from typing import Any, Callable, Dict, Tuple
 
 MAX_TEXT = 4096
 MAX_ITEMS = 1 << 17  # samples of one lease
 MAX_INT = (1 << 63) - 1
+
+_LISTS = {list, tuple}
 
 Check = Callable[[Any], Any]
 
@@ -54,6 +57,25 @@ def tuple_of(*checks: Check) -> Check:
         if not isinstance(value, (list, tuple)) or len(value) != len(checks):
             raise ValueError(f"a list of exactly {len(checks)}")
         return tuple(one(entry) for one, entry in zip(checks, value))
+
+    return check
+
+
+def pairs(longest: int) -> Check:
+    """Check for a list of pairs of integers from 0 to `MAX_INT`; it becomes a tuple of tuples.
+
+    As `list_of` and `tuple_of` would, at a tenth of their cost: a lease has a pair for each sample, and a small board's CPU
+    checks it.
+    """
+    one_by_one = list_of(tuple_of(count, count), longest)
+
+    def check(value: Any) -> Tuple[Any, ...]:
+        if isinstance(value, (list, tuple)) and 0 < len(value) <= longest and _LISTS.issuperset(map(type, value)):
+            if set(map(len, value)) == {2}:
+                numbers = list(chain.from_iterable(value))
+                if set(map(type, numbers)) == {int} and 0 <= min(numbers) and max(numbers) <= MAX_INT:
+                    return tuple(map(tuple, value))
+        return one_by_one(value)  # it says what is wrong
 
     return check
 
@@ -112,7 +134,7 @@ hex32 = text(r"[0-9a-f]{32}", "32 hex digits")
 file = text(r"[A-Za-z0-9_-]{1,64}/[0-9a-f]{32}\.[0-9]{1,19}\.safetensors", "a batch file below the spool")
 shared_file = text(r"(files/[A-Za-z0-9_-]{1,64}/[A-Za-z0-9_-]{1,64})?", "a host's file below the spool's files/, or nothing")
 kind = text(r"manifest|array", "'manifest' or 'array'")
-items = list_of(tuple_of(count, count), MAX_ITEMS)
+items = pairs(MAX_ITEMS)
 
 
 def checked(check: Check, default: Any = MISSING) -> Any:

@@ -30,6 +30,8 @@ class ArrayCalls:
         self._library.ddlp_sum.restype = None
         self._library.ddlp_read_sum.argtypes = [ctypes.c_int, pointer, size, pointer]
         self._library.ddlp_read_sum.restype = size
+        self._library.ddlp_read_file.argtypes = [ctypes.c_char_p, pointer, size, pointer, size, pointer]
+        self._library.ddlp_read_file.restype = size
         self._library.ddlp_keyed.argtypes = [ctypes.c_uint64, ctypes.c_uint64, pointer, size, pointer]
         self._library.ddlp_keyed.restype = None
         self._library.ddlp_populate.argtypes = [pointer, size]
@@ -140,12 +142,40 @@ class ArrayCalls:
             ValueError: `acc` or `place` is something else.
         """
         content = np.frombuffer(place, dtype=np.uint8)
-        if acc.dtype != np.uint32 or acc.shape != (BLOCK_BYTES // 4,):
-            raise ValueError(f"blocks of {BLOCK_BYTES} bytes do not go into {acc.dtype} {acc.shape}")
-        check_out(acc)
+        _check_sums(acc)
         check_out(content)
         blocks = content.size // BLOCK_BYTES
         done = int(self._library.ddlp_read_sum(descriptor, address(content), blocks, address(acc)))
         if done < 0:
             raise OSError(-done, os.strerror(-done))
         return done
+
+    def read_file(self, path: Union[str, "os.PathLike[str]"], head: np.ndarray, body: np.ndarray, acc: np.ndarray) -> bool:
+        """Read a whole file, and add all but its head to a checksum, by one call: no other thread is let in between.
+
+        Args:
+            path: of the file; no link.
+            head, body: writable C-contiguous uint8 arrays, as large as what the file must hold.
+            acc: C-contiguous uint32 (4096,), changed in place; the last block ends with zeros.
+
+        Returns:
+            False where there is no such file, or it can't be read or has another size: all three then hold garbage.
+
+        Raises:
+            ValueError: an array is something else.
+        """
+        _check_sums(acc)
+        for part in (head, body):
+            if part.dtype != np.uint8:
+                raise ValueError(f"a file's bytes do not go into {part.dtype}")
+            check_out(part)
+        name = os.fsencode(path)
+        if b"\0" in name:
+            return False
+        return not self._library.ddlp_read_file(name, address(head), head.size, address(body), body.size, address(acc))
+
+
+def _check_sums(acc: np.ndarray) -> None:
+    if acc.dtype != np.uint32 or acc.shape != (BLOCK_BYTES // 4,):
+        raise ValueError(f"blocks of {BLOCK_BYTES} bytes do not go into {acc.dtype} {acc.shape}")
+    check_out(acc)

@@ -25,6 +25,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _PAUSES_S = (0.0, 0.02, 0.08, 0.2)  # before each further look; then the socket has it sooner
+_MAPPED_BYTES = 512 << 10  # a smaller file is copied in less time than is mapped, and by one call
 _LATE = 3  # so many late files one after another: no file is waited for any more
 
 
@@ -79,7 +80,8 @@ class Fetching:
     def _from_file(
         self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
     ) -> Batch:
-        found = map_batch(path, identity, lease, layout) if self._mapped else None
+        mapped = self._mapped and layout.file_bytes >= _MAPPED_BYTES
+        found = map_batch(path, identity, lease, layout) if mapped else None
         return read_batch(path, identity, lease, layout, memory()) if found is None else found
 
     def land(

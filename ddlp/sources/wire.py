@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -70,7 +71,7 @@ class Wire:
 
     def wait(self, timeout_s: float) -> bool:
         """Return when something has come, `wake` is readable, or the time is over. True where `wake` is readable."""
-        ready = [one for one, _ in self._poller.poll(max(0, int(timeout_s * 1000)))]
+        ready = [one for one, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000)))]
         self._told = self._monitor in ready
         return self._wake in ready
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import os
@@ -18,6 +19,15 @@ from csd_engine.errors import DamagedBatch, EngineError, SpoolError, SpoolFull
 
 NAME = "0123456789abcdef" * 2
 LAYOUTS = [Layout(5, 7, 9, 3, 2), Layout(3, 224, 224, 3, 0), Layout(1, 1, 1, 1, 1), Layout(16, 64, 64, 3, 1)]
+
+
+@pytest.fixture(params=["kernel", "numpy"])
+def way(request, monkeypatch):
+    if request.param == "numpy":
+        for module in (csd_engine.checksum, batchfile):
+            monkeypatch.setattr(module, "kernel", lambda: None)
+    else:
+        request.getfixturevalue("need_kernel")
 
 
 def fill(directory, layout, lease=4):
@@ -52,8 +62,18 @@ def test_the_real_safetensors_reads_it(tmp_path):
     assert raw[DATA_OFFSET : DATA_OFFSET + images.nbytes] == images.tobytes()
 
 
-def test_any_flipped_bit_is_found(tmp_path):
-    layout = LAYOUTS[0]
+def test_a_batch_without_boxes_is_read_by_one_call(need_kernel, tmp_path, monkeypatch):
+    layout = Layout(5, 17, 13, 3)
+    path, images, _ = fill(tmp_path, layout)
+    monkeypatch.setattr(batchfile, "open_batch", None)  # the other way
+    assert np.array_equal(read_batch(path, NAME, 4, layout).images, images)
+    own = np.zeros(layout.image_bytes, np.uint8)
+    assert np.shares_memory(read_batch(path, NAME, 4, layout, own).images, own)
+    assert np.array_equal(own.reshape(layout.image_shape), images)
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], Layout(2, 4, 5, 3)])
+def test_any_flipped_bit_is_found(way, tmp_path, layout):
     path, *_ = fill(tmp_path, layout)
     raw = bytearray(path.read_bytes())
     positions = [*range(0, 600), DATA_OFFSET - 1, *range(DATA_OFFSET, layout.file_bytes)]
@@ -67,8 +87,9 @@ def test_any_flipped_bit_is_found(tmp_path):
     read_batch(path, NAME, 4, layout)
 
 
-def test_swapped_blocks_truncation_and_mix_ups_are_found(tmp_path):
-    layout = LAYOUTS[3]
+@pytest.mark.parametrize("boxes", [0, 1])
+def test_swapped_blocks_truncation_and_mix_ups_are_found(way, tmp_path, boxes):
+    layout = dataclasses.replace(LAYOUTS[3], boxes=boxes)
     path, *_ = fill(tmp_path, layout)
     raw = path.read_bytes()
 
@@ -87,7 +108,7 @@ def test_swapped_blocks_truncation_and_mix_ups_are_found(tmp_path):
     rejected(b"[" * len(raw), "header")
     rejected(raw, "expected was", name="f" * 32)
     rejected(raw, "lease", lease=5)
-    rejected(raw, "tensors", expected=Layout(16, 32, 128, 3, 1))
+    rejected(raw, "tensors", expected=dataclasses.replace(layout, height=32, width=128))
     path.unlink()
     with pytest.raises(DamagedBatch):
         read_batch(path, NAME, 4, layout)
@@ -172,14 +193,6 @@ def test_offsets_beyond_4_gib(tmp_path):
             stream.seek(DATA_OFFSET + 29999 * layout.row_bytes - 1)
             assert stream.read(3) == b"\0\7\7"
         writer.abort()
-
-
-@pytest.fixture(params=["kernel", "numpy"])
-def way(request, monkeypatch):
-    if request.param == "numpy":
-        monkeypatch.setattr(csd_engine.checksum, "kernel", lambda: None)
-    else:
-        request.getfixturevalue("need_kernel")
 
 
 def test_the_checksum_is_what_the_design_says(way):

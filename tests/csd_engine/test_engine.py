@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from queue import SimpleQueue
 
@@ -104,6 +105,26 @@ def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):
             link.open()
     with pytest.raises(EngineGone):
         link.open()
+    link.close()
+
+
+def test_waiting_is_told_at_once_but_not_each_time(start, recipe, monkeypatch):
+    engine = start("--root", str(recipe.root))
+    link = engine.link(heartbeat_s=30, heartbeat_timeout_s=100)
+    job = recipe.open(link, SimpleQueue())
+    time.sleep(0.2)
+    told = []
+    encode = protocol.encode
+    monkeypatch.setattr(protocol, "encode", lambda message: told.append((time.monotonic(), message)) or encode(message))
+    began = time.monotonic()
+    for k in range(101):
+        job.set_waiting(k % 2 == 0)
+        time.sleep(0.005)
+    until(lambda: told and told[-1][1].waiting == (job.name,))
+    time.sleep(0.3)
+    took = time.monotonic() - began
+    assert {type(message) for _, message in told} == {protocol.Ping} and told[0][0] - began < 0.1
+    assert told[-1][1].waiting == (job.name,) and 2 <= len(told) <= 2 + took / 0.1
     link.close()
 
 

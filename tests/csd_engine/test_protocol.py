@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 
 import pytest
 
+from csd_engine import fields
 from csd_engine import protocol as say
 from csd_engine.errors import BadMessage
 
@@ -91,6 +93,27 @@ def test_each_message_goes_round(message):
 def test_nonsense_is_refused(frames):
     with pytest.raises(BadMessage):
         say.decode(frames)
+
+
+PAIRS = [
+    [], [[1, 0]], [(1, 0), [2, 3]], ((0, (1 << 63) - 1),), [[k, 1] for k in range(300)],
+    [[]], [[1]], [[1, 2, 3]], [[1, 2], [3]],
+    [[1, -1]], [[1, 1 << 63]], [[1, True]], [[1, 1.0]], [["1", 2]], ["ab"], [b"ab"], [{1: 2, 3: 4}], [None], "ab", None, 3,
+    [[1, 2], 5], [[[1], 2]], [[1, None]], {1: 2}, [[enum.IntEnum("One", "a b").a, 2]], [[1, 2]] * 301,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", PAIRS)
+def test_pairs_are_checked_as_one_by_one(value):
+    def outcome(check):
+        try:
+            return check(value)
+        except ValueError as error:
+            return str(error)
+
+    expected = outcome(fields.list_of(fields.tuple_of(fields.count, fields.count), 300))
+    assert outcome(fields.pairs(300)) == expected
+    assert isinstance(expected, str) or all(type(one) is tuple for one in expected)
 
 
 def test_a_status_is_told_in_checked_numbers():

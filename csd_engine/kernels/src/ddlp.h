@@ -21,7 +21,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 5
+#define DDLP_ABI 6
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -118,6 +118,11 @@ DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);
 /* The same on blocks that are read from the file `fd`, from where it stands, into `out`, and added while they are in the
  * cache. Returns the bytes read: fewer where the file ends, of which the last, incomplete block is not added. -errno. */
 DDLP_API int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc);
+
+/* A whole file of exactly head_bytes + body_bytes, and the sum of its body, whose last block ends with zeros. 0; 1: it has
+ * another size; -errno. What is no regular file gives one of these, too. */
+DDLP_API int64_t ddlp_read_file(const char *path, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes,
+                                uint32_t *acc);
 
 /* csd_engine/keyed.py's numbers: keys: count x (index, occurrence, counter); out: count x 8. In this computer's byte order. */
 DDLP_API void ddlp_keyed(uint64_t seed, uint64_t epoch, const uint64_t *keys, int64_t count, uint64_t *out);

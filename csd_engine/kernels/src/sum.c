@@ -2,7 +2,9 @@
  *
  * Some blocks at a time go into a word while it is in a register, so that the data are all that is waited for. The compiler
  * makes vectors of the loop. */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -106,6 +108,33 @@ int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc) {
         blocks -= step;
     }
     return done;
+}
+
+/* What is open, which must have exactly these bytes. */
+static int64_t read_parts(int fd, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes, uint32_t *acc) {
+    const off_t size = lseek(fd, 0, SEEK_END); /* fstat has another name in older C libraries */
+    if (size < 0 || lseek(fd, 0, SEEK_SET)) return -errno;
+    if (size != head_bytes + body_bytes) return 1;
+    int64_t got = fill(fd, head, head_bytes);
+    if (got != head_bytes) return got < 0 ? got : 1;
+    const int64_t blocks = body_bytes / (4 * WORDS), whole = blocks * 4 * WORDS, rest = body_bytes - whole;
+    got = ddlp_read_sum(fd, body, blocks, acc);
+    if (got != whole) return got < 0 ? got : 1;
+    if (!rest) return 0;
+    got = fill(fd, body + whole, rest);
+    if (got != rest) return got < 0 ? got : 1;
+    uint8_t last[4 * WORDS] = {0};
+    memcpy(last, body + whole, (size_t)rest);
+    sum(acc, last, 1, 0);
+    return 0;
+}
+
+int64_t ddlp_read_file(const char *path, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes, uint32_t *acc) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* a FIFO must not hold us */
+    if (fd < 0) return -errno;
+    const int64_t result = read_parts(fd, head, head_bytes, body, body_bytes, acc);
+    close(fd);
+    return result;
 }
 
 #if !defined(MADV_POPULATE_WRITE)

@@ -106,7 +106,12 @@ def _mappings_of_batches() -> int:
     return sum(".safetensors" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("least", [0, fetching._MAPPED_BYTES])
+def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    """Small ones are read."""
+    monkeypatch.setattr(fetching, "_MAPPED_BYTES", least)
     if not may_map(tmp_path):
         pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
     images = np.random.default_rng(1).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
@@ -114,7 +119,7 @@ def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(tmp_path:
                         memory_format=torch.channels_last, spool=str(tmp_path))  # fmt: skip
     batches = list(loader)
     assert loader.report().batches_csd == 16
-    assert _mappings_of_batches() == 16
+    assert _mappings_of_batches() == (0 if least else 16)
     for batch, labels in batches:
         batch.add_(1)  # the caller's own
         assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), images[labels] + 1)
@@ -129,6 +134,7 @@ def test_where_files_are_not_mapped_they_are_read(tmp_path: Path, monkeypatch: p
     path = written(tmp_path)
     monkeypatch.setattr(torch, "from_file", refused)
     assert map_batch(path, NAME, 4, LAYOUT) is None
+    monkeypatch.setattr(fetching, "_MAPPED_BYTES", 0)
     way = fetching.Fetching(None, True, print, mapped=True)  # type: ignore[arg-type]
     memory = np.empty(LAYOUT.image_shape, np.uint8)
     found = way.read(path, NAME, 4, LAYOUT, lambda: memory)
