@@ -103,7 +103,7 @@ class Epilogue:
             raise ValueError(f"boxes: {got}, not int32 {expected}; the batch belongs to another pipeline")
         target = images.device if device is None else torch.device(device)
         if target.type == "cpu" and images.device.type == "cpu":
-            source = images.contiguous().numpy()
+            source = np.ascontiguousarray(images.numpy())
             samples, height, width, _ = source.shape
             bits = source if self.keeps_bytes else self.empty(samples, height, width, pool)
             if not self.keeps_bytes:
