@@ -31,6 +31,7 @@ from csd_engine.kernels import kernel
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.fileplan import file_plan
+from csd_engine.worker import Slowdown
 from ddlp.bench.common import BenchFailed, child_environment
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
@@ -94,14 +95,15 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
     reader, ring, plan = found.dataset.reader(), np.asarray(_order(found)), file_plan(found.pipeline, kernel())
     layout, never_before = Layout(batch, *found.shape, 0), np.zeros(batch, dtype=np.int64)
     rows = np.empty((max(1, _ROOM_BYTES // layout.row_bytes), *found.shape), dtype=np.uint8)
+    slow = Slowdown(slowdown)  # the worker's own: a slow processor is slow at its files as well
 
     def make(k: int) -> None:
+        slow.begin()
         writer = BatchWriter(directory, f"{k:032x}", k, layout)
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
         files = FileBatch.of(reader, found.pipeline, plan, sources, never_before, 0, k)
         with contextlib.nullcontext() if files is None else files:
             while at < batch:
-                began = time.process_time()
                 if files is None:
                     prepare_sample(reader, found.pipeline, (int(sources[at]), 0), 0, k, rows[0], None)
                     made = 1
@@ -109,8 +111,10 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
                     made = files.make(at, rows[: batch - at], None) - at
                 writer.write_rows(at, rows[:made])
                 at += made
-                if slowdown > 1:
-                    time.sleep((slowdown - 1) * (time.process_time() - began))
+                if owed_s := slow.owed_s():
+                    began = time.monotonic()
+                    time.sleep(owed_s)
+                    slow.slept(time.monotonic() - began)
         writer.publish().unlink()
 
     return make

@@ -45,9 +45,9 @@ class JobHandle:
         if self._closed:
             raise EngineGone(f"job {self.name} at {self._link.address} is over. Open another one.")
 
-    def _send(self, message: say.Message) -> None:
+    def _send(self, message: say.Message, at_once: bool = True) -> None:
         if not self._closed:
-            self._link._submit(say.encode(message))
+            self._link._submit(say.encode(message), at_once)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -73,8 +73,11 @@ class JobHandle:
         return not self._closed
 
     def release(self, lease: int) -> None:
-        """Say that the batch was delivered or dropped: the engine removes its file."""
-        self._send(say.Release(self.name, lease))
+        """Say that the batch was delivered or dropped: the engine removes its file, half a second later at most.
+
+        Who needs the space is told in time: it goes before the next lease.
+        """
+        self._send(say.Release(self.name, lease), at_once=False)
 
     def set_waiting(self, waiting: bool) -> None:
         """Say whether a training step waits for this job now: the engine serves it first."""

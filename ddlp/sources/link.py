@@ -269,11 +269,13 @@ class EngineLink:
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
-    def _submit(self, frames: list[say.Payload]) -> None:
+    def _submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
+        """Send a message; not ``at_once``: with the next one or the heartbeat, without waking the thread for it."""
         if os.getpid() != self._pid:
             self._check()
         self._outbox.append(frames)
-        self._awake()
+        if at_once:
+            self._awake()
 
     def _ping_now(self) -> None:
         if os.getpid() == self._pid:

@@ -108,6 +108,24 @@ def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):
     link.close()
 
 
+def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
+    engine = start("--root", str(recipe.root))
+    links = [engine.link(heartbeat_s=30, heartbeat_timeout_s=100), engine.link()]
+    for link, slow in zip(links, (True, False), strict=True):
+        events = SimpleQueue()
+        job = recipe.open(link, events)
+        recipe.lease(job, 1)
+        path = wait_for(events, LeasePublished).path
+        time.sleep(0.2)  # the link rests
+        job.release(1)
+        if slow:
+            time.sleep(0.5)
+            assert path.exists()
+            recipe.lease(job, 2)
+        until(lambda path=path: not path.exists(), 2)
+        link.close()
+
+
 def test_waiting_is_told_at_once_but_not_each_time(start, recipe, monkeypatch):
     engine = start("--root", str(recipe.root))
     link = engine.link(heartbeat_s=30, heartbeat_timeout_s=100)

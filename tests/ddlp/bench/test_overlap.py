@@ -3,11 +3,17 @@
 import dataclasses
 import json
 import os
+import time
 
 import pytest
+import torch
 
+from csd_engine.batchfile import BatchWriter
+from ddlp.bench.bare import engine_batch
+from ddlp.bench.data import loader
 from ddlp.bench.overlap import PEERS, Line, Result, aims, table
 from ddlp.cli import main
+from ddlp.portable import portable
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
@@ -35,6 +41,28 @@ def test_a_short_run(small_sets, capsys, monkeypatch):
         assert 20 < host < 100_000 and 20 < engine < 100_000  # of preparing one of these samples, a second
     assert lines["csd"]["csd_batches"] == [24] and 0 <= lines["wrr"]["csd_batches"][0] < 24
     assert all(line["rates"][0] <= accelerator for line in lines.values())
+
+
+@pytest.mark.parametrize("work", ["__init__", "write_rows"])
+def test_a_bare_engine_is_slow_at_its_files_as_well(small_sets, tmp_path, monkeypatch, work):
+    """As a slowed worker is; else the bound would be that of a device with a fast processor for some of its work."""
+    found = portable(loader(small_sets / "110kb", "imagenet1", 4), torch.uint8, torch.channels_last)
+    make = engine_batch(found, 4, str(tmp_path), 3.0)
+    make(0)
+    inner, calls = getattr(BatchWriter, work), []
+
+    def slowly(*arguments):
+        calls.append(0)
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        inner(*arguments)
+
+    monkeypatch.setattr(BatchWriter, work, slowly)
+    began = time.monotonic()
+    make(1)
+    assert calls and time.monotonic() - began >= 3 * 0.05 * len(calls)
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_few_batches_is_said(capsys):
