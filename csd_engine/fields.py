@@ -64,7 +64,7 @@ def tuple_of(*checks: Check) -> Check:
 def pairs(longest: int) -> Check:
     """Check for a list of pairs of integers from 0 to `MAX_INT`; it becomes a tuple of tuples.
 
-    As `list_of` and `tuple_of` would, at a tenth of their cost: a lease has a pair for each sample, and a small board's CPU
+    As `list_of` and `tuple_of` would, at a fifth of their cost: a lease has a pair for each sample, and a small board's CPU
     checks it.
     """
     one_by_one = list_of(tuple_of(count, count), longest)

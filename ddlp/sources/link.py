@@ -52,7 +52,7 @@ __all__ = [
 
 _LOG = logging.getLogger("ddlp")
 _CLOSE_TIMEOUT_S = 2.0
-_PING_GAP_S = 0.1  # training that is fed too slowly waits and goes on several times a second: that is not news each time
+_PING_GAP_S = 0.25  # training that is fed too slowly waits and goes on several times a second: that is not news each time
 _PAUSE_S = 1.0  # a longer gap between two rounds of the thread: this process was stopped, not the engine
 
 
@@ -321,11 +321,11 @@ class EngineLink:
     def _serve(self, wire: Wire, bell: Bell) -> str:
         """Carry messages until the end; return the reason of it."""
         heard = last_round = time.monotonic()
-        pinged = heard - self._heartbeat_s
+        pinged, gap_s = heard - self._heartbeat_s, min(_PING_GAP_S, self._heartbeat_s)
         told: tuple[str, ...] = ()
         while True:
             bell.rest()
-            rest_s = self._heartbeat_s if not self._ping_due else max(0.0, pinged + _PING_GAP_S - time.monotonic())
+            rest_s = self._heartbeat_s if not self._ping_due else max(0.0, pinged + gap_s - time.monotonic())
             bell.awake(wire.wait(0.0 if self._outbox or self._stop else rest_s))
             now = time.monotonic()
             if now - last_round > self._heartbeat_s + _PAUSE_S:
@@ -348,7 +348,7 @@ class EngineLink:
                 return f"the engine at {self.address} has been silent for {now - heard:.1f} s"
             if self._stop:
                 return "the link was closed"
-            if now - pinged >= (_PING_GAP_S if self._ping_due else self._heartbeat_s):
+            if now - pinged >= (gap_s if self._ping_due else self._heartbeat_s):
                 self._ping_due = False
                 waiting = tuple(job.name for job in list(self._jobs.values()) if job._waiting and not job._closed)
                 if waiting != told or now - pinged >= self._heartbeat_s:
