@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import deque
-from typing import Any, Deque, Iterable, Iterator, Tuple
+from typing import Any, Deque, Iterable, Iterator, Optional, Tuple
 
 from csd_engine.datasets import Reader, Source
 from csd_engine.regular import OpenFile
@@ -28,6 +27,7 @@ class ReadAhead(Reader):
     def __init__(self, reader: Reader, indices: Iterable[int]) -> None:
         self._reader = reader
         self._coming: Iterator[int] = iter(indices)
+        self._next: Optional[int] = None  # taken from them, and not opened yet
         self._opened: Deque[Tuple[int, Source]] = deque()
 
     def __enter__(self) -> ReadAhead:
@@ -41,10 +41,11 @@ class ReadAhead(Reader):
 
     def open(self, index: int) -> Source:
         """Return sample `index`; raises as the data set's own reader does."""
-        for coming in itertools.islice(self._coming, AHEAD + 1 - len(self._opened)):
-            self._open_ahead(coming)
+        self._open_ahead()
         if self._opened and self._opened[0][0] == index:
             return self._opened.popleft()[1]
+        if self._next == index:
+            self._next = None
         return self._reader.open(index)  # it could not be opened ahead: now it can, or the reason is told
 
     def where(self, index: int) -> str:
@@ -53,20 +54,27 @@ class ReadAhead(Reader):
 
     def close(self) -> None:
         """Close what was opened and not asked for. The data set's reader stays open."""
-        self._coming = iter(())
+        self._coming, self._next = iter(()), None
         while self._opened:
             _, source = self._opened.popleft()
             if isinstance(source, OpenFile):
                 os.close(source.descriptor)
 
-    def _open_ahead(self, index: int) -> None:
-        try:
-            source = self._reader.open(index)
-        except Exception:  # told at its turn; too few descriptors may be enough by then
-            return
-        self._opened.append((index, source))
-        if isinstance(source, OpenFile):
+    def _open_ahead(self) -> None:
+        """In their order: one that cannot be opened keeps those behind it waiting, which would take its descriptor."""
+        while len(self._opened) <= AHEAD:
+            if self._next is None:
+                self._next = next(self._coming, None)
+            if self._next is None:
+                return
             try:
-                os.posix_fadvise(source.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-            except OSError:  # some file systems have no such thing
-                pass
+                source = self._reader.open(self._next)
+            except Exception:  # told at its turn; too few descriptors may be enough by then
+                return
+            self._opened.append((self._next, source))
+            self._next = None
+            if isinstance(source, OpenFile):
+                try:
+                    os.posix_fadvise(source.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+                except OSError:  # some file systems have no such thing
+                    pass

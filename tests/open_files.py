@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -19,3 +22,26 @@ def open_files() -> list[str]:
 
 def open_below(directory: Path) -> list[str]:
     return [one for one in open_files() if one.startswith(f"{directory}/")]
+
+
+def descriptors() -> list[str]:
+    """Their numbers, and that of the listing."""
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def few_descriptors(free: int) -> Iterator[None]:
+    """This process can open so many files, and not one more."""
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, descriptors())) + free + 1, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(held[0]))
+        for _ in range(free):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for one in held:
+            os.close(one)

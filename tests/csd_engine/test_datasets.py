@@ -26,6 +26,7 @@ from csd_engine.datasets import (
 from csd_engine.errors import DatasetError, RootNotAllowed, SampleError
 from csd_engine.roots import Roots
 from csd_engine.samples import prepare_sample
+from tests.open_files import descriptors
 
 HEX = "0123456789abcdef" * 2
 PATHS = ["a/x.jpg", "a/y y.jpg", "top.png", "b/c/\u00e4.jpg", "b/c/\udcff.jpg", "a/z"]
@@ -150,12 +151,12 @@ def test_arrays_are_read_and_checked(tmp_path):
 def test_no_descriptor_stays_open(jpegs, tmp_path):
     write_manifest(tmp_path / "m", jpegs[1])
     reader = open_reader(FileSet(str(jpegs[0]), HEX, len(jpegs[1])), str, lambda _: tmp_path / "m")
-    before = os.listdir("/proc/self/fd")
+    before = descriptors()
     images = [reader.image(index) for index in range(24)]
     out = np.zeros((32, 32, 3), np.uint8)
     for index in range(24):
         prepare_sample(reader, pipeline(), (index, 0), 1, 2, out)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(descriptors()) == len(before)
     assert images[0].size[0] > 32
 
 

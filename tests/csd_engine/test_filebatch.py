@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import resource
 import struct
 import threading
 import time
@@ -19,6 +18,7 @@ from csd_engine.readahead import AHEAD
 from csd_engine.readtime import READING
 from csd_engine.transforms.fileplan import file_plan
 from tests.csd_engine.test_samples import BAD, GOOD, PIPELINES, SHAPES, TEST, TRAIN, pipeline
+from tests.open_files import descriptors, few_descriptors
 
 SEED, EPOCH = 3, 2
 _IN_OPEN = 0x20
@@ -166,10 +166,6 @@ def test_each_file_is_opened_once(kernel, folder):
         opens.close()
 
 
-def descriptors():
-    return sorted(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize("calls", [0, 1, 3])
 def test_nothing_stays_open_when_a_batch_is_broken_off(kernel, folder, monkeypatch, calls):
     monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)
@@ -182,15 +178,15 @@ def test_nothing_stays_open_when_a_batch_is_broken_off(kernel, folder, monkeypat
     assert descriptors() == before
 
 
-def test_files_that_cannot_be_opened_ahead_are_opened_at_their_turn(kernel, folder):
-    reader, pipe, n = reader_of(folder, ["plain.jpg"]), pipeline(TRAIN), 3 * AHEAD
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, descriptors())) + 2, limits[1]))
-    try:
-        found, _, _ = together(reader, pipe, kernel, [0] * n)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert np.array_equal(found, one_by_one(reader, pipe, [0] * n)[0])
+@pytest.mark.parametrize("free", [1, 2, 3, AHEAD])
+def test_files_that_cannot_be_opened_ahead_are_opened_at_their_turn(kernel, folder, free):
+    """The last descriptors go to the files that come next: none behind them takes what they need."""
+    reader, pipe = reader_of(folder, ["plain.jpg", "palette.png"]), pipeline(TRAIN)
+    indices = [0, 0, 1] * AHEAD
+    wanted, _ = one_by_one(reader, pipe, indices)
+    with few_descriptors(free):
+        found, _, _ = together(reader, pipe, kernel, indices)
+    assert np.array_equal(found, wanted)
 
 
 def test_what_goes_one_by_one(kernel, folder):

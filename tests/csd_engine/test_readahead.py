@@ -11,6 +11,7 @@ from csd_engine.datasets import FileSet, Reader, open_reader, write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.readahead import AHEAD, ReadAhead
 from csd_engine.regular import OpenFile
+from tests.open_files import descriptors, few_descriptors
 
 COUNT = 30
 
@@ -22,10 +23,6 @@ def reader(tmp_path):
         (tmp_path / name).write_bytes(bytes([k]) * (k + 1))
     write_manifest(tmp_path / "m", names)
     return open_reader(FileSet(str(tmp_path), "0" * 32, COUNT), str, lambda _: tmp_path / "m")
-
-
-def descriptors():
-    return sorted(os.listdir("/proc/self/fd"))
 
 
 def read(source):
@@ -73,6 +70,13 @@ def test_a_missing_file_is_told_at_its_turn(reader, tmp_path):
             else:
                 assert read(ahead.open(index)) == bytes([index]) * (index + 1)
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("free", [1, 2, 3, AHEAD])
+def test_the_last_descriptors_go_to_the_files_that_come_next(reader, free):
+    with few_descriptors(free), ReadAhead(reader, range(COUNT)) as ahead:
+        for index in range(COUNT):
+            assert read(ahead.open(index)) == bytes([index]) * (index + 1)
 
 
 def test_samples_out_of_order_are_opened_as_they_come(reader):

@@ -15,6 +15,7 @@ from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
+from tests.open_files import descriptors
 
 SHAPES = {"RGB": (32, 24, 3), "L": (32, 24, 1)}
 TRAIN = (
@@ -172,10 +173,10 @@ def test_each_file_is_opened_once_and_closed(reader, monkeypatch, setting):
     right = os.open
     sample(reader, pipeline(TRAIN), 0)  # what is opened once in a process is open now
     monkeypatch.setattr(os, "open", lambda path, *more: opened.append(path) or right(path, *more))
-    before = os.listdir("/proc/self/fd")
+    before = descriptors()
     for index in range(len(GOOD) + len(BAD)):
         sample(reader, pipeline(TRAIN), index)
-    assert len(opened) == len(GOOD) + len(BAD) and sorted(os.listdir("/proc/self/fd")) == sorted(before)
+    assert len(opened) == len(GOOD) + len(BAD) and descriptors() == before
 
 
 def test_what_must_wait_is_told_its_memory(reader, monkeypatch):

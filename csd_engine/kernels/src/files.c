@@ -35,7 +35,6 @@ static int lies_beneath(const ddlp_files_job *job, int descriptor) {
 
 /* Open a file of the job; -errno. */
 static int open_one(ddlp_files_job *job, int64_t k) {
-    if (job->descriptors[k] >= 0) return 0;
     const int descriptor = open(job->paths[k], O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us */
     if (descriptor < 0) return -errno;
     /* Not fstat: a cross-compiled kernel must not name it, C libraries before glibc 2.33 have no such symbol. What is no regular
@@ -52,19 +51,25 @@ static int open_one(ddlp_files_job *job, int64_t k) {
     return 0;
 }
 
-static void open_ahead(ddlp_files_job *job) {
+/* In their order: one that cannot be opened keeps those behind it waiting, which would take the descriptor that it needs at its
+ * turn. -errno of the file whose turn it is. */
+static int open_ahead(ddlp_files_job *job) {
     int64_t end = job->next + job->ahead + 1;
     if (end > job->count) end = job->count;
-    for (; job->opened < end; job->opened++)
-        if (!open_one(job, job->opened) && job->opened > job->next)
+    if (job->opened < job->next) job->opened = job->next; /* Pillow's turn is over */
+    for (; job->opened < end; job->opened++) {
+        const int result = open_one(job, job->opened);
+        if (result) return job->opened == job->next ? result : 0;
+        if (job->opened > job->next)
             (void)posix_fadvise(job->descriptors[job->opened], 0, 0, POSIX_FADV_WILLNEED); /* some file systems have none */
+    }
+    return 0;
 }
 
 /* The file whose turn it is, into the context; closed in any case. */
 static int read_next(ddlp_context *context, ddlp_files_job *job, int32_t info[4]) {
     const int64_t k = job->next;
-    open_ahead(job);
-    int result = open_one(job, k);
+    int result = open_ahead(job);
     if (result) return result;
     result = ddlp_read(context, job->descriptors[k], job->sizes[k], info);
     close(job->descriptors[k]);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from ddlp.sources import host
 from ddlp.sources.host import Recipe, Unwanted, prepare_batch
 from ddlp.transfer.pool import Pool
 from ddlp.transforms import Cutout
+from tests.open_files import descriptors
 
 COUNT, BATCH = 12, 4
 CROP = (T.RandomResizedCrop((32, 24)), T.RandomHorizontalFlip())
@@ -95,10 +95,10 @@ def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # each call of the kernel makes one sample
     made = recipe(files(paths))
     prepare_batch(made, 0, lambda: True)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors()
     answers = iter([True, True, False])
     with pytest.raises(Unwanted):
         prepare_batch(made, 0, lambda: next(answers), finished=True)
     with pytest.raises(FileNotFoundError, match="gone"):
         prepare_batch(recipe(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
