@@ -19,7 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import Deque, Optional, Union
 
-from csd_engine.batchfile import PART_SUFFIX
+from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.errors import EngineError, SpoolError
 from csd_engine.regular import open_regular
 

@@ -20,7 +20,8 @@ from typing import Any, Deque, Dict, Generator, List, Optional, Tuple
 
 import numpy as np
 
-from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.batchfile import Layout
+from csd_engine.batchwriter import BatchWriter
 from csd_engine.channel import WorkerChannel
 from csd_engine.datasets import Reader, open_reader, parse_dataset
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull

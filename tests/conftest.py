@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/test_embedded",
     "ddlp/test_operators_travel",
-    "csd_engine/test_engine", "csd_engine/test_status", "csd_engine/test_parcels",
+    "csd_engine/test_engine", "csd_engine/test_link", "csd_engine/test_status", "csd_engine/test_parcels",
     "csd_engine/test_supervisor", "csd_engine/test_sensors", "board/", "ddlp/observe/energy/test_device",
     "ddlp/observe/energy/test_command", "ddlp/observe/energy/test_meter",
 )  # fmt: skip

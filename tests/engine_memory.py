@@ -16,7 +16,8 @@ from csd_engine.computer import process_memory
 from csd_engine.datasets import FileSet, fingerprint, write_manifest
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.resample import native_order
-from ddlp.sources.link import EngineLink, LeaseFailed, LeasePublished
+from ddlp.sources.events import LeaseFailed, LeasePublished
+from ddlp.sources.link import EngineLink
 
 LIMIT_BYTES = 100_000_000
 IMAGENET_FILES = 1_281_167

@@ -22,7 +22,8 @@ from csd_engine.datasets import FileSet, fingerprint, open_reader, write_manifes
 from csd_engine.keys import load_pair, load_public, make_keys
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
-from ddlp.sources.link import EngineLink, JobHandle
+from ddlp.sources.job import JobHandle
+from ddlp.sources.link import EngineLink
 
 SEED, EPOCH = 5, 3
 
@@ -97,6 +98,14 @@ class Recipe:
 
     def open(self, link: EngineLink, events: SimpleQueue[Any]) -> JobHandle:
         return link.open_job(self.pipeline, self.dataset, self.layout, lambda _: self.manifest, events.put)
+
+    def at_work(
+        self, start: Callable[..., EngineProcess], *arguments: str, **link_options: Any
+    ) -> tuple[EngineProcess, EngineLink, SimpleQueue[Any], JobHandle]:
+        """An engine for this data set, a link to it, and the events of a job there."""
+        engine, events = start("--root", str(self.root), *arguments), SimpleQueue[Any]()
+        link = engine.link(**link_options)
+        return engine, link, events, self.open(link, events)
 
 
 class EngineProcess:

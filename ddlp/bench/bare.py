@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.batchfile import Layout
+from csd_engine.batchwriter import BatchWriter
 from csd_engine.filebatch import FileBatch
 from csd_engine.kernels import kernel
 from csd_engine.samples import prepare_sample

@@ -36,7 +36,8 @@ from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
 from ddlp.sources.embedded import EmbeddedOptions, acquire
 from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
-from ddlp.sources.link import EngineLink, JobHandle
+from ddlp.sources.job import JobHandle
+from ddlp.sources.link import EngineLink
 
 SIZE = 224
 IMAGES = Path("data/bench/110kb")

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from csd_engine.batchfile import BatchWriter, Layout, open_batch
+from csd_engine.batchfile import Layout, open_batch
+from csd_engine.batchwriter import BatchWriter
 from csd_engine.layout import DATA_OFFSET
 from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, ratios, say, spread
 from ddlp.epoch import FETCHERS

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torchvision import transforms
 
-from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.batchfile import Layout
+from csd_engine.batchwriter import BatchWriter
 from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, say, spread
 from ddlp.datasets import ImageArrays
 from ddlp.delivered import Delivered

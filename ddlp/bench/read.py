@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from csd_engine.batchfile import BatchWriter, Layout, read_batch
+from csd_engine.batchfile import Layout, read_batch
+from csd_engine.batchwriter import BatchWriter
 from csd_engine.checksum import Checksum
 from ddlp.bench.common import Aim, add_output, alternate, emit, pinned, ratios, say, spread
 from ddlp.transfer.mapping import map_batch

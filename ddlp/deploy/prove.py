@@ -24,7 +24,8 @@ from csd_engine.transforms import Pipeline, resample
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import Shell
 from ddlp.sources.events import LeaseFailed, LeasePublished
-from ddlp.sources.link import EngineLink, JobHandle
+from ddlp.sources.job import JobHandle
+from ddlp.sources.link import EngineLink
 
 __all__ = ["Parity", "Trial", "check_port", "seen_by_both", "some_images"]
 

@@ -25,30 +25,12 @@ from csd_engine.groups import Member
 from csd_engine.received import pack
 from csd_engine.transforms import Pipeline
 from ddlp.sources.bell import Bell
-from ddlp.sources.events import (
-    EngineEvent,
-    EngineLost,
-    EngineNote,
-    LeaseCancelled,
-    LeaseFailed,
-    LeaseProgress,
-    LeasePublished,
-)
+from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
 from ddlp.sources.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.stream import PartStream
 from ddlp.sources.wire import ClientKeys, Wire
 
-__all__ = [
-    "EngineEvent",
-    "EngineLink",
-    "EngineLost",
-    "EngineNote",
-    "JobHandle",
-    "LeaseCancelled",
-    "LeaseFailed",
-    "LeaseProgress",
-    "LeasePublished",
-]
+__all__ = ["EngineLink"]
 
 _LOG = logging.getLogger("ddlp")
 _CLOSE_TIMEOUT_S = 2.0

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import csd_engine.checksum
-from csd_engine import batchfile
-from csd_engine.batchfile import DATA_OFFSET, BatchWriter, Layout, file_name, identity, read_batch
+from csd_engine import batchfile, batchwriter
+from csd_engine.batchfile import DATA_OFFSET, Layout, file_name, identity, read_batch
+from csd_engine.batchwriter import BatchWriter
 from csd_engine.checksum import BLOCK_BYTES, MULTIPLIER, Checksum
 from csd_engine.errors import DamagedBatch, EngineError, SpoolError, SpoolFull
 
@@ -143,7 +144,7 @@ def test_without_hard_links(tmp_path, monkeypatch):
     def no_link(*_, **__):
         raise OSError(errno.EPERM, "no hard links here")
 
-    monkeypatch.setattr(batchfile.os, "link", no_link)
+    monkeypatch.setattr(batchwriter.os, "link", no_link)
     path, images, _ = fill(tmp_path, LAYOUTS[0])
     assert np.array_equal(read_batch(path, NAME, 4, LAYOUTS[0]).images, images)
     assert os.listdir(tmp_path) == [path.name]
@@ -185,7 +186,7 @@ def test_offsets_beyond_4_gib(tmp_path):
     layout = Layout(30000, 224, 224, 3, 1)
     assert layout.data_bytes == 30000 * (150528 + 16) and layout.file_bytes > 4 << 30
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batchfile, "_reserve", os.ftruncate)  # sparse: no 4 GiB on the disk
+        patch.setattr(batchwriter, "_reserve", os.ftruncate)  # sparse: no 4 GiB on the disk
         writer = BatchWriter(tmp_path, NAME, 1, layout)
         writer._row = 29999
         writer.write(29999, np.full((224, 224, 3), 7, np.uint8), np.zeros((1, 4), np.int32))

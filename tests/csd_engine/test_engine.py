@@ -7,31 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from engine_process import EPOCH, SEED, Recipe, alive, batch_files, until, wait_for
+from engine_process import EPOCH, SEED, Recipe, batch_files, until, wait_for
 
-from csd_engine import protocol
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import FileSet
-from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable, MissingBatch
-from csd_engine.keys import load_pair, load_public, make_keys
+from csd_engine.errors import EngineRefused, MissingBatch
+from csd_engine.keys import make_keys
 from csd_engine.samples import sample_digest
 from ddlp.sources import fetching
-from ddlp.sources.link import (
-    EngineLink,
-    EngineLost,
-    EngineNote,
-    LeaseCancelled,
-    LeaseFailed,
-    LeaseProgress,
-    LeasePublished,
-)
+from ddlp.sources.events import EngineNote, LeaseCancelled, LeaseFailed, LeaseProgress, LeasePublished
 
 
 @pytest.mark.parametrize("listen", [None, "tcp://127.0.0.1:*"])
@@ -71,10 +60,7 @@ def test_two_jobs_of_two_hosts_share_the_engine(start, recipe, tmp_path):
 
 def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recipe, monkeypatch):
     """The host was first with the batch, and its file went: it is not late, as on a network file system."""
-    engine = start("--root", str(recipe.root))
-    link = engine.link()
-    events = SimpleQueue()
-    job = recipe.open(link, events)
+    _, link, events, job = recipe.at_work(start)
     items = recipe.lease(job, 4)
     path = wait_for(events, LeasePublished).path
     job.release(4)
@@ -90,62 +76,6 @@ def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recip
     link.close()
 
 
-def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):
-    engine = start("--root", str(recipe.root))
-    link = engine.link()
-
-    class Closed(threading.Thread):
-        def start(self) -> None:
-            link.close()  # by another thread, just then
-            super().start()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "Thread", Closed)
-        with pytest.raises(EngineUnreachable):
-            link.open()
-    with pytest.raises(EngineGone):
-        link.open()
-    link.close()
-
-
-def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
-    engine = start("--root", str(recipe.root))
-    links = [engine.link(heartbeat_s=30, heartbeat_timeout_s=100), engine.link()]
-    for link, slow in zip(links, (True, False), strict=True):
-        events = SimpleQueue()
-        job = recipe.open(link, events)
-        recipe.lease(job, 1)
-        path = wait_for(events, LeasePublished).path
-        time.sleep(0.2)  # the link rests
-        job.release(1)
-        if slow:
-            time.sleep(0.5)
-            assert path.exists()
-            recipe.lease(job, 2)
-        until(lambda path=path: not path.exists(), 2)
-        link.close()
-
-
-def test_waiting_is_told_at_once_but_not_each_time(start, recipe, monkeypatch):
-    engine = start("--root", str(recipe.root))
-    link = engine.link(heartbeat_s=30, heartbeat_timeout_s=100)
-    job = recipe.open(link, SimpleQueue())
-    time.sleep(0.2)
-    told = []
-    encode = protocol.encode
-    monkeypatch.setattr(protocol, "encode", lambda message: told.append((time.monotonic(), message)) or encode(message))
-    began = time.monotonic()
-    for k in range(101):
-        job.set_waiting(k % 2 == 0)
-        time.sleep(0.005)
-    until(lambda: told and told[-1][1].waiting == (job.name,))
-    time.sleep(0.3)
-    took = time.monotonic() - began
-    assert {type(message) for _, message in told} == {protocol.Ping} and told[0][0] - began < 0.1
-    assert told[-1][1].waiting == (job.name,) and 2 <= len(told) <= 2 + took / 0.1
-    link.close()
-
-
 def test_a_probe_tells_the_digests(start, recipe, tmp_path):
     engine = start("--root", str(recipe.root))
     link = engine.link()
@@ -154,42 +84,6 @@ def test_a_probe_tells_the_digests(start, recipe, tmp_path):
     expected = [sample_digest(image, None) for image in recipe.expected(items + [(0, 0)] * 5)[:3]]
     assert job.probe(SEED, EPOCH, items) == expected
     link.close()
-
-
-def test_a_wrong_server_key_is_refused(start, recipe, tmp_path):
-    engine = start("--root", str(recipe.root))
-    pair = load_pair(engine.keys / "host.key_secret")
-    wrong = load_public(make_keys(tmp_path / "others") / "server.key")
-    with pytest.raises(EngineRefused, match="server key"):
-        EngineLink(engine.address, wrong, pair.public, pair.secret).open()
-
-
-def test_a_host_that_is_not_listed_is_refused_until_it_is(start, recipe, tmp_path):
-    engine = start("--root", str(recipe.root))
-    stranger = make_keys(tmp_path / "stranger")
-    pair = load_pair(stranger / "host.key_secret")
-    server = load_public(engine.keys / "server.key")
-    with pytest.raises(EngineRefused, match="clients"):
-        EngineLink(engine.address, server, pair.public, pair.secret).open()
-    (engine.keys / "clients" / "stranger.key").write_bytes((stranger / "host.key").read_bytes())
-    link = EngineLink(engine.address, server, pair.public, pair.secret)
-    assert link.open()
-    link.close()
-
-
-def test_nobody_there(home):
-    pair = load_pair(make_keys(home / "keys") / "host.key_secret")
-    for address in (f"ipc://{home}/nothing", "nonsense"):
-        with pytest.raises(EngineUnreachable):
-            EngineLink(address, pair.public, pair.public, pair.secret, connect_timeout_s=0.3).open()
-
-
-def test_another_protocol_version_is_told_on_both_sides(start, recipe, monkeypatch):
-    engine = start("--root", str(recipe.root))
-    monkeypatch.setattr(protocol, "PROTOCOL", 99)
-    with pytest.raises(EngineRefused, match=r"protocol 3 .*protocol 99"):
-        engine.link().open()
-    assert "protocol 99" in engine.log
 
 
 def test_jobs_that_cannot_be_are_refused_with_the_reason(start, recipe, tmp_path):
@@ -222,10 +116,8 @@ def test_a_link_out_of_the_root_is_not_followed(start, jpegs, tmp_path):
     secret = jpegs[0] / jpegs[1][0]
     (root / "in" / "x.jpg").symlink_to(secret)
     recipe = Recipe(root, ["in/x.jpg"], tmp_path / "manifest", batch=1)
-    engine = start("--root", str(root))
-    link = engine.link()
-    events = SimpleQueue()
-    recipe.lease(recipe.open(link, events), 1)
+    _, link, events, job = recipe.at_work(start)
+    recipe.lease(job, 1)
     failed = wait_for(events, LeaseFailed)
     assert "outside the roots" in failed.reason and not failed.fatal
     link.close()
@@ -238,10 +130,7 @@ def test_a_bad_sample_fails_its_lease_alone(start, jpegs, tmp_path):
     for name, content in (("good.jpg", good), ("cut.jpg", good[: len(good) // 2]), ("text.jpg", b"no image")):
         (root / name).write_bytes(content)
     recipe = Recipe(root, ["good.jpg", "cut.jpg", "text.jpg", "vanished.jpg"], tmp_path / "manifest", batch=2)
-    engine = start("--root", str(root))
-    link = engine.link()
-    events = SimpleQueue()
-    job = recipe.open(link, events)
+    engine, link, events, job = recipe.at_work(start)
     for bad, word in ((1, "cut.jpg"), (2, "text.jpg"), (3, "vanished.jpg")):
         items = [(0, 0), (bad, 0)]
         job.lease(bad, recipe.identity(items), SEED, EPOCH, items)
@@ -275,10 +164,8 @@ def test_quota_holds_leases_back_and_says_so(start, recipe):
 
 
 def test_the_reserve_of_free_space_is_kept(start, recipe):
-    engine = start("--root", str(recipe.root), "--reserve-bytes", "900T")
-    link = engine.link(heartbeat_s=0.1)
-    events = SimpleQueue()
-    recipe.lease(recipe.open(link, events), 0)
+    engine, link, events, job = recipe.at_work(start, "--reserve-bytes", "900T", heartbeat_s=0.1)
+    recipe.lease(job, 0)
     assert "reserved" in wait_for(events, EngineNote).text
     assert batch_files(engine.spool) == []
     link.close()
@@ -318,10 +205,7 @@ def iter_now(events):
 
 
 def test_cancel_stops_between_samples_and_leaves_nothing(start, recipe):
-    engine = start("--root", str(recipe.root), "--slowdown", "400")
-    link = engine.link(heartbeat_s=0.1)
-    events = SimpleQueue()
-    job = recipe.open(link, events)
+    engine, link, events, job = recipe.at_work(start, "--slowdown", "400", heartbeat_s=0.1)
     recipe.lease(job, 0)
     recipe.lease(job, 1)
     progress = wait_for(events, LeaseProgress)
@@ -338,10 +222,7 @@ def test_cancel_stops_between_samples_and_leaves_nothing(start, recipe):
 
 
 def test_a_killed_worker_fails_its_lease_and_is_replaced(start, recipe):
-    engine = start("--root", str(recipe.root), "--slowdown", "400")
-    link = engine.link(heartbeat_s=0.1)
-    events = SimpleQueue()
-    job = recipe.open(link, events)
+    engine, link, events, job = recipe.at_work(start, "--slowdown", "400", heartbeat_s=0.1)
     recipe.lease(job, 0)
     wait_for(events, LeaseProgress)
     (worker,) = engine.children()
@@ -353,55 +234,6 @@ def test_a_killed_worker_fails_its_lease_and_is_replaced(start, recipe):
     wait_for(events, LeaseProgress)
     assert engine.children() not in ([], [worker])
     link.close()
-
-
-def test_a_killed_engine_is_noticed_and_its_workers_end(start, recipe):
-    engine = start("--root", str(recipe.root), "--slowdown", "400")
-    link = engine.link()
-    events = SimpleQueue()
-    recipe.lease(recipe.open(link, events), 0)
-    until(lambda: batch_files(engine.spool))
-    workers = engine.children()
-    engine.process.kill()
-    assert wait_for(events, EngineLost)
-    until(lambda: not any(map(alive, workers)))
-    link.close()
-    again = start("--root", str(recipe.root), keys=engine.keys)  # takes over the spool and clears it
-    assert batch_files(again.spool) == []
-
-
-def test_a_stopped_engine_is_lost_after_the_heartbeat_timeout(start, recipe):
-    engine = start("--root", str(recipe.root))
-    link = engine.link(heartbeat_s=0.1, heartbeat_timeout_s=0.5)
-    events = SimpleQueue()
-    job = recipe.open(link, events)
-    engine.process.send_signal(signal.SIGSTOP)
-    try:
-        assert "silent" in wait_for(events, EngineLost).reason
-    finally:
-        engine.process.send_signal(signal.SIGCONT)
-    job.release(1)  # harmless
-    with pytest.raises(EngineGone):
-        recipe.open(link, events)
-    link.close()
-
-
-def test_a_silent_host_loses_its_jobs(start, recipe):
-    engine = start("--root", str(recipe.root), "--lease-timeout", "3")
-    silent, lively = engine.link(heartbeat_s=60, heartbeat_timeout_s=100), engine.link(heartbeat_s=0.1)
-    events = SimpleQueue()
-    job = recipe.open(silent, events)
-    mine = SimpleQueue()
-    kept = recipe.open(lively, mine)
-    recipe.lease(job, 0)
-    wait_for(events, LeasePublished)
-    until(lambda: len(list(engine.spool.glob("job-*"))) == 1)
-    recipe.lease(job, 1)
-    assert "Hello" in wait_for(events, EngineLost).reason
-    recipe.lease(kept, 0)
-    assert wait_for(mine, LeasePublished)
-    silent.close()
-    lively.close()
 
 
 def test_the_waiting_job_goes_first(start, recipe):
@@ -430,10 +262,7 @@ def tag(order, name, event):
 
 
 def test_leases_that_cannot_be_fail(start, recipe):
-    engine = start("--root", str(recipe.root))
-    link = engine.link()
-    events = SimpleQueue()
-    job = recipe.open(link, events)
+    _, link, events, job = recipe.at_work(start)
     items = recipe.items(0)
     job.lease(1, recipe.identity(items), SEED, EPOCH, [])
     assert "no items" in wait_for(events, LeaseFailed).reason
@@ -444,9 +273,7 @@ def test_leases_that_cannot_be_fail(start, recipe):
 
 def test_a_short_and_a_long_batch(start, recipe):
     """The last batch of an epoch is shorter, a user's batch sampler may give any size."""
-    link = start("--root", str(recipe.root)).link()
-    events = SimpleQueue()
-    job = recipe.open(link, events)
+    _, link, events, job = recipe.at_work(start)
     for number, size in ((1, 3), (2, 20)):
         items = [(step, 0) for step in range(size)]
         job.lease(number, recipe.identity(items), SEED, EPOCH, items)

@@ -20,7 +20,7 @@ from csd_engine.keys import make_keys
 from csd_engine.operatorfile import OperatorFile, content_hash
 from csd_engine.samples import sample_digest
 from csd_engine.transforms import Pipeline
-from ddlp.sources.link import LeaseFailed, LeasePublished
+from ddlp.sources.events import LeaseFailed, LeasePublished
 
 MY_OPS = Path(__file__).parents[1] / "my_ops.py"
 PLAIN = pipeline()

@@ -18,7 +18,7 @@ from engine_process import Recipe, until, wait_for
 from csd_engine import protocol as say
 from csd_engine.batchfile import BatchReceiver
 from csd_engine.errors import DamagedBatch, EngineGone
-from ddlp.sources.link import LeasePublished
+from ddlp.sources.events import LeasePublished
 from ddlp.sources.stream import WINDOW
 
 TCP = "tcp://127.0.0.1:*"

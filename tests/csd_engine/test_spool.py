@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from open_files import open_below
 
-from csd_engine.batchfile import PART_SUFFIX
+from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.spool import Spool, free_bytes
 
 

@@ -15,7 +15,8 @@ from engine_process import until, wait_for
 from csd_engine.computer import process_memory
 from csd_engine.errors import EngineGone
 from csd_engine.keys import load_pair, load_public, make_keys
-from ddlp.sources.link import EngineLink, LeasePublished
+from ddlp.sources.events import LeasePublished
+from ddlp.sources.link import EngineLink
 
 
 def test_jobs_memory_and_spool(start, recipe, tmp_path):

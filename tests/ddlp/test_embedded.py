@@ -21,7 +21,7 @@ from engine_process import Recipe, alive, children, make_jpegs, until, wait_for 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError  # noqa: E402
 from ddlp.sources import embedded  # noqa: E402
 from ddlp.sources.embedded import EmbeddedOptions, acquire  # noqa: E402
-from ddlp.sources.link import EngineLost, LeasePublished  # noqa: E402
+from ddlp.sources.events import EngineLost, LeasePublished  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from csd_engine.batchfile import BatchWriter, Layout
+from csd_engine.batchfile import Layout
+from csd_engine.batchwriter import BatchWriter
 from csd_engine.checksum import BLOCK_BYTES, Checksum, digest
 from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.transfer.checksum import padded, sum_blocks

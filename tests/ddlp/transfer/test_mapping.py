@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from open_files import open_below  # noqa: E402
 
-from csd_engine.batchfile import BatchWriter, Layout, read_batch
+from csd_engine.batchfile import Layout, read_batch
+from csd_engine.batchwriter import BatchWriter
 from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
