@@ -1,9 +1,11 @@
-"""Fixtures: an sshd of our own."""
+"""Fixtures: an sshd of our own, and a device behind it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sshd import SSHD, Sshd  # noqa: E402
+from local_device import Device  # noqa: E402
+from sshd import SSHD, Sshd, kill_tree  # noqa: E402
 
 from ddlp.deploy import deployment  # noqa: E402
 
@@ -42,3 +45,30 @@ def make_sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
 @pytest.fixture
 def sshd(make_sshd: Callable[..., Sshd]) -> Sshd:
     return make_sshd()
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="ddlp-test-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def make_device(make_sshd: Callable[..., Sshd], base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Device]]:
+    monkeypatch.setenv("DDLP_HOME", str(base / "book"))
+    made: list[Device] = []
+
+    def make(*lines: str) -> Device:
+        made.append(Device(make_sshd(*lines), base / str(len(made))))
+        return made[-1]
+
+    yield make
+    for device in made:
+        if device.supervisor():
+            kill_tree(device.supervisor())
+
+
+@pytest.fixture
+def device(make_device: Callable[..., Device]) -> Device:
+    return make_device()

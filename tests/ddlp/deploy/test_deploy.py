@@ -9,111 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from engine_process import alive, make_jpegs, until
-from sshd import Sshd, kill_tree
-from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+from engine_process import alive, until
+from local_device import Device, ddlp, epoch, tree
+from sshd import kill_tree
 
 from csd_engine import build as own
-from ddlp import DDLPError, DDLPLoader, ImageFiles, cli, load_operators
-from ddlp.deploy import book, survey
-from ddlp.deploy.shell import Shell
+from ddlp import DDLPError, load_operators
+from ddlp.deploy import book
 from ddlp.sources import device as reach
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-class Device:
-    """A device on this machine: an sshd, data under another name than here, a spool that both see."""
-
-    def __init__(self, sshd: Sshd, base: Path) -> None:
-        self.sshd = sshd
-        self.data_here, self.data_there = base / "data here", base / "data there"
-        self.spool_here, self.spool = base / "spool here", base / "spool"
-        self.shown = self.data_here  # what is said to be the data on this host
-        self.home = sshd.home / ".ddlp" / "csd0"
-        self.data_here.mkdir(parents=True)
-        self.paths = make_jpegs(self.data_here, np.random.default_rng(3))
-        self.data_there.symlink_to(self.data_here)
-        self.spool.mkdir()
-        self.spool_here.symlink_to(self.spool)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-
-    def arguments(self, *more: str) -> list[str]:
-        return [
-            "deploy", "board", "--name", "csd0", *self.sshd.options, "--root", str(self.data_there), "--host-root",
-            str(self.shown), "--spool", str(self.spool), "--host-spool", str(self.spool_here), "--listen-port", str(self.port),
-            "--reserve-bytes", "1M", "--workers", "2", "--kernel", "none", *more,  # compiling it: test_kernel.py
-        ]  # fmt: skip
-
-    def read(self, name: str) -> str:
-        path = self.home / "run" / name
-        return path.read_text().strip() if path.exists() else ""
-
-    def supervisor(self) -> int:
-        return int(self.read("supervisor.pid") or 0)
-
-    def engine(self) -> int:
-        return int(until(lambda: self.read("state").startswith("ready") and self.read("state"), 30, "an engine").split()[2])
-
-    def look(self) -> survey.Survey:
-        with Shell("board", self.sshd.options) as shell:
-            return survey.survey(shell, "~/.ddlp/csd0", str(self.spool), [])
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="ddlp-test-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-def make_device(make_sshd: Callable[..., Sshd], base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Device]]:
-    monkeypatch.setenv("DDLP_HOME", str(base / "book"))
-    made: list[Device] = []
-
-    def make(*lines: str) -> Device:
-        made.append(Device(make_sshd(*lines), base / str(len(made))))
-        return made[-1]
-
-    yield make
-    for device in made:
-        if device.supervisor():
-            kill_tree(device.supervisor())
-
-
-@pytest.fixture
-def device(make_device: Callable[..., Device]) -> Device:
-    return make_device()
-
-
-def ddlp(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    """Run a command; its output, after its exit status was found right."""
-    capsys.readouterr()
-    got = cli.main(arguments)
-    out, err = capsys.readouterr()
-    assert got == status, out + err
-    return out + err
-
-
-def epoch(device: Device, more: Sequence[Callable] = (), **arguments: object) -> dict[int, torch.Tensor]:
-    transform = Compose([RandomResizedCrop(32), RandomHorizontalFlip(), *more, ToTensor()])
-    paths = [str(device.data_here / path) for path in device.paths]
-    torch.manual_seed(0)
-    loader = DDLPLoader(ImageFiles(paths, list(range(len(paths))), transform), 2, shuffle=True, seed=4, **arguments)
-    found = {int(t): image for images, targets in loader for image, t in zip(images, targets)}
-    device.report = loader.report()
-    assert len(found) == len(paths)
-    return found
 
 
 def test_deployed_a_device_is_all_that_a_training_script_needs(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,23 +40,13 @@ def test_deployed_a_device_is_all_that_a_training_script_needs(device: Device, c
     assert sorted(path.name for path in book.directory("csd0").glob("*key*")) == ["host.key", "host.key_secret", "server.key"]
 
 
-def _tree(*directories: Path) -> dict[str, tuple[float, int]]:
-    found = {}
-    for directory in directories:
-        for path in directory.rglob("*"):
-            if path.name not in ("engine.log", ".lock") and "__pycache__" not in str(path) and "here-" not in path.name:
-                status = path.lstat()
-                found[str(path)] = (status.st_mtime, status.st_ino)
-    return found
-
-
 def test_a_second_run_changes_nothing(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
     ddlp(capsys, *device.arguments())
     engine, supervisor = device.engine(), device.supervisor()
-    before = _tree(device.home, book.directory("csd0"))
+    before = tree(device.home, book.directory("csd0"))
     for arguments in (device.arguments(), ["deploy", "--name", "csd0"]):
         assert "Nothing had to be changed." in ddlp(capsys, *arguments)
-        assert _tree(device.home, book.directory("csd0")) == before
+        assert tree(device.home, book.directory("csd0")) == before
         assert (device.engine(), device.supervisor()) == (engine, supervisor)
 
 

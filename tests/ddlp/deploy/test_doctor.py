@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_deploy import Device, base, ddlp, device, make_device  # noqa: F401
+from local_device import Device, ddlp
 
 from csd_engine.keys import make_pair
 from ddlp.deploy import book, doctor, prove
@@ -23,7 +23,7 @@ from ddlp.deploy.findings import bad, ok, warn
 
 
 @pytest.fixture
-def deployed(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Device:  # noqa: F811
+def deployed(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Device:
     """With a copy of the data set of its own. Its images/s are not measured, which takes longer than all the rest."""
     monkeypatch.setattr(prove.Trial, "images_per_s", lambda *_: 100.0)
     device.data_there.unlink()
@@ -278,7 +278,7 @@ def test_an_operator_that_differs(deployed: Device, patient: Patient) -> None:
     assert answer["not_asked"] == ["images"]
 
 
-def test_spools(deployed: Device, patient: Patient, base: Path) -> None:  # noqa: F811
+def test_spools(deployed: Device, patient: Patient, base: Path) -> None:
     record = book.load("csd0")
     (base / "another").mkdir()
     book.save(dataclasses.replace(record, host_spool=str(base / "another")))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_deploy import Device, _tree, base, ddlp, epoch, make_device  # noqa: F401
+from local_device import Device, ddlp, epoch, tree
 
 from csd_engine.build import build
 from ddlp.deploy import book
@@ -68,15 +68,15 @@ def test_a_cross_compiled_kernel_asks_for_no_new_glibc(target: str, tmp_path: Pa
     assert all((int(major), int(minor)) <= (2, 17) for major, minor in needed)  # 2.17: the first one on aarch64
 
 
-def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Device], capsys) -> None:  # noqa: F811
+def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Device], capsys) -> None:
     device = make_device()
     told = ddlp(capsys, *device.arguments("--kernel", "auto"))
     assert "compiled on the device with cc" in told and "decodes with Pillow's libjpeg-turbo" in told
     record = book.load("csd0")
     assert record.kernel.startswith(status(capsys)) and "compiled on the device" in record.kernel
     assert doctor(capsys)["kernel"]["level"] == "ok" and record.kernel in doctor(capsys)["kernel"]["what"]
-    before = _tree(device.home)
-    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0") and _tree(device.home) == before
+    before = tree(device.home)
+    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0") and tree(device.home) == before
     expected = epoch(device, strategy="cpu")
     got = epoch(device, csd="csd0", strategy="csd")
     assert device.report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
@@ -97,7 +97,7 @@ def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Devi
 
 
 def test_no_compiler_there(
-    make_device: Callable[..., Device], no_compiler: str, tmp_path: Path, capsys, monkeypatch  # noqa: F811
+    make_device: Callable[..., Device], no_compiler: str, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     device = make_device(f"SetEnv PATH={no_compiler} HOME={tmp_path}/sshd0/home")
     deploy = ["deploy", "--name", "csd0", "--python", sys.executable]

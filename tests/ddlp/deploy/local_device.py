@@ -1,0 +1,88 @@
+"""A device on this machine, reached through a real sshd, and how the tests of deploying use it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_process import make_jpegs, until
+from sshd import Sshd
+from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+
+from ddlp import DDLPLoader, ImageFiles, cli
+from ddlp.deploy import survey
+from ddlp.deploy.shell import Shell
+
+
+class Device:
+    """A device on this machine: an sshd, data under another name than here, a spool that both see."""
+
+    def __init__(self, sshd: Sshd, base: Path) -> None:
+        self.sshd = sshd
+        self.data_here, self.data_there = base / "data here", base / "data there"
+        self.spool_here, self.spool = base / "spool here", base / "spool"
+        self.shown = self.data_here  # what is said to be the data on this host
+        self.home = sshd.home / ".ddlp" / "csd0"
+        self.data_here.mkdir(parents=True)
+        self.paths = make_jpegs(self.data_here, np.random.default_rng(3))
+        self.data_there.symlink_to(self.data_here)
+        self.spool.mkdir()
+        self.spool_here.symlink_to(self.spool)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def arguments(self, *more: str) -> list[str]:
+        return [
+            "deploy", "board", "--name", "csd0", *self.sshd.options, "--root", str(self.data_there), "--host-root",
+            str(self.shown), "--spool", str(self.spool), "--host-spool", str(self.spool_here), "--listen-port", str(self.port),
+            "--reserve-bytes", "1M", "--workers", "2", "--kernel", "none", *more,  # compiling it: test_kernel.py
+        ]  # fmt: skip
+
+    def read(self, name: str) -> str:
+        path = self.home / "run" / name
+        return path.read_text().strip() if path.exists() else ""
+
+    def supervisor(self) -> int:
+        return int(self.read("supervisor.pid") or 0)
+
+    def engine(self) -> int:
+        return int(until(lambda: self.read("state").startswith("ready") and self.read("state"), 30, "an engine").split()[2])
+
+    def look(self) -> survey.Survey:
+        with Shell("board", self.sshd.options) as shell:
+            return survey.survey(shell, "~/.ddlp/csd0", str(self.spool), [])
+
+
+def ddlp(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    """Run a command; its output, after its exit status was found right."""
+    capsys.readouterr()
+    got = cli.main(arguments)
+    out, err = capsys.readouterr()
+    assert got == status, out + err
+    return out + err
+
+
+def epoch(device: Device, more: Sequence[Callable] = (), **arguments: object) -> dict[int, torch.Tensor]:
+    transform = Compose([RandomResizedCrop(32), RandomHorizontalFlip(), *more, ToTensor()])
+    paths = [str(device.data_here / path) for path in device.paths]
+    torch.manual_seed(0)
+    loader = DDLPLoader(ImageFiles(paths, list(range(len(paths))), transform), 2, shuffle=True, seed=4, **arguments)
+    found = {int(t): image for images, targets in loader for image, t in zip(images, targets)}
+    device.report = loader.report()
+    assert len(found) == len(paths)
+    return found
+
+
+def tree(*directories: Path) -> dict[str, tuple[float, int]]:
+    found = {}
+    for directory in directories:
+        for path in directory.rglob("*"):
+            if path.name not in ("engine.log", ".lock") and "__pycache__" not in str(path) and "here-" not in path.name:
+                status = path.lstat()
+                found[str(path)] = (status.st_mtime, status.st_ino)
+    return found
