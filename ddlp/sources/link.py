@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
@@ -303,11 +304,11 @@ class EngineLink:
     def _serve(self, wire: Wire, bell: Bell) -> str:
         """Carry messages until the end; return the reason of it."""
         heard = last_round = time.monotonic()
-        pinged, gap_s = heard - self._heartbeat_s, min(_PING_GAP_S, self._heartbeat_s)
+        pinged, told_s, gap_s = heard - self._heartbeat_s, -math.inf, min(_PING_GAP_S, self._heartbeat_s)
         told: tuple[str, ...] = ()
         while True:
             bell.rest()
-            rest_s = self._heartbeat_s if not self._ping_due else max(0.0, pinged + gap_s - time.monotonic())
+            rest_s = self._heartbeat_s if not self._ping_due else max(0.0, told_s + gap_s - time.monotonic())
             bell.awake(wire.wait(0.0 if self._outbox or self._stop else rest_s))
             now = time.monotonic()
             if now - last_round > self._heartbeat_s + _PAUSE_S:
@@ -330,11 +331,12 @@ class EngineLink:
                 return f"the engine at {self.address} has been silent for {now - heard:.1f} s"
             if self._stop:
                 return "the link was closed"
-            if now - pinged >= (gap_s if self._ping_due else self._heartbeat_s):
+            beat = now - pinged >= self._heartbeat_s
+            if beat or (self._ping_due and now - told_s >= gap_s):
                 self._ping_due = False
                 waiting = tuple(job.name for job in list(self._jobs.values()) if job._waiting and not job._closed)
-                if waiting != told or now - pinged >= self._heartbeat_s:
-                    pinged, told = now, waiting
+                if beat or waiting != told:
+                    pinged, told_s, told = now, now if waiting != told else told_s, waiting
                     wire.send(say.encode(say.Ping(waiting)))
 
     def _take(self, wire: Wire, message: say.Message, payload: say.Payload) -> str | None:

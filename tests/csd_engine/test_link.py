@@ -56,8 +56,7 @@ def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
 def test_waiting_is_told_at_once_but_not_each_time(start, recipe, monkeypatch):
     engine = start("--root", str(recipe.root))
     link = engine.link(heartbeat_s=30, heartbeat_timeout_s=100)
-    job = recipe.open(link, SimpleQueue())
-    time.sleep(0.2)
+    job = recipe.open(link, SimpleQueue())  # the first heartbeat has just been sent
     told = []
     encode = protocol.encode
     monkeypatch.setattr(protocol, "encode", lambda message: told.append((time.monotonic(), message)) or encode(message))
