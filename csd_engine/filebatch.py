@@ -22,7 +22,7 @@ from csd_engine.transforms import Pipeline
 
 __all__ = ["FileBatch"]
 
-ENOUGH_S = 0.005  # a cancel is heard soon; the calls themselves, 0.02 ms each, do not count any more
+ENOUGH_S = 0.02  # a cancel is heard soon; of calls of 5 ms, each with cold caches, Python was 0.7 % of all
 
 
 class FileBatch:
