@@ -207,7 +207,7 @@ class Zygote:
         return self._statuses[pid]
 
     def end(self) -> None:
-        self._process.communicate()
+        self._process.communicate("{}\n")  # workers that a failed test has left hold this end of its input, too
 
 
 class Script:

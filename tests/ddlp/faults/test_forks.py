@@ -114,7 +114,7 @@ def test_user_code_in_workers_beside_an_engine(leaves_nothing, data, truth):
     truth.check(train(loader), 1)
     del loader
     gc.collect()
-    until(lambda: not [p for p in descendants() if "csd_engine" in p.command], 4, "the engine's end")
+    until(lambda: not [p for p in descendants() if "-m csd_engine" in p.command], 4, "the engine's end")
     plain._iterator._shutdown_workers()
 
 

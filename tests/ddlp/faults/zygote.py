@@ -1,7 +1,8 @@
 """Imports what training scripts need, once, and forks a process for each: importing torch costs seconds.
 
-A line of JSON on standard input starts one: {"script", "stdout", "stderr", "environment"}. Lines on standard output say
-{"pid"} of the one just started, and later {"pid", "status"}. The script runs as the main module of its process.
+A line of JSON on standard input starts one: {"script", "stdout", "stderr", "environment"}; {} ends this process. Lines on
+standard output say {"pid"} of the one just started, and later {"pid", "status"}. The script runs as the main module of its
+process.
 """
 
 import json
@@ -19,9 +20,9 @@ print("{}", flush=True)
 while not script:
     if select.select([0], [], [], 0.05)[0]:
         line = os.read(0, 1 << 16)
-        if not line:
+        request = json.loads(line or "{}")
+        if not request:
             os._exit(0)
-        request = json.loads(line)
         pid = os.fork()
         if pid:
             print(json.dumps({"pid": pid}), flush=True)
