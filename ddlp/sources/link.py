@@ -335,8 +335,10 @@ class EngineLink:
             if beat or (self._ping_due and now - told_s >= gap_s):
                 self._ping_due = False
                 waiting = tuple(job.name for job in list(self._jobs.values()) if job._waiting and not job._closed)
-                if beat or waiting != told:
-                    pinged, told_s, told = now, now if waiting != told else told_s, waiting
+                if waiting != told:
+                    told, told_s, beat = waiting, now, True
+                if beat:
+                    pinged = now
                     wire.send(say.encode(say.Ping(waiting)))
 
     def _take(self, wire: Wire, message: say.Message, payload: say.Payload) -> str | None:
