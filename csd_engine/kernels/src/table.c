@@ -1,4 +1,4 @@
-/* Values through a table, at about one load from the nearest cache each.
+/* Values through a table, at about one load from the nearest cache each, or by permutations (table_permuted.c).
  *
  * On x86 a store of 16 bytes takes the place of four or eight small ones, which would be the limit otherwise, and a large
  * result goes past the caches: they would fetch each line before it is overwritten, and lose it before anyone reads it. */
@@ -13,12 +13,6 @@ enum {
     STRETCH = 512,            /* pixels whose channels are done one after the other: they stay in the nearest cache */
     LINE = 64                 /* bytes of a cache line: written in part, a streamed one costs twice */
 };
-
-typedef struct {
-    const uint8_t *pixels;
-    size_t images, count, channels; /* count: pixels of an image */
-    int channels_last, streamed;
-} look_up;
 
 #if defined(DDLP_X86)
 #include <emmintrin.h>
@@ -60,13 +54,18 @@ VECTORS(2, uint16_t)
 
 /* One channel of some pixels, which comes to lie together. */
 #define CHANNEL(bytes, element)                                                                                            \
-    static void channel_##bytes(element *restrict out, const uint8_t *restrict p, size_t step, size_t count,               \
-                                const element *restrict table, int streamed) {                                             \
+    static void channel_##bytes(const table_job *job, int channel, element *restrict out, const uint8_t *restrict p,       \
+                                size_t count) {                                                                            \
+        const size_t step = (size_t)job->channels, line = job->permuted ? LINE : 16;                                       \
+        const element *restrict table = (const element *)job->values + 256 * channel;                                      \
         size_t i = 0;                                                                                                      \
-        if (streamed)                                                                                                      \
-            while (i < count && (uintptr_t)(out + i) % 16) out[i] = table[p[i * step]], i++;                               \
-        i += step == 3 ? vectors_##bytes(out + i, p + i * 3, 3, count - i, table, 1, streamed)                             \
-                       : vectors_##bytes(out + i, p + i * step, step, count - i, table, 1, streamed);                      \
+        if (job->streamed)                                                                                                 \
+            while (i < count && (uintptr_t)(out + i) % line) out[i] = table[p[i * step]], i++;                             \
+        if (job->permuted)                                                                                                 \
+            i += (size_t)table_permuted(job, channel, p + i * step, (int64_t)(count - i), out + i);                        \
+        else                                                                                                               \
+            i += step == 3 ? vectors_##bytes(out + i, p + i * 3, 3, count - i, table, 1, job->streamed)                    \
+                           : vectors_##bytes(out + i, p + i * step, step, count - i, table, 1, job->streamed);             \
         for (; i < count; i++) out[i] = table[p[i * step]];                                                                \
     }
 
@@ -82,20 +81,18 @@ VECTORS(2, uint16_t)
     }
 
 #define IMAGES(bytes, element)                                                                                             \
-    static void images_##bytes(element *out, const look_up *job, const element *table) {                                   \
-        const uint8_t *p = job->pixels;                                                                                    \
-        size_t count = job->count, channels = job->channels;                                                               \
+    static void images_##bytes(const table_job *job, element *out, const uint8_t *p, size_t images, size_t count) {        \
+        const size_t channels = (size_t)job->channels;                                                                     \
         if (job->channels_last && channels > 1) {                                                                          \
-            pixels_##bytes(out, p, job->images * count, channels, table, job->streamed);                                   \
+            pixels_##bytes(out, p, images * count, channels, job->values, job->streamed);                                  \
             return;                                                                                                        \
         }                                                                                                                  \
-        for (size_t image = 0; image < job->images; image++, out += count * channels, p += count * channels) {             \
+        for (size_t image = 0; image < images; image++, out += count * channels, p += count * channels) {                  \
             size_t length = (size_t)(-(uintptr_t)out % LINE) / bytes; /* then from one cache line's start to another's */  \
             for (size_t i = 0; i < count; i += length, length = STRETCH) {                                                 \
                 if (length > count - i) length = count - i;                                                                \
                 for (size_t channel = 0; channel < channels; channel++)                                                    \
-                    channel_##bytes(out + channel * count + i, p + i * channels + channel, channels, length,               \
-                                    table + 256 * channel, job->streamed);                                                 \
+                    channel_##bytes(job, (int)channel, out + channel * count + i, p + i * channels + channel, length);     \
             }                                                                                                              \
         }                                                                                                                  \
     }
@@ -104,30 +101,34 @@ VECTORS(2, uint16_t)
 ELEMENTS(2, uint16_t)
 ELEMENTS(4, uint32_t)
 
-int table_is_streamed(int64_t values, int32_t element_bytes) {
-    return values * element_bytes >= STREAMED_BYTES && variant_used() != VARIANT_C;
+void table_begin(table_job *job, int64_t results, int32_t channels, const void *table, int32_t element_bytes,
+                 int32_t channels_last) {
+    job->values = table;
+    job->channels = channels, job->element_bytes = element_bytes, job->channels_last = channels_last;
+    job->streamed = results * element_bytes >= STREAMED_BYTES && variant_used() != VARIANT_C;
+    job->permuted = table_can_permute(job);
+    if (job->permuted) table_permute(job);
 }
 
-void table_apply(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
-                 int32_t element_bytes, int32_t channels_last, int streamed, void *out) {
-    const look_up job = {pixels, (size_t)images, (size_t)count, (size_t)channels, channels_last, streamed};
-    switch (element_bytes) {
-    case 2: images_2(out, &job, table); break;
-    case 4: images_4(out, &job, table); break;
+void table_apply(const table_job *job, const uint8_t *pixels, int64_t images, int64_t count, void *out) {
+    switch (job->element_bytes) {
+    case 2: images_2(job, out, pixels, (size_t)images, (size_t)count); break;
+    case 4: images_4(job, out, pixels, (size_t)images, (size_t)count); break;
     }
 }
 
-void table_done(int streamed) {
+void table_end(const table_job *job) {
 #if defined(DDLP_X86)
-    if (streamed) _mm_sfence(); /* whoever is told next sees the values */
+    if (job->streamed) _mm_sfence(); /* whoever is told next sees the values */
 #else
-    (void)streamed;
+    (void)job;
 #endif
 }
 
 void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
                 int32_t element_bytes, int32_t channels_last, void *out) {
-    const int streamed = table_is_streamed(images * count * channels, element_bytes);
-    table_apply(pixels, images, count, channels, table, element_bytes, channels_last, streamed, out);
-    table_done(streamed);
+    table_job job;
+    table_begin(&job, images * count * channels, channels, table, element_bytes, channels_last);
+    table_apply(&job, pixels, images, count, out);
+    table_end(&job);
 }

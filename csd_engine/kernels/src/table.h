@@ -4,14 +4,33 @@
 
 #include <stdint.h>
 
-/* Whether a result of so many values goes past the caches. */
-int table_is_streamed(int64_t values, int32_t element_bytes);
+enum { PERMUTED_CHANNELS = 3, PERMUTED_BYTES = 4, PERMUTED_AT_ONCE = 64 };
 
-/* As ddlp_table. */
-void table_apply(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, const void *table,
-                 int32_t element_bytes, int32_t channels_last, int streamed, void *out);
+/* A table, made ready. Beginning costs as much as a few hundred values. */
+typedef struct {
+    const void *values;
+    int32_t channels, element_bytes, channels_last;
+    int streamed; /* a large result goes past the caches */
+    int permuted; /* what follows is there (table_permuted.c) */
+    uint8_t order[PERMUTED_AT_ONCE];
+    uint8_t bytes[PERMUTED_CHANNELS][PERMUTED_BYTES][256]; /* the first byte of all of a channel's values, the second, ... */
+} table_job;
+
+/* `results`: how many values there will be in all. Everything else as ddlp_table. */
+void table_begin(table_job *job, int64_t results, int32_t channels, const void *table, int32_t element_bytes,
+                 int32_t channels_last);
+
+void table_apply(const table_job *job, const uint8_t *pixels, int64_t images, int64_t count, void *out);
 
 /* After the last part, before anybody is told of it. */
-void table_done(int streamed);
+void table_end(const table_job *job);
+
+/* Whether this processor looks values up by permutations, and of such a table; and make that ready. */
+int table_can_permute(const table_job *job);
+void table_permute(table_job *job);
+
+/* Some of a channel's `count` values, from the first on, whose bytes lie job->channels apart; returns how many. `out` begins a
+ * cache line where the result is streamed. */
+int64_t table_permuted(const table_job *job, int channel, const uint8_t *p, int64_t count, void *out);
 
 #endif

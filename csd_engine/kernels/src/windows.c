@@ -119,7 +119,10 @@ INLINE void ask_for(const windows_job *job, int64_t i) {
 /* `scratch`: room for a line, a small sample and a window. With a table each goes through it while it is in the nearest cache. */
 INLINE void copy_windows(const windows_job *job, uint8_t *scratch) {
     const int64_t pixels = (int64_t)job->out_height * job->out_width, bytes = pixels * job->channels;
-    const int streamed = job->table && table_is_streamed(job->count * bytes, job->element_bytes), ahead = small(job) ? AHEAD : 0;
+    const int ahead = small(job) ? AHEAD : 0;
+    table_job values;
+    if (job->table)
+        table_begin(&values, job->count * bytes, job->channels, job->table, job->element_bytes, job->channels_last);
     /* Small planes become pixels as a whole: a line by itself is shorter than a vector. */
     const int64_t plane = (int64_t)job->height * job->width;
     const int whole = small(job) && job->channels == 3 && job->pixel_stride == 1 && job->line_stride == job->width;
@@ -136,11 +139,10 @@ INLINE void copy_windows(const windows_job *job, uint8_t *scratch) {
             sample = sample_room;
         }
         copy_window(&pixelwise, i, sample, job->table ? window : out, scratch);
-        if (job->table)
-            table_apply(window, 1, pixels, job->channels, job->table, job->element_bytes, job->channels_last, streamed, out);
+        if (job->table) table_apply(&values, window, 1, pixels, out);
         out += job->table ? bytes * job->element_bytes : bytes;
     }
-    table_done(streamed);
+    if (job->table) table_end(&values);
 }
 
 #if defined(DDLP_X86)

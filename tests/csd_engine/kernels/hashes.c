@@ -110,10 +110,10 @@ static void one_split(void) {
     free(pixels), free(out);
 }
 
-static void one_table(int element_bytes, int channels_last) {
-    size_t images = 1 + below(2), count = 1 + below(40000), channels = 1 + below(4), values = images * count * channels;
-    uint8_t *pixels = random_bytes(values), *table = random_bytes(256 * channels * element_bytes);
-    uint8_t *out = malloc(values * element_bytes);
+static void one_table(int element_bytes, int channels_last, size_t channels, size_t count) {
+    const size_t images = 1 + below(2), values = images * count * channels;
+    uint8_t *pixels = random_bytes(values), *table = random_bytes(256 * channels * element_bytes), *out = NULL;
+    check(posix_memalign((void **)&out, 64, values * element_bytes) == 0, "memory");
     ddlp_table(pixels, images, count, channels, table, element_bytes, channels_last, out);
     add(out, values * element_bytes);
     free(pixels), free(table), free(out);
@@ -261,7 +261,12 @@ int main(int count, char **arguments) {
         large(&s, 1);
         resample_free(&s);
         printf(" %016llx", (unsigned long long)hash);
-        for (int i = 0; i < 8; i++) one_table(2 << i % 2, i / 2 % 2);
+        for (int i = 0; i < 8; i++) {
+            const size_t channels = 1 + below(4);
+            one_table(2 << i % 2, i / 2 % 2, channels, 1 + below(40000));
+        }
+        for (int i = 0; i < 8; i++) /* whole vectors up to the very end; small results, and large ones that pass by the caches */
+            one_table(2 << i % 2, 0, i & 2 ? 3 : 1, 64 * (1 + below(9)) + (i & 4 ? 1 << 17 : 0));
         for (int i = 0; i < 4; i++) one_split();
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 4; i++) one_sum();
