@@ -204,8 +204,10 @@ class Reader:
         source = self.open(index)
         return open_image(source.path, content(source)) if isinstance(source, OpenFile) else Image.fromarray(source)
 
-    def path(self, index: int) -> Optional[str]:
-        """Return where the file of sample `index` lies, to be opened there by whoever looks at `beneath`. None: it is no file.
+    def paths(self, indices: List[int]) -> Optional[List[str]]:
+        """Return where these samples' files lie, to be opened there by whoever looks at `beneath`. None: not all are files.
+
+        Of a batch at once: a few calls of Python's for each sample would be half a percent of the time that it takes.
 
         Raises as `open` does.
         """
@@ -238,8 +240,8 @@ class _FileReader(Reader):
     def open(self, index: int) -> Source:
         return open_sample(os.path.join(self._root, self._manifest[index]), self.beneath)
 
-    def path(self, index: int) -> Optional[str]:
-        return os.path.join(self._root, self._manifest[index])
+    def paths(self, indices: List[int]) -> Optional[List[str]]:
+        return [os.path.join(self._root, self._manifest[index]) for index in indices]
 
     def where(self, index: int) -> str:
         try:
@@ -305,9 +307,14 @@ class _ConcatReader(Reader):
         reader, own = self._part(index)
         return reader.open(own)
 
-    def path(self, index: int) -> Optional[str]:
-        reader, own = self._part(index)
-        return reader.path(own)
+    def paths(self, indices: List[int]) -> Optional[List[str]]:
+        found: List[str] = []
+        for reader, own in map(self._part, indices):
+            one = reader.paths([own])
+            if one is None:
+                return None
+            found += one
+        return found
 
     def where(self, index: int) -> str:
         reader, own = self._part(index)

@@ -69,15 +69,12 @@ class FileBatch:
         """
         if plan is None:
             return None
-        paths: List[bytes] = []
         try:
-            for source in sources.tolist():
-                path = reader.path(source)
-                encoded = b"\0" if path is None else os.fsencode(path)
-                if b"\0" in encoded:  # C would read on to it
-                    return None
-                paths.append(encoded)
+            found = reader.paths(sources.tolist())
+            paths = os.fsencode("\0".join(found or ())).split(b"\0")
         except Exception:  # told at its turn by the sample that has it
+            return None
+        if found is None or len(paths) != len(found):  # C would read no further than to the 0 in one of them
             return None
         files = Files(
             plan, paths, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, Image.MAX_IMAGE_PIXELS, most_memory,

@@ -143,9 +143,16 @@ class _PartReader(Reader):
         assert part.array is not None
         return part.array[k]
 
-    def path(self, index: int) -> str | None:
-        part, k = self._portable.part(index)
-        return None if part.paths is None else os.fspath(part.paths[k])
+    def paths(self, indices: list[int]) -> list[str] | None:
+        if len(self._portable.parts) == 1:
+            paths = self._portable.parts[0].paths
+            return None if paths is None else [os.fspath(paths[k]) for k in indices]
+        found = []
+        for part, k in map(self._portable.part, indices):
+            if part.paths is None:
+                return None
+            found.append(os.fspath(part.paths[k]))
+        return found
 
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)

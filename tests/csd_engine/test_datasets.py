@@ -148,6 +148,24 @@ def test_arrays_are_read_and_checked(tmp_path):
             open_reader(ArraySet(str(tmp_path / name), HEX, (4, 6, 5, 3)), str, str)
 
 
+def test_where_the_files_of_a_batch_lie(jpegs, tmp_path):
+    root, names = jpegs
+    write_manifest(tmp_path / "m", names)
+    np.save(tmp_path / "a.npy", np.zeros((4, 6, 5, 3), np.uint8))
+    files, array = FileSet(str(root), HEX, len(names)), ArraySet(str(tmp_path / "a.npy"), HEX, (4, 6, 5, 3))
+    n, wanted = len(names), [str(root / name) for name in names]
+    reader = open_reader(files, str, lambda _: tmp_path / "m")
+    twice = open_reader(ConcatSet((files, files)), str, lambda _: tmp_path / "m")
+    mixed = open_reader(ConcatSet((files, array)), str, lambda _: tmp_path / "m")
+    assert reader.paths([3, 0, 3]) == [wanted[3], wanted[0], wanted[3]] and reader.paths([]) == []
+    assert twice.paths([n + 1, 2]) == [wanted[1], wanted[2]]
+    assert mixed.paths([1]) == [wanted[1]] and mixed.paths([1, n]) is None
+    assert open_reader(array, str, str).paths([0]) is None
+    for one, index in ((reader, n), (twice, 2 * n)):
+        with pytest.raises(IndexError):
+            one.paths([0, index])
+
+
 def test_no_descriptor_stays_open(jpegs, tmp_path):
     write_manifest(tmp_path / "m", jpegs[1])
     reader = open_reader(FileSet(str(jpegs[0]), HEX, len(jpegs[1])), str, lambda _: tmp_path / "m")

@@ -199,7 +199,7 @@ def test_what_goes_one_by_one(kernel, folder):
     assert of(reader, None) is None
     assert of(reader, index=7) is None  # there is none: its turn tells
     for path in ("plain.jpg\0.png", "no \ud800 file name.jpg"):
-        reader.path = lambda index, path=path: path
+        reader.paths = lambda indices, path=path: ["plain.jpg"] * (len(indices) - 1) + [path]
         assert of(reader) is None
 
 

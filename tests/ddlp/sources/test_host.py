@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms as T
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 from csd_engine import filebatch, samples
 from ddlp import ImageArrays, ImageFiles
@@ -19,6 +20,7 @@ from ddlp.sources import host
 from ddlp.sources.host import Recipe, Unwanted, prepare_batch
 from ddlp.transfer.pool import Pool
 from ddlp.transforms import Cutout
+from ddlp.translate.datasets import translate_dataset
 from tests.open_files import descriptors
 
 COUNT, BATCH = 12, 4
@@ -89,6 +91,16 @@ def test_memory_is_used_again_but_not_while_a_batch_is_held(paths):
     assert prepare_batch(made, 1, lambda: True, finished=True).images.data_ptr() == place
     made.pool.close()
     assert torch.equal(others[0], others[2])
+
+
+def test_where_the_files_of_a_batch_lie(paths):
+    one, of_paths, rows = files(paths), files([Path(path) for path in paths]), arrays()
+    reader = {name: translate_dataset(ConcatDataset(sets)).reader() for name, sets in
+              {"one": [of_paths], "two": [one, of_paths], "mixed": [one, rows]}.items()}  # fmt: skip
+    assert reader["one"].paths([3, 0, 3]) == [paths[3], paths[0], paths[3]]
+    assert reader["two"].paths([COUNT + 2, 1]) == [paths[2], paths[1]]
+    assert reader["mixed"].paths([1]) == [paths[1]] and reader["mixed"].paths([1, COUNT]) is None
+    assert translate_dataset(rows).reader().paths([0]) is None
 
 
 def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
