@@ -75,12 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = make_parser(given).parse_args(given)
     try:
+        if options.command == "bench" and arguments is None:
+            from ddlp.bench.common import end_on_sigterm
+
+            end_on_sigterm()
         return int(options.run(options))
     except (DDLPError, EngineError) as error:
         print(f"ddlp: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if arguments is not None:  # Ctrl-C is for whoever called, not for this command alone
             raise
         print("ddlp: stopped", file=sys.stderr)
-        return 130
+        return 130 if type(interrupt) is KeyboardInterrupt else 143  # SIGTERM's, of a benchmark

@@ -206,11 +206,16 @@ class Bare:
         command = [sys.executable, "-m", "ddlp.bench.bare", side, "--data", str(data), "--batch", str(batch)]
         command += ["--cpu", str(cpu), "--slowdown", repr(slowdown), "--output", output]
         self._endless = False
+        # In a session of its own: Ctrl-C is for this process, which ends it.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment(), start_new_session=True
         )
-        if self._answer() != "ready":
-            raise BenchFailed(f"the bare {side} loop did not start: {' '.join(command)}")
+        try:
+            if self._answer() != "ready":
+                raise BenchFailed(f"the bare {side} loop did not start: {' '.join(command)}")
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Bare:
         return self

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from typing import Any, TypeVar
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "Aim", "BenchFailed", "Say", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit", "family", "machine",
-    "machine_line", "pinned", "ratios", "rotated", "say", "spread", "two_cpus",
+    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit",
+    "end_on_sigterm", "family", "machine", "machine_line", "pinned", "ratios", "rotated", "say", "spread", "two_cpus",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
@@ -35,6 +36,20 @@ _PACKAGES = ("torch", "torchvision", "numpy", "Pillow", "pyzmq", "nvidia-dali-cu
 
 class BenchFailed(DDLPError):
     """A contender failed: what it printed."""
+
+
+class Terminated(KeyboardInterrupt):
+    """This process was told to end (SIGTERM), as Ctrl-C tells it; but nobody else was."""
+
+
+def end_on_sigterm() -> None:
+    """Have `Terminated` raised in the main thread, so that processes and files are taken away."""
+
+    def told(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told twice it would leave them half taken away
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, told)
 
 
 @dataclass(frozen=True)

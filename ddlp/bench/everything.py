@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import child_environment, machine, machine_line, say
+from ddlp.bench.common import Terminated, child_environment, machine, machine_line, say
 
 PARTS = Path("data/bench/report")
 DOCUMENT = Path("docs/benchmarks.md")
@@ -102,7 +102,9 @@ def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as process:
         try:
             text = process.communicate()[0].rstrip()
-        except KeyboardInterrupt:  # it was told as well: it has processes and files to take away
+        except KeyboardInterrupt as interrupt:  # it has processes and files to take away; Ctrl-C tells it as well
+            if isinstance(interrupt, Terminated):
+                process.terminate()
             process.wait()
             raise
     status = process.returncode

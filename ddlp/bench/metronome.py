@@ -45,14 +45,19 @@ class Metronome:
     def __enter__(self) -> Metronome:
         self._beats = tempfile.TemporaryDirectory(prefix="ddlp-bench-")
         command = [sys.executable, "-m", "ddlp.bench.metronome", "--data", str(self._directory)]
-        for cpu in self._cpus:
-            options = ["--cpu", str(cpu), "--beats", str(self._file(cpu))]
-            self._processes.append(subprocess.Popen([*command, *options], env=child_environment()))
-        while not all(self._file(cpu).exists() for cpu in self._cpus):
-            if any(process.poll() is not None for process in self._processes):
-                self.__exit__()
-                raise BenchFailed("the metronome did not start; what it said stands above")
-            time.sleep(PERIOD_S)
+        try:
+            for cpu in self._cpus:
+                options = ["--cpu", str(cpu), "--beats", str(self._file(cpu))]
+                # In a session of its own: Ctrl-C is for this process, which ends it.
+                one = subprocess.Popen([*command, *options], env=child_environment(), start_new_session=True)
+                self._processes.append(one)
+            while not all(self._file(cpu).exists() for cpu in self._cpus):
+                if any(process.poll() is not None for process in self._processes):
+                    raise BenchFailed("the metronome did not start; what it said stands above")
+                time.sleep(PERIOD_S)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,15 +82,18 @@ class Metronome:
         return found
 
 
-def _images(root: Path) -> Reader:
-    """The first few of the set. Not by a DataLoader: torch would take seconds, and 700 MB beside what is measured."""
+def _images(root: Path, manifest: Path) -> Reader:
+    """The first few of the set. Not by a DataLoader: torch would take seconds, and 700 MB beside what is measured.
+
+    ``manifest``: a file to write meanwhile.
+    """
     paths = sorted(path.relative_to(root).as_posix() for path in root.glob("*/*"))[:_SOME]
     if not paths:
         raise SystemExit(f"there are no images in the directories of {root}")
-    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as scratch:
-        manifest = Path(scratch) / "manifest"
-        dataset = FileSet(str(root.absolute()), write_manifest(manifest, paths), len(paths))
-        return open_reader(dataset, str, lambda _: manifest)
+    dataset = FileSet(str(root.absolute()), write_manifest(manifest, paths), len(paths))
+    reader = open_reader(dataset, str, lambda _: manifest)
+    manifest.unlink()  # it is open
+    return reader
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -101,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
         clock = time.perf_counter  # it waits for nobody: what this shows is the core's own pauses
-    pipeline, reader = standard_pipeline(), _images(options.data / "train")
+    pipeline, reader = standard_pipeline(), _images(options.data / "train", options.beats.with_suffix(".manifest"))
     row = np.empty(pipeline.output_shape(None), dtype=np.uint8)
 
     def beat(source: int) -> tuple[float, float]:

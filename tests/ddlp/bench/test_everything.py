@@ -1,12 +1,20 @@
 """`ddlp bench --all`: the parts that the benches ask for, one document, and what was finished is kept."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from ddlp.bench.common import child_environment
 from ddlp.bench.everything import Part, _path, document, planned
 from ddlp.cli import _BENCHES, main
+from tests.engine_process import until
 
 
 def test_every_bench_has_parts_that_its_own_options_take():
@@ -36,6 +44,40 @@ def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     assert main([*arguments, "--resume"]) == 0
     assert ": kept" in capsys.readouterr().err and out.read_text().count("\n") == text.count("\n")
+
+
+def commands_with(scratch):
+    """Of the processes that still run and have this directory for temporary files."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={scratch}\0".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp_path, number):
+    """SIGTERM comes to the process alone, as from kill; Ctrl-C to all."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "bench").symlink_to(small_sets)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "ddlp", "bench", "--all", "--quick", "--only", "overlap"]
+    command += ["--document", "found.md", "--parts", "parts"]
+    environment = {**child_environment(), "TMPDIR": str(scratch)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE) as process:
+        try:
+            until(lambda: any("bench.bare engine" in line for line in commands_with(scratch)), 60, "a bare loop")
+            assert list(scratch.iterdir())
+            (os.kill if number == signal.SIGTERM else os.killpg)(process.pid, number)
+            assert process.wait(60) == 128 + number
+            assert not commands_with(scratch) and not list(scratch.iterdir())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.stderr is not None and process.stderr.read().decode().count("Traceback") == 0
 
 
 def test_a_part_that_failed_stands_in_the_document():
