@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = make_parser(given).parse_args(given)
     try:
-        if options.command == "bench" and arguments is None:
+        if given[:1] == ["bench"] and arguments is None:
             from ddlp.bench.common import end_on_sigterm
 
             end_on_sigterm()

@@ -323,7 +323,7 @@ def test_what_is_said():
 def test_a_batch_costs_few_calls():
     """Counted in calls, not in time: between two drawings no more than a look at the clock."""
     ways = (lambda: small(200), lambda: progress(small(200), file=io.StringIO()))
-    calls = [min(_calls(way()) for _ in range(3)) for way in ways]  # who has to wait makes some more
+    calls = [min(_calls(way()) for _ in range(6)) for way in ways]  # who has to wait makes some more
     assert calls[1] - calls[0] < 4, calls
 
 
