@@ -323,20 +323,24 @@ def test_what_is_said():
 def test_a_batch_costs_few_calls():
     """Counted in calls, not in time: between two drawings no more than a look at the clock."""
     ways = (lambda: small(200), lambda: progress(small(200), file=io.StringIO()))
-    calls = [min(_calls(way()) for _ in range(6)) for way in ways]  # who has to wait makes some more
+    calls = [min(_calls(way()) for _ in range(3)) for way in ways]  # one of them may be a drawing's turn
     assert calls[1] - calls[0] < 4, calls
 
 
 def _calls(batches) -> float:
-    """Calls a batch of this thread, those of built-in functions included."""
-    iterator, count = iter(batches), 0
+    """Calls for one batch outside of the loader's own iterator, those of built-in functions included.
+
+    Its own differ from batch to batch, with what is ready and who waits.
+    """
+    iterator, count, inside = iter(batches), 0, False
 
     def profile(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
+        nonlocal count, inside
+        count += not inside and event in ("call", "c_call")
+        if frame.f_code is EpochIterator.__next__.__code__ and event in ("call", "return"):
+            inside = event == "call"
 
     next(iterator)
-    until(lambda: len(_run(iterator).ledger.ready_host) >= 3, 5, "batches to be ready")  # else it would wait
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
@@ -344,7 +348,3 @@ def _calls(batches) -> float:
     finally:
         sys.setprofile(before)
     return count
-
-
-def _run(iterator):
-    return getattr(iterator, "_inner", iterator).run
