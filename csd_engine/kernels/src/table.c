@@ -106,8 +106,7 @@ void table_begin(table_job *job, int64_t results, int32_t channels, const void *
     job->values = table;
     job->channels = channels, job->element_bytes = element_bytes, job->channels_last = channels_last;
     job->streamed = results * element_bytes >= STREAMED_BYTES && variant_used() != VARIANT_C;
-    job->permuted = table_can_permute(job);
-    if (job->permuted) table_permute(job);
+    job->permuted = table_permute(job);
 }
 
 void table_apply(const table_job *job, const uint8_t *pixels, int64_t images, int64_t count, void *out) {

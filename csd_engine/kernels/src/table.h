@@ -25,9 +25,8 @@ void table_apply(const table_job *job, const uint8_t *pixels, int64_t images, in
 /* After the last part, before anybody is told of it. */
 void table_end(const table_job *job);
 
-/* Whether this processor looks values up by permutations, and of such a table; and make that ready. */
-int table_can_permute(const table_job *job);
-void table_permute(table_job *job);
+/* Make a table ready for permutations. 0: this processor has none, or they do not fit such a table. */
+int table_permute(table_job *job);
 
 /* Some of a channel's `count` values, from the first on, whose bytes lie job->channels apart; returns how many. `out` begins a
  * cache line where the result is streamed. */

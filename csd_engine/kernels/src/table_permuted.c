@@ -15,18 +15,13 @@
 #define PERMUTING __attribute__((target("avx512f,avx512bw,avx512vbmi")))
 #define INLINE static inline __attribute__((always_inline)) PERMUTING
 
-int table_can_permute(const table_job *job) {
-    if (job->channels != 1 && (job->channels != 3 || job->channels_last)) return 0;
-    return variant_used() == VARIANT_VNNI && __builtin_cpu_supports("avx512vbmi");
-}
-
 #define BYTES_OF(element)                                                                                       \
     for (int channel = 0; channel < job->channels; channel++)                                                   \
         for (int byte = 0; byte < (int)sizeof(element); byte++)                                                 \
             for (int i = 0; i < 256; i++)                                                                       \
                 job->bytes[channel][byte][i] = (uint8_t)(((const element *)job->values)[256 * channel + i] >> 8 * byte);
 
-PERMUTING void table_permute(table_job *job) {
+PERMUTING static void make_ready(table_job *job) {
     if (job->element_bytes == 4) {
         BYTES_OF(uint32_t)
     } else {
@@ -38,6 +33,13 @@ PERMUTING void table_permute(table_job *job) {
         const int quarter = i / 16, vector = i % 16 / each, pixel = 4 * each * vector + each * quarter + i % each;
         job->order[i] = (uint8_t)(pixel * job->channels);
     }
+}
+
+int table_permute(table_job *job) {
+    if (job->channels != 1 && (job->channels != 3 || job->channels_last)) return 0;
+    if (variant_used() != VARIANT_VNNI || !__builtin_cpu_supports("avx512vbmi")) return 0;
+    make_ready(job); /* a function by itself: what is compiled for such a processor must not run on another */
+    return 1;
 }
 
 /* The bytes at `order`'s places behind p, of which the last one is 63 * step. */
@@ -104,9 +106,7 @@ PERMUTING int64_t table_permuted(const table_job *job, int channel, const uint8_
     return 0;
 }
 #else
-int table_can_permute(const table_job *job) { return (void)job, 0; }
-
-void table_permute(table_job *job) { (void)job; }
+int table_permute(table_job *job) { return (void)job, 0; }
 
 int64_t table_permuted(const table_job *job, int channel, const uint8_t *p, int64_t count, void *out) {
     return (void)job, (void)channel, (void)p, (void)count, (void)out, 0;

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine_process import until  # noqa: E402
+from scene import processes  # noqa: E402
+
 from ddlp.bench.common import child_environment
 from ddlp.bench.everything import Part, _path, document, planned
 from ddlp.cli import _BENCHES, main
-from tests.engine_process import until
 
 
 def test_every_bench_has_parts_that_its_own_options_take():
@@ -48,12 +53,7 @@ def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
 
 def commands_with(scratch):
     """Of the processes that still run and have this directory for temporary files."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"TMPDIR={scratch}\0".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-    return found
+    return [process.command for process in processes() if f"TMPDIR={scratch}\0" in process.environment]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
