@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         help="a directory that jobs may read, as the host names it, and what it is called here; may be repeated",
     )
-    add("--spool", metavar="DIR", help="where batch files are written; one engine a spool")
+    add("--spool", metavar="DIR", help="for batch files, and for ddlp alone: new or empty at first; one engine a spool")
     add("--keys", metavar="DIR", help="key directory, see above")
     add(
         "--operators",

@@ -1,5 +1,6 @@
 """The engine's spool on disk: job directories, the quota and the reserve of free space. One engine a spool.
 
+SPOOL/ddlp-spool            says that the directory is a spool; without it one that holds other files is refused
 SPOOL/.lock                 held (flock) by the engine that uses it
 SPOOL/.large                held by the worker that decodes a large image (csd_engine.turnstile)
 SPOOL/job-N-HEX/            one job's batch files
@@ -13,17 +14,30 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections import deque
 from pathlib import Path
-from typing import Deque, Optional, Union
+from typing import Deque, Iterator, Optional, Union
 
 from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.errors import EngineError, SpoolError
 from csd_engine.regular import open_regular
 
-__all__ = ["Spool", "free_bytes", "look_at", "remove_tree"]
+__all__ = ["JOB", "KEPT", "MADE", "MARK", "OURS", "Spool", "free_bytes", "look_at", "remove_tree"]
+
+MARK = "ddlp-spool"
+KEPT = ("files", "manifests", "arrays")
+# Regular expressions of names, for Python and for grep -E on a device.
+JOB = "job-[0-9]+-[0-9a-f]{8}"
+_SIGN = "here-[0-9a-f]{16}"
+# What engines and hosts make in a spool, and in those of its directories that are kept: all else there is the user's.
+MADE = (
+    rf"\./({JOB}|{_SIGN}|\.lock|\.large)|files/tmp[a-z0-9_]{{8}}|manifests/[0-9a-f]{{32}}(\.[0-9]+\.part)?"
+    r"|arrays/[0-9a-f]{32}(\.npy|\.[0-9]+\.part)"
+)
+OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what a spool holds that has no mark: an earlier version's
 
 _LOOK_BYTES = 4096
 _MOST_REMOVED = 6  # a host has three fetched batches, its training one or two
@@ -66,7 +80,7 @@ class Spool:
     """Space for batch files: who may begin another one, and why not.
 
     Args:
-        directory: made if missing. Job directories that a killed engine left there are removed.
+        directory: made if missing. Job directories that a killed engine left there are removed; what is not ddlp's never is.
         quota_batches: batch files there at once, over all jobs.
         quota_bytes: their bytes.
         reserve_bytes: free bytes to leave on the file system.
@@ -74,7 +88,7 @@ class Spool:
             as long as a copy of it takes: so that it is this process, each is kept open until some more were removed.
 
     Raises:
-        SpoolError: it cannot be made or written, or another engine uses it.
+        SpoolError: it cannot be made or written, another engine uses it, or it is no spool, but holds somebody's files.
     """
 
     def __init__(
@@ -94,6 +108,7 @@ class Spool:
         self._lock = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._check_ours()
             self._lock = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -109,16 +124,38 @@ class Spool:
         try:
             if self.files.is_symlink():
                 self.files.unlink()  # what it leads to would be readable to every host
+            if not (self.directory / MARK).is_file():
+                (self.directory / MARK).write_text("ddlp's engine makes and removes its files here.\n", "ascii")
             self.files.mkdir(exist_ok=True)
             self.sign.write_text(secrets.token_hex(16), "ascii")
         except OSError as error:
             self.close()
             raise SpoolError(f"{self.files} cannot be made: {error.strerror}. Make the spool writable.") from None
 
+    def _check_ours(self) -> None:
+        """Raise SpoolError where the directory is none of ours, and not empty: files in it would be served, and removed."""
+        if (self.directory / MARK).is_file():
+            return
+        other = next((path for path in self._below() if not re.fullmatch(OURS, path)), None)
+        if other is not None:
+            raise SpoolError(
+                f"spool {self.directory} cannot be used: it holds files that are not ddlp's: {os.path.normpath(other)}. Give a "
+                f"directory of its own with --spool, for example {self.directory / 'ddlp'}."
+            )
+
+    def _below(self) -> Iterator[str]:
+        """Yield ./NAME for all in the directory, and files/NAME and so on for all in those that are kept."""
+        for above in (".", *KEPT):
+            if (self.directory / above).is_dir():
+                yield from (f"{above}/{name}" for name in sorted(os.listdir(self.directory / above)))
+
     def _clear(self) -> None:
         for left in self.directory.glob("job-*"):
-            remove_tree(left)
+            if re.fullmatch(JOB, left.name):
+                remove_tree(left)
         for left in self.directory.glob("here-*"):
+            if not re.fullmatch(_SIGN, left.name):
+                continue
             try:
                 left.unlink()
             except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 
 from ddlp.deploy.findings import Finding, bad, ok, warn
@@ -38,7 +39,7 @@ def check(survey: Survey, reserve_bytes: int) -> Iterator[Finding]:
     yield _check_memory(survey)
     yield _check_clock(survey)
     yield _check_home(survey)
-    yield _check_spool(survey.place_spool, reserve_bytes)
+    yield _check_spool(survey.place_spool, survey.foreign, reserve_bytes)
     for root in survey.roots:
         yield _check_root(root)
     yield _check_boot(survey)
@@ -148,12 +149,18 @@ def _check_home(survey: Survey) -> Finding:
     return ok(f"{place.path} can be written")
 
 
-def _check_spool(place: Directory, reserve_bytes: int) -> Finding:
+def _check_spool(place: Directory, foreign: str, reserve_bytes: int) -> Finding:
     if not place.writable or (place.exists and not place.is_directory):
         return bad(
             f"spool {place.path} can't be written", "finished batches are put there",
             "Make it, and give this user write access; or give another one: --spool DIR.",
         )  # fmt: skip
+    if foreign:
+        return bad(
+            f"spool {place.path} holds files that are not ddlp's: {foreign}",
+            "the engine takes a directory of its own alone: it removes files there, and hosts read some",
+            f"Give another one, or one below it: --spool {posixpath.join(place.path, 'ddlp')}.",
+        )
     free = place.free_bytes
     if free is not None and free <= reserve_bytes:
         return bad(

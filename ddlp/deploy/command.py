@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the same directory on this host; default: the same path",
     )
-    add("--spool", metavar="DIR", help="directory on the device for finished batches")
+    add("--spool", metavar="DIR", help="directory on the device for finished batches, for ddlp alone: new or empty at first")
     add("--host-spool", metavar="DIR", help="the same directory on this host, over a shared file system; default: not shared")
     add("--home", metavar="DIR", help="where on the device all of ours goes; default ~/.ddlp/NAME")
     add("--address", metavar="HOST", help="where this host reaches the engine; default: the host that ssh reaches")

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from csd_engine.census import CensusBrokenOff
 from csd_engine.errors import EngineError, EngineUnreachable
 from csd_engine.kernels.report import report
+from csd_engine.spool import JOB
 from ddlp.deploy import book, checks, diagnosis
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, take_census
@@ -256,7 +257,7 @@ class _Examination:
             )  # fmt: skip
         else:
             yield seen_by_both(self._shell, record.host_spool, record.device_spool)
-        done = self._shell.run(f"ls -d {shlex.quote(record.device_spool)}/job-*-* 2> /dev/null | wc -l", timeout_s=60)
+        done = self._shell.run(f"ls -A {shlex.quote(record.device_spool)} 2> /dev/null | grep -cxE '{JOB}'", timeout_s=60)
         yield from diagnosis.of_leftovers(record, int(done.out.strip() or 0), self._jobs)
 
     def _data(self, step: Step) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from csd_engine.build import build
 from csd_engine.keys import load_public, make_pair
 from csd_engine.operatorfile import SUFFIX, content_hash
-from ddlp.deploy import book
+from ddlp.deploy import book, spooldir
 from ddlp.deploy.archive import archive, code_bytes
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.survey import Survey
@@ -32,8 +32,9 @@ __all__ = [
     "own_build_is_there", "put_engine", "put_operators", "put_settings", "remove_all", "settings_text", "switch",
 ]  # fmt: skip
 
-_SPOOL_NAMES = ("manifests", "arrays", "files", ".lock")
-_HOME_NAMES = ("engines", "current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours")
+_HOME_NAMES = (
+    "engines", "current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours",
+)  # fmt: skip
 
 
 def check_home(home: str) -> str:
@@ -212,9 +213,8 @@ def remove_all(shell: Shell, home: str, spool: str | None) -> None:
     if spool is not None:
         lines += [
             f"spool={shlex.quote(spool)}",
-            'if [ -d "$spool" ]; then rm -rf "$spool"/job-*-* "$spool"/here-* '
-            + " ".join(f'"$spool"/{name}' for name in _SPOOL_NAMES),
-            '[ -e "$home/spool-is-ours" ] && rmdir "$spool" 2> /dev/null; fi',
+            spooldir.REMOVE,
+            '[ -e "$home/spool-is-ours" ] && rmdir "$spool" 2> /dev/null',
         ]
     lines += [
         'if [ -d "$home/engines" ] || [ -e "$home/engine.json" ] || [ -d "$home/keys" ]; then',

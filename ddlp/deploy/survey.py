@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ddlp.deploy import spooldir
 from ddlp.deploy.findings import DeviceNotReady, bad
 from ddlp.deploy.shell import Shell
 
@@ -56,7 +57,7 @@ place() {
   free=$(df -Pk "$near" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })
   say "$1" "$kind|$may|$free|$(stat -f -c %T "$near" 2>/dev/null)|$2"
 }
-place place.home "$home"; place place.spool "$spool"
+place place.home "$home"; place place.spool "$spool"; say foreign "$(foreign)"
 for root in "$@"; do place place.root "$root"; done
 if [ -n "$python" ]; then set -- "$python"; else
   set -- "$home/venv/bin/python" python3
@@ -173,6 +174,7 @@ class Survey:
         memory_bytes, available_bytes: of memory (of the control group where that is less).
         clock_ahead_s: its clock against this host's, right to a second or so.
         place_home, place_spool, roots: directories.
+        foreign: a path below the spool directory of something that is not ddlp's; empty: it is a spool, or may become one.
         python: the interpreter that suits best; None: there is none at all.
         apt: there is apt-get.
         root: commands can be run as root: ``""`` directly, ``"sudo -n "`` through sudo; None: they can't.
@@ -202,6 +204,7 @@ class Survey:
     clock_ahead_s: float
     place_home: Directory
     place_spool: Directory
+    foreign: str
     roots: tuple[Directory, ...]
     python: Python | None
     apt: bool
@@ -235,7 +238,7 @@ def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: st
     """
     given = {"home": home, "spool": spool, "python": python or "", "probe": _PROBE}
     lines = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
-    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", _SCRIPT])
+    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", spooldir.FOREIGN, _SCRIPT])
     began = time.time()
     # On standard input: some shells and sshds take no such long command line.
     done = shell.run("exec /bin/sh -s", input=script.encode(), timeout_s=300)
@@ -277,6 +280,7 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
         clock_ahead_s=number("epoch") - began,
         place_home=_directory(text("place.home")),
         place_spool=_directory(text("place.spool")),
+        foreign=text("foreign").removeprefix("./"),
         roots=tuple(map(_directory, values.get("place.root", []))),
         python=_best([_python(line) for line in values.get("python", [])]),
         apt=bool(text("apt")),

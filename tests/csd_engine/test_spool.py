@@ -1,4 +1,4 @@
-"""Who frees a removed batch file: whoever lets go of it last."""
+"""Who frees a removed batch file: whoever lets go of it last. And which directories are taken for a spool."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from open_files import open_below
 
 from csd_engine.batchwriter import PART_SUFFIX
+from csd_engine.errors import SpoolError
 from csd_engine.spool import Spool, free_bytes
 
 
@@ -54,3 +55,27 @@ def test_nothing_stays_open_when_the_spool_is_closed(tmp_path: Path) -> None:
     spool.remove_batch(fill(spool, 0))
     spool.close()
     assert removed_and_open(tmp_path) == 0
+
+
+@pytest.mark.parametrize("name", ["job-4711/result", "files/photo.jpg", "arrays/mine.npy", "thesis"])
+def test_somebody_s_directory_is_refused_and_nothing_in_it_touched(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("years of work")
+    with pytest.raises(SpoolError, match=f"files that are not ddlp's: .*--spool, for example {tmp_path}/ddlp"):
+        Spool(tmp_path, 100, 1 << 20, 0)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
+    Spool(tmp_path / "ddlp", 100, 1 << 20, 0).close()
+
+
+def test_what_is_put_into_a_spool_later_stays(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 100, 1 << 20, 0)
+    fill(spool, 0)
+    mine = tmp_path / "job-4711" / "result"
+    mine.parent.mkdir()
+    mine.touch()
+    spool.close()
+    left = tmp_path / "job-3-0a1b2c3d"
+    left.mkdir()
+    spool = Spool(tmp_path, 100, 1 << 20, 0)
+    assert mine.exists() and [path.name for path in tmp_path.glob("job-*")] == ["job-4711"]
+    spool.close()

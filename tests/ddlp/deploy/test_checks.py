@@ -26,8 +26,8 @@ PLACE = Directory("/spool", True, True, True, True, 50 * GIB, "ext2/ext3")
 GOOD = Survey(
     system="Linux", machine="armv7l", os="Debian GNU/Linux 12", user="user", uid=1000, home="/home/user/.ddlp/csd0",
     cores=2, memory_bytes=GIB // 2, available_bytes=GIB // 3, clock_ahead_s=0.3, place_home=PLACE, place_spool=PLACE,
-    roots=(dataclasses.replace(PLACE, path="/data"),), python=PYTHON, apt=True, root=None, systemd="user", cron=None,
-    boot=False, current=None, whole=0, builds=(), settings=None, server_key=None, clients=(), operators=(),
+    foreign="", roots=(dataclasses.replace(PLACE, path="/data"),), python=PYTHON, apt=True, root=None, systemd="user",
+    cron=None, boot=False, current=None, whole=0, builds=(), settings=None, server_key=None, clients=(), operators=(),
     supervisor=None, state="",
 )  # fmt: skip
 
@@ -70,6 +70,7 @@ def test_a_good_device() -> None:
         (dict(place_home=dataclasses.replace(PLACE, free_bytes=5 << 20)), "bad", "5 MB free", "--home DIR"),
         (dict(place_spool=dataclasses.replace(PLACE, writable=False)), "bad", "spool /spool can't be written", "--spool DIR"),
         (dict(place_spool=dataclasses.replace(PLACE, is_directory=False)), "bad", "can't be written", "--spool DIR"),
+        (dict(foreign="job-4711"), "bad", "spool /spool holds files that are not ddlp's: job-4711", "--spool /spool/ddlp"),
         (dict(place_spool=dataclasses.replace(PLACE, free_bytes=GIB)), "bad", "1024 MB free", "--reserve-bytes 100M"),
         (dict(place_spool=dataclasses.replace(PLACE, free_bytes=GIB + (99 << 20))), "warn", "99 MB for batches", "Free some"),
         (dict(roots=(dataclasses.replace(PLACE, exists=False),)), "bad", "is not there", "Mount it"),

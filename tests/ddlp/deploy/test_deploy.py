@@ -158,8 +158,9 @@ def _everything(directory: Path) -> list[str]:
 @pytest.mark.parametrize("half", ["all", "home", "record", "stopped", "keys"])
 def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
     data = _everything(device.data_here)
-    (device.spool / "mine").write_text("not ddlp's")
     ddlp(capsys, *device.arguments())
+    (device.spool / "mine").write_text("not ddlp's")
+    (device.spool / "job-4711").mkdir()
     supervisor, engine = device.supervisor(), device.engine()
     if half == "home":
         shutil.rmtree(device.home)
@@ -173,7 +174,7 @@ def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
     more = ["board", *device.sshd.options, "--spool", str(device.spool)] if half == "record" else []
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", *more)
     until(lambda: not alive(supervisor) and not alive(engine), 20, "the end of the engine")
-    assert _everything(device.sshd.home) == [] and _everything(device.spool) == ["mine"]
+    assert _everything(device.sshd.home) == [] and _everything(device.spool) == ["job-4711", "mine"]
     assert not book.directory("csd0").exists() and _everything(device.data_here) == data
     told = ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", status=1)
     assert "no device is called 'csd0'" in told
@@ -196,6 +197,36 @@ def test_a_home_that_is_somebody_s_directory_keeps_what_is_not_ours(device: Devi
     ddlp(capsys, *device.arguments("--home", str(home)))
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
     assert _everything(device.sshd.home) == ["stuff", "stuff/thesis"]
+
+
+def test_a_spool_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys, base: Path) -> None:
+    for name in ("job-4711", "files"):
+        (device.spool / name).mkdir()
+        (device.spool / name / "thesis").write_text("years of work")
+    told = ddlp(capsys, *device.arguments(), status=1)
+    assert "holds files that are not ddlp's: job-4711" in told and f"--spool {device.spool}/ddlp" in told
+    assert _everything(device.sshd.home) == [] and not book.directory("csd0").exists()
+    own = ["--spool", f"{device.spool}/ddlp", "--host-spool", f"{device.spool_here}/ddlp"]
+    ddlp(capsys, *device.arguments(*own))
+    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert _everything(device.spool) == ["files", "files/thesis", "job-4711", "job-4711/thesis"]
+
+
+def test_a_spool_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
+    def unmark() -> None:
+        ddlp(capsys, "stop", "csd0")
+        (device.spool / "ddlp-spool").unlink()
+        assert sorted(os.listdir(device.spool)) == ["arrays", "files", "manifests"]
+
+    ddlp(capsys, *device.arguments())
+    assert epoch(device, csd="csd0", strategy="csd")
+    unmark()
+    ddlp(capsys, *device.arguments())
+    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
+    unmark()
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert os.listdir(device.spool) == []
 
 
 def test_operators_travel(device: Device, capsys, tmp_path: Path) -> None:
