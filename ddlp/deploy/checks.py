@@ -191,6 +191,12 @@ def _check_root(place: Directory) -> Finding:
 def _check_boot(survey: Survey) -> Finding:
     if survey.systemd is not None:
         return ok(f"systemd ({survey.systemd}) keeps the engine running")
+    if survey.cron == "installed":
+        return warn(
+            "no systemd, and cron is there and does not run",
+            "a supervisor of ours keeps the engine running, but nothing starts it when the device boots",
+            "Have its init system start cron at boot. Until then run ddlp start after a reboot.",
+        )
     if survey.cron is not None:
         return ok("no systemd: a supervisor of ours keeps the engine running, cron starts it at boot")
     return warn(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from csd_engine.build import build
 from csd_engine.errors import EngineError, EngineRefused
-from ddlp.deploy import address, book, checks, kernel, place
+from ddlp.deploy import address, book, checks, diagnosis, kernel, place
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
@@ -263,6 +263,10 @@ class _Deployment:
         with self._steps.step("service") as step:
             service = self._service
             boots = service.enable(cron=found.cron is not None)
+            user = service.not_lingering()
+            if user:
+                self._findings.append(diagnosis.of_lingering(user))
+                step.say(self._findings[-1])
             running = found.supervisor is not None and found.state.startswith("ready")
             if running and not self._restart and not boots:
                 step.say(f"unchanged, {self._record.service}, listens on {found.state.split()[1]}")

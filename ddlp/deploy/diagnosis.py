@@ -20,7 +20,8 @@ from ddlp.deploy.parity import Parity
 from ddlp.deploy.survey import Survey
 
 __all__ = [
-    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_parity", "of_service", "of_status", "of_versions",
+    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_parity", "of_service", "of_status",
+    "of_versions",
 ]  # fmt: skip
 
 _LITTLE_MEMORY_BYTES = 32 * MIB  # a large image more, and the kernel ends a worker
@@ -104,6 +105,15 @@ def of_service(record: DeviceRecord, survey: Survey, boots: bool | None) -> Iter
         yield ok(f"the engine runs ({record.service}) and listens on {rest.split()[0]}")
     if boots is False:
         yield warn("nothing starts the engine at boot", "its entry is gone", f"ddlp deploy --name {record.name}")
+
+
+def of_lingering(user: str) -> Finding:
+    """A user without lingering, whose own systemd runs the engine."""
+    return bad(
+        f"lingering is off for {user}",
+        "some seconds after this user's last SSH session closes, systemd ends all of the user's services, the engine too",
+        f"As root, there: loginctl enable-linger {user}",
+    )
 
 
 def of_versions(record: DeviceRecord, versions: dict[str, str]) -> Iterator[Finding]:

@@ -188,15 +188,18 @@ class _Examination:
         yield diagnosis.of_kernel(look(self._shell, self._record.python, self._survey.home), self._record)
 
     def _service(self, _: Step) -> Iterator[Finding]:
-        boots = None
+        boots, user = None, ""
         if self._record.service == "systemd":
-            boots = Service.of(self._record, self._shell).is_enabled()
+            service = Service.of(self._record, self._shell)
+            boots, user = service.is_enabled(), service.not_lingering()
         elif self._survey.cron is not None:
             boots = self._survey.boot
         state = self._survey.state
         if self._survey.supervisor is not None and not state.startswith(("ready", "failed")):
             self._found = dataclasses.replace(self._survey, state=self._settled(state))
-        return diagnosis.of_service(self._record, self._survey, boots)
+        yield from diagnosis.of_service(self._record, self._survey, boots)
+        if user:
+            yield diagnosis.of_lingering(user)
 
     def _settled(self, state: str) -> str:
         """The state of an engine that is just starting, once that has come to something."""

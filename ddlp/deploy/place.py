@@ -7,6 +7,7 @@ HOME/operators/HASH.py           the user's operators
 HOME/run/                        the supervisor's: process id, state, log
 HOME/engine.json                 the engine's command line
 HOME/spool-is-ours               the spool directory was made by us
+HOME/lingering-is-ours           the user's lingering was switched on by us
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOME_NAMES = (
-    "engines", "current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours",
+    "engines", "current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours", "lingering-is-ours",
 )  # fmt: skip
 
 

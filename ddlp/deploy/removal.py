@@ -34,8 +34,12 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False) -> No
                 step.say(f"{record.destination} answers")
             with steps.step("service") as step:
                 home = place.absolute_home(shell, record.home)
-                Service.of(dataclasses.replace(record, home=home), shell).disable()
+                service = Service.of(dataclasses.replace(record, home=home), shell)
+                service.disable()
                 step.say("stopped and removed")
+                user = service.made_linger()
+                if user:
+                    step.say(f"lingering of {user} stays on, others may need it by now; off: loginctl disable-linger {user}")
             with steps.step("device") as step:
                 place.remove_all(shell, home, record.device_spool or None)
                 step.say(f"{home} removed; data untouched")

@@ -11,12 +11,26 @@ from dataclasses import dataclass
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.shell import CommandFailed, Shell
 
-__all__ = ["Service", "supervisor_command", "unit"]
+__all__ = ["KEEPS", "Service", "supervisor_command", "unit"]
 
 START_TIMEOUT_S = 180.0  # until the engine says that it serves; Python with numpy takes its time on a board
 _STOP_TIMEOUT_S = 40.0
 _SYSTEM_UNITS = "/etc/systemd/system"
+_LINGERING_IS_OURS = "lingering-is-ours"
 _PAUSE = "if sleep 0.2 2> /dev/null; then i=$((i+2)); else sleep 1; i=$((i+10)); fi"  # i in tenths; not every sleep takes them
+
+# Whole arguments are compared: a shell that has these words in its script is none of ours. busybox's grep mostly has no -z.
+KEEPS = r"""
+keeps() {
+  case "
+$(tr '\0' '\n' 2> /dev/null < "/proc/$1/cmdline")
+" in *"
+csd_engine.supervisor
+$2
+"*) ;; *) return 1 ;; esac
+}
+"""
+"""Defines `keeps PID HOME`: whether a process is the supervisor of a directory."""
 
 
 def supervisor_command(python: str, home: str) -> str:
@@ -51,6 +65,8 @@ else
   export XDG_RUNTIME_DIR="${{XDG_RUNTIME_DIR:-/run/user/$(id -u)}}"  # over SSH this may not be set
 fi
 """
+_LINGERS = 'loginctl show-user "$(id -un)" --property=Linger 2> /dev/null | grep -qx Linger=yes'
+_LINGER = '{ loginctl enable-linger || sudo -n loginctl enable-linger "$(id -un)"; } > /dev/null 2>&1'  # no polkit: by root
 
 
 @dataclass(frozen=True)
@@ -95,12 +111,27 @@ class Service:
         texts = {kind: shlex.quote(unit(self.name, self.python, self.home, user=kind == "user")) for kind in ("user", "system")}
         script = (
             f'{_SYSTEMD}unit="$units/{self._unit}"; text={texts["system"]}\n'
-            f'[ "$ctl" = systemctl ] || {{ text={texts["user"]}; loginctl enable-linger; }}\n'
+            f'[ "$ctl" = systemctl ] || {{ text={texts["user"]}\n'
+            f"{_LINGERS} || {{ {_LINGER}; if {_LINGERS}; then : > {self._lingering_is_ours}; fi; }}; }}\n"
             f'printf %s "$text" | cmp -s - "$unit" && $ctl -q is-enabled {self._unit} && exit 0\n'
             'mkdir -p "$units" && printf %s "$text" > "$unit" && $ctl daemon-reload && '
             f"$ctl -q enable {self._unit} && echo changed"
         )
         return "changed" in self.shell.must(script, "installing the systemd unit", timeout_s=60)
+
+    @property
+    def _lingering_is_ours(self) -> str:
+        return shlex.quote(f"{self.home}/{_LINGERING_IS_OURS}")
+
+    def not_lingering(self) -> str:
+        """The user whose systemd runs it, and ends it soon after the last SSH session; empty: it stays."""
+        if not self.systemd:
+            return ""
+        return self.shell.run(f'{_SYSTEMD}[ "$ctl" = systemctl ] || {_LINGERS} || id -un', timeout_s=60).out.strip()
+
+    def made_linger(self) -> str:
+        """The user who lingers by our doing; empty: nobody."""
+        return self.shell.run(f"[ -e {self._lingering_is_ours} ] && {_LINGERS} && id -un", timeout_s=60).out.strip()
 
     def is_enabled(self) -> bool:
         """Whether systemd starts it at boot."""
@@ -133,7 +164,7 @@ class Service:
         run = shlex.quote(f"{self.home}/run")
         command = f"$ctl start {self._unit}" if self.systemd else f"{supervisor_command(self.python, self.home)} --detach"
         script = (
-            f"{_SYSTEMD}run={run}; {self._running}"
+            f"{_SYSTEMD}{self._running}run={run}; running; "
             f'[ -n "$pid" ] || {{ rm -f "$run/state"; {command} < /dev/null > /dev/null 2>&1 || exit 9; }}; '
             f"i=0; while [ $i -lt {START_TIMEOUT_S * 10:.0f} ]; do "
             f'state=$(cat "$run/state" 2> /dev/null); case $state in ready*|failed*) break ;; esac; {_PAUSE}; done; '
@@ -153,19 +184,19 @@ class Service:
 
     @property
     def _running(self) -> str:
-        """Shell words that set $pid to the supervisor's process id, or to nothing. Its file may be gone, or name another."""
-        home = shlex.quote(self.home)
-        # Whole arguments are compared: a shell that has these words in its script is none of ours.
+        """Defines `running`: sets $pid to the supervisor's process id, or to nothing. Its file may be gone, or name another."""
+        # The grep leaves one process or two to look at closely: there may be hundreds, on a slow board. Some busybox's -F ends
+        # at the first NUL.
         return (
-            "pid=; for one in $(grep -lzxF -e csd_engine.supervisor /proc/[0-9]*/cmdline 2> /dev/null); do "
-            f'if grep -qzxF -e {home} "$one" 2> /dev/null; then one=${{one%/cmdline}}; pid="$pid ${{one#/proc/}}"; fi; done; '
+            f"{KEEPS}running() {{ pid=; for one in $(grep -l -e csd_engine.supervisor /proc/[0-9]*/cmdline 2> /dev/null); do "
+            f'one=${{one%/cmdline}}; one=${{one#/proc/}}; keeps "$one" {shlex.quote(self.home)} && pid="$pid $one"; done; }}\n'
         )
 
     def stop(self) -> bool:
         """Stop it, cleanly where that goes; True if it ran. Nothing there any more is no error."""
         systemd = f"$ctl stop {self._unit} > /dev/null 2>&1; " if self.systemd else ""
         script = (
-            f'{_SYSTEMD}{self._running}[ -n "$pid" ] && echo ran; {systemd}{self._running}'
+            f'{_SYSTEMD}{self._running}running; [ -n "$pid" ] && echo ran; {systemd}running; '
             # Ended, it may stay in the list of processes for seconds: until process 1 looks, in a container perhaps never.
             f'for one in $pid; do kill "$one"; i=0; '
             f'while grep -q . "/proc/$one/cmdline" 2> /dev/null && [ $i -lt {_STOP_TIMEOUT_S * 10:.0f} ]; do {_PAUSE}; done; '

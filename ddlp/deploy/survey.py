@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ddlp.deploy import spooldir
 from ddlp.deploy.findings import DeviceNotReady, bad
+from ddlp.deploy.service import KEEPS
 from ddlp.deploy.shell import Shell
 
 __all__ = ["Directory", "Python", "Survey", "survey"]
@@ -81,9 +82,9 @@ if [ -d /run/systemd/system ] && command -v systemctl > /dev/null; then
 fi
 if command -v crontab > /dev/null; then
   say cron installed
-  for comm in /proc/[0-9]*/comm; do
-    case $(cat "$comm" 2>/dev/null) in cron | crond | fcron | busybox-cron) say cron running; break ;; esac
-  done
+  # Where other users' processes are hidden from us (hidepid), it is taken to run.
+  { [ ! -e /proc/1/comm ] || grep -qxF -e cron -e crond -e fcron -e busybox-cron /proc/[0-9]*/comm 2>/dev/null; } &&
+    say cron running
   crontab -l 2>/dev/null | grep -qF "$home" && say boot yes
 fi
 say current "$(readlink "$home/current" 2>/dev/null)"
@@ -96,8 +97,7 @@ for one in "$home/keys/clients"/*.key; do
 done
 for one in "$home/operators"/*.py; do [ -e "$one" ] && say operator "$(basename "$one" .py)"; done
 pid=$(cat "$home/run/supervisor.pid" 2>/dev/null)
-[ -n "$pid" ] && grep -qzxF -e csd_engine.supervisor "/proc/$pid/cmdline" 2>/dev/null &&
-  grep -qzxF -e "$home" "/proc/$pid/cmdline" && say supervisor "$pid"
+[ -n "$pid" ] && keeps "$pid" "$home" && say supervisor "$pid"
 say state "$(cat "$home/run/state" 2>/dev/null)"
 say done yes
 """
@@ -238,7 +238,7 @@ def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: st
     """
     given = {"home": home, "spool": spool, "python": python or "", "probe": _PROBE}
     lines = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
-    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", spooldir.FOREIGN, _SCRIPT])
+    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", spooldir.FOREIGN, KEEPS, _SCRIPT])
     began = time.time()
     # On standard input: some shells and sshds take no such long command line.
     done = shell.run("exec /bin/sh -s", input=script.encode(), timeout_s=300)

@@ -88,9 +88,19 @@ class Sshd:
             self.process = None
 
 
-def python_path() -> str:
-    """PATH=..., so that a session's python3 is the one that runs the tests."""
-    return f"PATH={Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+def python_path(*before: Path) -> str:
+    """PATH=..., so that a session's python3 is the one that runs the tests; other directories before all."""
+    first = "".join(f"{one}:" for one in before)
+    return f"PATH={first}{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def programs(directory: Path, **texts: str) -> Path:
+    """A directory for the front of a session's PATH, with shell scripts by their names."""
+    directory.mkdir()
+    for name, text in texts.items():
+        (directory / name).write_text(f"#!/bin/sh\n{text}")
+        (directory / name).chmod(0o755)
+    return directory
 
 
 def kill_tree(pid: int) -> None:

@@ -46,7 +46,7 @@ def modules(**changes: str | None) -> dict[str, str | None]:
 
 
 def test_a_good_device() -> None:
-    assert found() == []
+    assert found() == [] == found(systemd=None, cron="running")
     assert all(one.what for one in checks.check(GOOD, GIB))
 
 
@@ -76,6 +76,7 @@ def test_a_good_device() -> None:
         (dict(roots=(dataclasses.replace(PLACE, exists=False),)), "bad", "is not there", "Mount it"),
         (dict(roots=(dataclasses.replace(PLACE, readable=False),)), "bad", "can't be read", "chmod"),
         (dict(systemd=None), "warn", "no systemd and no cron", "ddlp start"),
+        (dict(systemd=None, cron="installed"), "warn", "cron is there and does not run", "start cron at boot"),
     ],
 )
 def test_each_fault_has_its_way_out(changes: dict[str, Any], level: str, what: str, way_out: str) -> None:

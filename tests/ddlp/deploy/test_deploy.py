@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,12 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 from engine_process import alive, until
-from local_device import Device, ddlp, epoch, tree
-from sshd import kill_tree
+from local_device import SYSTEMD, Device, ddlp, epoch, tree
+from sshd import kill_tree, programs, python_path
 
 from csd_engine import build as own
 from ddlp import DDLPError, load_operators
-from ddlp.deploy import book
+from ddlp.deploy import book, deployment
 from ddlp.sources import device as reach
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -149,6 +150,32 @@ def test_stop_start_and_logs(device: Device, capsys) -> None:
     assert ddlp(capsys, "stop", "csd0") == "csd0 is stopped\n"
     assert "started, kept running" in ddlp(capsys, *device.arguments())
     ddlp(capsys, "logs", "nobody", status=1)
+
+
+def test_with_a_grep_that_has_no_z_a_running_engine_is_seen(make_device: Callable[..., Device], tmp_path: Path, capsys) -> None:
+    refuse = 'for one; do case $one in -*z*) echo "grep: no -z here" >&2; exit 2 ;; esac; done'
+    grep = f'{refuse}; exec {shutil.which("grep")} "$@"\n'
+    device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(programs(tmp_path / 'bin', grep=grep))}")
+    ddlp(capsys, *device.arguments())
+    supervisor = device.supervisor()
+    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments()) and device.supervisor() == supervisor
+    assert ddlp(capsys, "stop", "csd0") == "csd0 is stopped\n" and not alive(supervisor)
+
+
+def test_a_user_who_does_not_linger_is_told(make_device: Callable[..., Device], tmp_path: Path, capsys, monkeypatch) -> None:
+    device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(programs(tmp_path / 'bin', **SYSTEMD))}")
+    look = deployment.survey  # there is no systemd here, and so none is found
+    monkeypatch.setattr(deployment, "survey", lambda *given: dataclasses.replace(look(*given), systemd="user"))
+    (device.sshd.home / "may").write_text("nothing")
+    told = ddlp(capsys, *device.arguments(), status=1)
+    assert "csd0 answers, but:" in told and "lingering is off for user" in told and "loginctl enable-linger user" in told
+    told = ddlp(capsys, "doctor", "csd0", status=1)
+    assert "lingering is off for user" in told and "Do this first: As root, there: loginctl enable-linger user" in told
+    (device.sshd.home / "may").write_text("polkit")
+    for command in (device.arguments(), ["doctor", "csd0"]):
+        assert "lingering" not in ddlp(capsys, *command)
+    told = ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert "lingering of user stays on" in told and "loginctl disable-linger user" in told and not device.home.exists()
 
 
 def _everything(directory: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The systemd unit, as systemd reads it, and the crontab line, as a crontab keeps it."""
+"""The systemd unit, as systemd reads it, the crontab line, as a crontab keeps it, and who lingers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sshd import Sshd
+from local_device import SYSTEMD, Device
+from sshd import Sshd, programs, python_path
 
 from ddlp.deploy.service import Service, supervisor_command, unit
 from ddlp.deploy.shell import Shell
 
 # Keeps the table in a file of the test's: a real one would be this user's own.
-CRONTAB = """#!/bin/sh
+CRONTAB = """\
 case $1 in
   -l) [ -e "$HOME/table" ] || { echo "no crontab" >&2; exit 1; }; cat "$HOME/table" ;;
   -r) rm "$HOME/table" ;;
@@ -37,9 +38,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, user: bool) -> None:
 
 
 def test_the_crontab_keeps_one_line_of_ours_and_all_others(make_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "crontab").write_text(CRONTAB)
-    (tmp_path / "bin" / "crontab").chmod(0o755)
+    programs(tmp_path / "bin", crontab=CRONTAB)
     home = tmp_path / "home"
     home.mkdir()
     server = make_sshd(f"SetEnv HOME={home} PATH={tmp_path}/bin:/usr/bin:/bin")
@@ -61,3 +60,43 @@ def test_the_crontab_keeps_one_line_of_ours_and_all_others(make_sshd: Callable[.
         assert table.read_text() == "# mine\n5 * * * * date\n"
         table.unlink()
         assert not service.enable(cron=False) and not table.exists()
+
+
+@pytest.mark.parametrize(
+    ("may", "before", "lingers", "ours"),
+    [
+        ("polkit", False, True, True), ("sudo", False, True, True), ("nothing", False, False, False),
+        ("polkit", True, True, False), ("nothing", True, True, False),
+    ],
+)  # fmt: skip
+def test_an_ordinary_user_is_made_to_linger_or_it_is_told(
+    make_sshd: Callable[..., Sshd], tmp_path: Path, may: str, before: bool, lingers: bool, ours: bool
+) -> None:
+    home = tmp_path / "home"
+    (home / "csd 0").mkdir(parents=True)
+    (home / "may").write_text(may)
+    if before:
+        (home / "lingers").touch()
+    server = make_sshd(f"SetEnv HOME={home} PATH={programs(tmp_path / 'bin', **SYSTEMD)}:/usr/bin:/bin")
+    with Shell("board", server.options) as shell:
+        service = Service(shell, "csd0", f"{home}/csd 0", "/usr/bin/python3", systemd=True)
+        for changed in (True, False):
+            assert service.enable(cron=False) is changed
+            assert service.not_lingering() == ("" if lingers else "user")
+            assert service.made_linger() == ("user" if ours else "")
+            assert (home / "lingers").exists() is lingers
+        assert Service(shell, "csd0", f"{home}/csd 0", "/usr/bin/python3", systemd=False).not_lingering() == ""
+        (home / "lingers").unlink(missing_ok=True)
+        assert service.made_linger() == ""
+
+
+def test_a_cron_that_is_there_and_one_that_runs(make_device: Callable[..., Device], tmp_path: Path) -> None:
+    device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(programs(tmp_path / 'bin', crontab=CRONTAB))}")
+    names = {path.read_text().strip() for path in Path("/proc").glob("[0-9]*/comm")}
+    assert device.look().cron == ("running" if names & {"cron", "crond"} else "installed")
+    crond = shutil.copy(shutil.which("sleep") or "", tmp_path / "crond")
+    with subprocess.Popen([crond, "60"]) as process:
+        try:
+            assert device.look().cron == "running"
+        finally:
+            process.kill()
