@@ -28,8 +28,9 @@ from ddlp.epoch import FETCHERS
 from ddlp.errors import DDLPError
 from ddlp.transfer.device import WAYS, ways
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.landing import Landing
+from ddlp.transfer.landing import FileLanding, Landing
 from ddlp.transfer.lane import CudaLane, Lane, PlainLane
+from ddlp.transfer.mapping import may_map
 from ddlp.transfer.ways import BLOCK_BYTES, READERS, Way
 
 BOUND, RAW = "copy from page-locked memory", "raw read"
@@ -113,17 +114,17 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
 
     turns = {BOUND: turn(copy), RAW: turn(lambda: _raw(files, layout, options.reads, lane))}
     opened: list[Way | Landing] = []
+    mapped = may_map(spool)
     for name in options.ways:
         try:
-            way = ways(lane, name)(spool)[0]
+            way = ways(lane, name)(spool, mapped)[0]
         except DDLPError as error:
             result.missing[name] = str(error)
             continue
         turns[ALONE.format(name)] = turn(_alone(way, lane, files, layout, options.reads))
         landing = Landing(lane, ways(lane, name))
-        landing.open(spool)
         opened += [way, landing]
-        turns[WHOLE.format(name)] = turn(_whole(landing, files, layout, options.reads))
+        turns[WHOLE.format(name)] = turn(_whole(landing.open(spool, mapped), files, layout, options.reads))
     try:
         for one in turns.values():
             one()  # memory, registration, the page cache
@@ -149,7 +150,7 @@ def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout, reads: int) 
     return work
 
 
-def _whole(landing: Landing, files: list[Path], layout: Layout, reads: int) -> Callable[[], None]:
+def _whole(landing: FileLanding, files: list[Path], layout: Layout, reads: int) -> Callable[[], None]:
     table = torch.arange(256, dtype=torch.float32).div(255).repeat(3, 1)
     epilogue = Epilogue(table, torch.zeros(0, 3))
 

@@ -35,7 +35,7 @@ from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
 from ddlp.sources.travel import Luggage
-from ddlp.transfer.landing import Landed
+from ddlp.transfer.landing import FileLanding, Landed
 from ddlp.translate.datasets import PortableSet
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
@@ -52,7 +52,7 @@ class Place:
 
     ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
     ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
-    already, having come by SSH, or they are missing. ``mapped``: batch files are, as `ddlp.transfer.mapping` says.
+    already, having come by SSH, or they are missing. ``mapped``: batch files may be, as `ddlp.transfer.mapping` says.
     """
 
     name: str
@@ -138,7 +138,7 @@ class CsdJob:
         if recipe.landing is None:
             batch: Batch | Landed = self.fetching.read(path, identity, lease, layout, memory)
         else:
-            batch = self.fetching.land(recipe.landing, recipe.epilogue, path, identity, lease, layout, sample, memory)
+            batch = self.fetching.land(recipe.epilogue, path, identity, lease, layout, sample, memory)
         if isinstance(batch, Landed):
             if batch.sample is not None and sample is not None:
                 self._check(position, sample, *batch.sample)
@@ -203,9 +203,10 @@ def join(
     try:
         place = reach()
         welcome = place.link.open()
+        landing: FileLanding | None = None
         if recipe.landing is not None and place.shared:
             assert place.link.spool is not None
-            recipe.landing.open(place.link.spool)
+            landing = recipe.landing.open(place.link.spool, place.mapped)
         if place.operators is not None:
             put_operators(files, place.operators)
         dataset = place.luggage.describe(portable)
@@ -239,8 +240,9 @@ def join(
         run.shared(name, ranks)
         job.handle = open_job(recipe.pipeline, layout, on_event)
         job.fetching = Fetching(
-            job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped, wanted=job.holds
-        )
+            job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped, wanted=job.holds,
+            landing=landing,
+        )  # fmt: skip
         run.remark(name, place.remark)
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
         met.add(name)

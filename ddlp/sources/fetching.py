@@ -16,7 +16,7 @@ from csd_engine.batchfile import Batch, BatchReceiver, Layout, read_batch
 from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
 from ddlp.sources.job import JobHandle
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.landing import Landed, Landing
+from ddlp.transfer.landing import FileLanding, Landed
 from ddlp.transfer.mapping import map_batch
 
 __all__ = ["Fetching"]
@@ -39,8 +39,9 @@ class Fetching:
         handle: the open job.
         shared: whether this host sees the spool.
         mapped: whether its files may be mapped, as `ddlp.transfer.mapping` says, instead of read.
-        say: told, once and with the counts so far, that files come late.
+        say: told, once and with the counts so far, that files come late; and how files land.
         wanted: whether a lease's batch is still of use; the host may have been first, and its file is gone then, not late.
+        landing: brings the files to where `land` delivers them; None where there is none, or this host does not see the spool.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Fetching:
         say: Callable[[str], None],
         mapped: bool = False,
         wanted: Callable[[int], bool] = lambda lease: True,
+        landing: FileLanding | None = None,
     ) -> None:
         self._handle = handle
         self._shared = shared
         self._mapped = mapped
         self._say = say
         self._wanted = wanted
+        self._landing = landing
         self._lock = threading.Lock()
         self._late = 0  # files in a row that had to be fetched over the socket
         self._late_ever = 0
@@ -86,7 +89,6 @@ class Fetching:
 
     def land(
         self,
-        landing: Landing,
         epilogue: Epilogue,
         path: Path,
         identity: str,
@@ -95,19 +97,24 @@ class Fetching:
         sample: int | None,
         memory: Callable[[], np.ndarray],
     ) -> Landed | Batch:
-        """The verified batch, finished where ``landing`` brings it; or in ``memory()``, where it came over the socket.
+        """The verified batch, finished on the landing's device; or in ``memory()``, where it came over the socket.
 
-        ``sample``: as `Landing.read`. Raises as `read`.
+        ``sample``: as `FileLanding.read`. Raises as `read`.
         """
+
+        def from_file() -> Landed:
+            assert self._landing is not None  # the spool is seen
+            return self._landing.read(epilogue, path, identity, lease, layout, sample)
+
         found = self._fetch(
             path,
             lease,
-            lambda: landing.read(epilogue, path, identity, lease, layout, sample),
+            from_file,
             lambda: self._over_the_socket(identity, lease, layout, memory()),
         )
-        if landing.remark != self._landing_remark:
-            self._landing_remark = landing.remark
-            self._say(landing.remark)
+        if self._landing is not None and (remark := self._landing.remark) != self._landing_remark:
+            self._landing_remark = remark
+            self._say(remark)
         return found
 
     def _fetch(self, path: Path, lease: int, from_file: Callable[[], T], from_socket: Callable[[], U]) -> T | U:

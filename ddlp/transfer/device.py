@@ -36,24 +36,32 @@ def landing_on(device: torch.device | str | None, transfer: str | None) -> Landi
     return Landing(lane, ways(lane, transfer))
 
 
-def ways(lane: Lane, transfer: str | None) -> Callable[[Path], list[Way]]:
+def ways(lane: Lane, transfer: str | None) -> Callable[[Path, bool], list[Way]]:
     """What a `Landing` asks for: the way that the user wants, or those to choose from."""
 
-    def open_ways(spool: Path) -> list[Way]:
+    def open_ways(spool: Path, mapped: bool) -> list[Way]:
+        if transfer == "mmap" and not mapped:
+            raise DDLPError(
+                f"transfer='mmap': the files in {spool} may not be mapped: while one is copied from a mapping, its removal on "
+                "a network file system, or somebody cutting it short, would end this process (SIGBUS). So only those of an "
+                "engine that the loader itself starts (without csd=) are, on a file system of this machine (ext4, XFS, "
+                "tmpfs, ...). Take transfer='pinned', or leave transfer= out, for the fastest other way."
+            )
         if transfer == "pinned":
             return [PinnedWay(lane)]
         if transfer == "mmap":
             return [MappedWay(lane)]
         if transfer == "gds":
             return [_gds(spool)]
-        return [PinnedWay(lane), MappedWay(lane), *_gds_if_likely(lane, spool)]
+        return [PinnedWay(lane), *([MappedWay(lane)] if mapped else []), *_gds_if_likely(lane, spool)]
 
     return open_ways
 
 
 def _gds(spool: Path) -> Way:
     """Direct reads, proven; or kvikio's copies, where the user has asked for these."""
-    from ddlp.transfer.gds import GdsReader, probe  # late: most loaders never want them
+    from ddlp.transfer.gds import GdsReader  # late, as the next: most loaders never want them
+    from ddlp.transfer.gdsprobe import probe
 
     if os.environ.get("KVIKIO_COMPAT_MODE", "").upper() not in _COPIES_ASKED_FOR:
         found = probe(spool)

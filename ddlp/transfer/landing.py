@@ -8,6 +8,7 @@ here, writes what the caller gets.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -26,7 +27,7 @@ from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.lane import Lane, Mark
 from ddlp.transfer.ways import Way
 
-__all__ = ["Landed", "Landing"]
+__all__ = ["FileLanding", "Landed", "Landing"]
 
 _ALIGNED = 4096  # bytes: what direct reads want
 _TRIALS = 3  # reads of one file by each way, before one is chosen
@@ -46,46 +47,95 @@ class Landing:
 
     Args:
         lane: of the device.
-        open_ways: makes the ways to read files of a spool's directory. Of several the fastest by a short measurement on the
-            first file is taken, the others are closed. Raises DDLPError where none can be had.
+        open_ways: makes the ways to read files of a spool's directory; told that, and whether its files may be mapped
+            (`ddlp.transfer.mapping`). Raises DDLPError where none can be had.
     """
 
-    def __init__(self, lane: Lane, open_ways: Callable[[Path], Sequence[Way]]) -> None:
+    def __init__(self, lane: Lane, open_ways: Callable[[Path, bool], Sequence[Way]]) -> None:
         self.lane, self._open_ways = lane, open_ways
         self._lock = threading.Lock()
-        self._choosing = threading.Lock()
-        self._ways: list[Way] = []  # one, once it is chosen
-        self._slots: list[_Slot] = []  # not in use
-        self._closed = False
+        self._opening = threading.Lock()
+        self._files: dict[tuple[int, bool], FileLanding] = {}
         self._under_way: deque[tuple[Mark, object]] = deque()  # memory that is still being copied
-        self.remark = ""  # how batches come, and what was measured
 
     @property
     def pinned(self) -> bool:
         """Whether batches should be made in page-locked memory."""
         return self.lane.pinned
 
-    def open(self, directory: Path) -> None:
-        """Before the first file of this spool's directory. Raises DDLPError: they can't be read as the user wants it."""
-        with self._choosing:
-            if not self._ways:
-                self._ways = list(self._open_ways(directory))
-                self._tell()
+    def open(self, directory: Path, mapped: bool) -> FileLanding:
+        """What brings the files of a spool's directory; ``mapped``: they may be mapped. One for all on a file system: an
+        engine that is started again has another directory there.
+
+        Raises:
+            DDLPError: they can't be read as the user wants it.
+            OSError: the directory is not there.
+        """
+        kind = os.stat(directory).st_dev, mapped
+        with self._opening:
+            if kind not in self._files:
+                self._files[kind] = FileLanding(self.lane, self._open_ways(directory, mapped))
+            return self._files[kind]
 
     def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> Landed:
         """A batch in this process's memory, or on the device (as `Epilogue` takes it): copy and epilogue are put on the lane.
 
         Returns at once. The memory is kept until it has been copied, if it is page-locked. Images on the device must have been
         allocated on the lane, and are the batch's own: nobody writes there any more.
+
+        Raises `ddlp.transfer.lane.NoRoom` where the device has no room; the batch is as it was.
         """
-        with self.lane.work():
-            result = epilogue(images, boxes, self.lane.device)
-            mark = self.lane.mark()
+        try:
+            with self.lane.work():
+                result = epilogue(images, boxes, self.lane.device)
+                mark = self.lane.mark()
+        except BaseException:
+            self.lane.mark().wait()  # a copy may be under way still
+            raise
         with self._lock:
             while self._under_way and self._under_way[0][0].passed():
                 self._under_way.popleft()
             self._under_way.append((mark, (images, boxes)))
         return Landed(result, mark)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way: the memory of batches that were brought is free then."""
+        with self._lock:
+            marks, self._under_way = self._under_way, deque()
+        for mark, _ in marks:
+            mark.wait()
+
+    def close(self) -> None:
+        """Let go of all memory and threads. Nothing may be brought any more."""
+        self.settle()
+        with self._opening:
+            files, self._files = self._files, {}
+        for one in files.values():
+            one.close()
+
+
+class FileLanding:
+    """Brings batch files of one file system to a device. Any thread may. Made by `Landing.open`.
+
+    Args:
+        lane: of the device.
+        ways: of several the fastest by a short measurement on the first file is taken, the others are closed.
+    """
+
+    def __init__(self, lane: Lane, ways: Sequence[Way]) -> None:
+        self._lane = lane
+        self._lock = threading.Lock()
+        self._choosing = threading.Lock()
+        self._ways = list(ways)  # one, once it is chosen
+        self._why = ""  # that one
+        self._slots: list[_Slot] = []  # not in use
+        self._closed = False
+
+    @property
+    def remark(self) -> str:
+        """How batches come, what was measured, and what makes it slow; empty before it is chosen."""
+        ways = self._ways
+        return f"batches come by transfer={ways[0].name!r}{self._why}{ways[0].trouble}" if len(ways) == 1 else ""
 
     def read(
         self, epilogue: Epilogue, path: Path, identity: str, lease: int, layout: Layout, sample: int | None = None
@@ -106,13 +156,13 @@ class Landing:
             slot = self._take(way, layout.data_bytes)
             try:
                 kept = way.read(path, descriptor, slot.data, layout.data_bytes)
-                with self.lane.work():
+                with self._lane.work():
                     landed = self._finish(epilogue, slot, layout, sample)
                 landed.mark.wait()
                 del kept
                 check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
             except BaseException:
-                self.lane.mark().wait()  # something on the lane may use the slot, or what was kept, still
+                self._lane.mark().wait()  # something on the lane may use the slot, or what was kept, still
                 raise
             finally:
                 self._give_back(slot)
@@ -137,7 +187,7 @@ class Landing:
             # A copy, also where the device is this CPU: the slot is another batch's soon. The boxes were cloned.
             image = images[sample].to("cpu", copy=True).numpy()
             back = image, None if boxes is None else boxes[sample].cpu().numpy()
-        return Landed(result, self.lane.mark(), back)
+        return Landed(result, self._lane.mark(), back)
 
     def _take(self, way: Way, size: int) -> _Slot:
         with self._lock:
@@ -145,7 +195,7 @@ class Landing:
         if slot is None or len(slot.data) < padded(size):
             if slot is not None:
                 way.forget(slot.data)
-            slot = _Slot.make(padded(size), self.lane)
+            slot = _Slot.make(padded(size), self._lane)
             way.prepare(slot.data)
         return slot
 
@@ -162,22 +212,18 @@ class Landing:
                 for way in self._ways:
                     if way is not best:
                         way.close()  # before its memory is freed
-                self._ways = [best]
                 rates = ", ".join(
                     f"{name} {layout.data_bytes / s / 1e9:.1f} GB/s" if s < math.inf else f"{name} failed"
                     for name, s in seconds.items()
                 )
-                self._tell(f", the fastest for the first one ({rates})")
+                self._why = f", the fastest for the first one ({rates})"
+                self._ways = [best]
             return self._ways[0]
-
-    def _tell(self, why: str = "") -> None:
-        if len(self._ways) == 1:
-            self.remark = f"batches come by transfer={self._ways[0].name!r}{why}"
 
     def _measured(self, path: Path, descriptor: int, layout: Layout) -> dict[str, float]:
         """Seconds of each way's fastest read of this file, the ways taking turns."""
         seconds: dict[str, float] = {}
-        slots = [_Slot.make(padded(layout.data_bytes), self.lane) for _ in self._ways]
+        slots = [_Slot.make(padded(layout.data_bytes), self._lane) for _ in self._ways]
         for way, slot in zip(self._ways, slots, strict=True):
             way.prepare(slot.data)
         for _ in range(_TRIALS):
@@ -188,23 +234,15 @@ class Landing:
                 except OSError:
                     seconds[way.name] = math.inf  # whoever reads next says what is wrong, if all fail
                     continue
-                self.lane.mark().wait()
+                self._lane.mark().wait()
                 del kept
                 seconds[way.name] = min(seconds.get(way.name, math.inf), time.monotonic() - began)
         for way, slot in zip(self._ways, slots, strict=True):
             way.forget(slot.data)
         return seconds
 
-    def settle(self) -> None:
-        """Wait until nothing is under way: the memory of batches that were brought is free then."""
-        with self._lock:
-            marks, self._under_way = self._under_way, deque()
-        for mark, _ in marks:
-            mark.wait()
-
     def close(self) -> None:
-        """Let go of all memory and threads. Nothing may be brought any more."""
-        self.settle()
+        """Let go of all memory and threads. Nothing may be read any more."""
         with self._lock:
             self._closed = True
             self._slots.clear()

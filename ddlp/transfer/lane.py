@@ -14,7 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["CudaLane", "Lane", "Mark", "PlainLane"]
+__all__ = ["CudaLane", "Lane", "Mark", "NoRoom", "PlainLane"]
+
+NoRoom = torch.cuda.OutOfMemoryError  # what work on a lane raises where the device has no memory for it
 
 
 class Mark(Protocol):

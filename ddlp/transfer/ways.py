@@ -33,6 +33,10 @@ class Way(Protocol):
 
     name: str
 
+    @property
+    def trouble(self) -> str:
+        """What makes it slow, to be said behind its name; empty if nothing is known."""
+
     def prepare(self, buffer: Tensor) -> None:
         """Data will come into this uint8 tensor on the device, again and again."""
 
@@ -64,6 +68,7 @@ class PinnedWay:
     """
 
     name = "pinned"
+    trouble = ""
 
     def __init__(self, lane: Lane, readers: int = READERS, block_bytes: int = BLOCK_BYTES) -> None:
         self._lane, self._block_bytes = lane, block_bytes
@@ -118,10 +123,12 @@ def _read_all(descriptor: int, place: memoryview, offset: int) -> None:
 class MappedWay:
     """The file is mapped, and the driver copies from the page cache through its own page-locked memory.
 
-    Like every mapping it must not be cut short meanwhile, or the process dies of SIGBUS: for spools on a disk of this machine.
+    Where `ddlp.transfer.mapping` lets files be mapped: one that is cut short meanwhile, or that a network file system loses,
+    ends the process (SIGBUS).
     """
 
     name = "mmap"
+    trouble = ""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -150,6 +157,12 @@ class GdsWay:
     def __init__(self, reader: GdsReader) -> None:
         self._reader = reader
         self.name = "gds" if reader.through == "cufile" else "gds: kvikio without cuFile"
+
+    @property
+    def trouble(self) -> str:
+        """As `Way`."""
+        why = self._reader.not_registered
+        return f"; slower than it could be, since cuFile could not register the memory ({why})" if why else ""
 
     def prepare(self, buffer: Tensor) -> None:
         """As `Way`."""

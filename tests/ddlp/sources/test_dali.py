@@ -320,7 +320,7 @@ def test_on_a_gpu_decoding_is_mixed_and_all_that_follows_is_the_gpus():
 def test_where_dali_has_no_gpu_one_line_says_so_and_what_to_do():
     nowhere = PlainLane(torch.device("cuda", 0))
     with pytest.raises(DDLPError, match=r"DALI can't decode on GPU 0 \(.*CUDA.*\). Take backend='dali_cpu'") as caught:
-        dali.Graphs(Stages(None, False, False, False), Landing(nowhere, lambda _: []))
+        dali.Graphs(Stages(None, False, False, False), Landing(nowhere, lambda *_: []))
     assert "\n" not in str(caught.value)
 
 

@@ -6,6 +6,7 @@ On this machine's CPU, as a device without streams; and on a GPU where there is 
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,9 +43,8 @@ def lane(request):
 
 @pytest.fixture(params=WAYS)
 def landing(request, lane):
-    made = Landing(lane, lambda _: [WAYS[request.param](lane)])
-    made.open(Path())
-    yield made
+    made = Landing(lane, lambda *_: [WAYS[request.param](lane)])
+    yield made.open(Path(), mapped=True)
     made.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("ddlp-read")]
 
@@ -159,10 +159,9 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, lane):
             os.truncate(path, 4096 + 12000)
             return super().read(path, descriptor, buffer, size)
 
-    landing = Landing(lane, lambda _: [Cutting(lane, readers=2, block_bytes=5000)])
-    landing.open(tmp_path)
+    landing = Landing(lane, lambda *_: [Cutting(lane, readers=2, block_bytes=5000)])
     with pytest.raises(MissingBatch, match="the file ended early"):
-        file.read(landing, epilogue_for(file))
+        file.read(landing.open(tmp_path, mapped=False), epilogue_for(file))
     landing.close()
 
 
@@ -198,12 +197,12 @@ def test_the_fastest_way_is_taken_and_said(tmp_path, lane):
             closed.append(self.name)
             super().close()
 
-    landing = Landing(lane, lambda _: [Slow(lane, readers=1, block_bytes=5000), MappedWay(lane)])
-    landing.open(tmp_path)
-    assert landing.remark == ""
+    landing = Landing(lane, lambda *_: [Slow(lane, readers=1, block_bytes=5000), MappedWay(lane)])
+    files = landing.open(tmp_path, mapped=True)
+    assert files.remark == ""
     epilogue = epilogue_for(file)
-    assert torch.equal(file.read(landing, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
-    assert landing.remark.startswith("batches come by transfer='mmap', the fastest for the first one (slow 0.")
+    assert torch.equal(file.read(files, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
+    assert files.remark.startswith("batches come by transfer='mmap', the fastest for the first one (slow 0.")
     assert closed == ["slow"]
     landing.close()
 
@@ -217,16 +216,57 @@ def test_a_way_that_fails_is_not_taken(tmp_path, lane):
         def read(self, *arguments):
             raise OSError(5, "Input/output error")
 
-    landing = Landing(lane, lambda _: [Failing(lane), PinnedWay(lane, readers=2)])
-    landing.open(tmp_path)
-    file.read(landing, epilogue_for(file))
-    assert landing.remark.startswith("batches come by transfer='pinned', the fastest")
-    assert "(failing failed, pinned 0." in landing.remark
+    landing = Landing(lane, lambda *_: [Failing(lane), PinnedWay(lane, readers=2)])
+    files = landing.open(tmp_path, mapped=True)
+    file.read(files, epilogue_for(file))
+    assert files.remark.startswith("batches come by transfer='pinned', the fastest")
+    assert "(failing failed, pinned 0." in files.remark
     landing.close()
 
 
+def test_each_file_system_has_its_way(tmp_path, lane):
+    """Two devices' spools on different ones; and another directory on the first, as an engine that is started again has it."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system here")
+    opened, closed = [], []
+
+    class Named(PinnedWay):
+        def __init__(self, name):
+            super().__init__(lane, readers=1)
+            self.name, self.files = name, []
+
+        def read(self, path, *others):
+            self.files.append(path)
+            return super().read(path, *others)
+
+        def close(self):
+            closed.append(self.name)
+            super().close()
+
+    def open_ways(spool, mapped):
+        opened.append(Named(f"{spool.name} {mapped}"))
+        return opened[-1:]
+
+    with tempfile.TemporaryDirectory(dir=shared) as other:
+        spools = [tmp_path / "first", tmp_path / "again", Path(other)]
+        files = [write(spool, (2, 20, 20, 3), seed=seed) for seed, spool in enumerate(spools)]
+        landing = Landing(lane, open_ways)
+        found = [landing.open(spool, mapped=False) for spool in spools]
+        for file, one in zip(files, found, strict=True):
+            epilogue = epilogue_for(file)
+            assert torch.equal(file.read(one, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
+        assert [way.files for way in opened] == [[files[0].path, files[1].path], [files[2].path]]
+        assert [one.remark for one in found] == [
+            f"batches come by transfer='{name} False'" for name in ("first", "first", Path(other).name)
+        ]
+        assert landing.open(spools[0], mapped=True) is not found[0]
+        landing.close()
+    assert sorted(closed) == sorted(way.name for way in opened) and len(closed) == 3
+
+
 def test_a_batch_of_the_hosts_own(lane):
-    landing = Landing(lane, lambda _: [])
+    landing = Landing(lane, lambda *_: [])
     images = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, 30, 31, 3), dtype=np.uint8))
     boxes = torch.tensor([[[0, 0, 9, 9]]] * 4, dtype=torch.int32)
     epilogue = Epilogue(TABLE, torch.zeros(1, 3))
