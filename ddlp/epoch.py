@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from csd_engine.errors import WrongPixels
+from ddlp.ahead import Ahead, Coming
 from ddlp.delivered import Delivered, Failure
 from ddlp.heard import Heard
 from ddlp.ledger import Cancel, Ledger
@@ -52,7 +53,7 @@ class EpochRun(Heard):
         rates: Rates,
         *,
         workers: int,
-        finish: Callable[[Pixels], Pixels],
+        finish: Callable[[Pixels], Pixels | Coming],
         on_cpu: bool,
         full_batch: int,
         on_closed: Callable[[], None],
@@ -62,9 +63,10 @@ class EpochRun(Heard):
         self._finish, self._on_cpu, self._on_closed = finish, on_cpu, on_closed
         self._full_batch = max(1, full_batch)
         self._runs = Runs(ledger, strategy, rates.host)
-        self._waiting = Waiting(ledger, strategy, self._runs)
+        self._ready: dict[int, Pixels | Failure | Coming] = {}
+        self._ahead = None if recipe.landing is None else Ahead(self._ready, ledger, strategy)
+        self._waiting = Waiting(ledger, strategy, self._runs, self._ahead)
         self._lock = self._waiting.lock
-        self._ready: dict[int, Pixels | Failure] = {}
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
         self._jobs: dict[str, DeviceJob] = {}
         self._gone: set[str] = set()  # lost; may come back
@@ -128,8 +130,10 @@ class EpochRun(Heard):
                 self.counts.asked_s = began
                 limit = min(LOOK_UP_S if told else WAITING_S, math.inf if deadline is None else max(0.0, deadline - now))
                 self._waiting.rest(self._waiting.training, limit)
+            made = self._ready[position]
+            made = made.there() if isinstance(made, Coming) else made  # no room: raises, and the batch is the next one still
+            del self._ready[position]
             side = self.ledger.deliver(position)
-            made = self._ready.pop(position)
             if told:
                 self._tell_waiting(False)
             now, samples = time.monotonic(), self.recipe.plan.size(position)
@@ -211,20 +215,24 @@ class EpochRun(Heard):
             with self._lock:
                 cpu = self.counts.cpu(cpu)
                 self._hand_in(run, made)
-                run = [] if self._closing else self._runs.claim(time.monotonic())  # while the lock is held anyway
+                run = [] if self._closing or self._ahead is not None else self._runs.claim(time.monotonic())  # locked anyway
                 self._act()
             made.clear()  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
     def _next_run(self) -> list[tuple[int, int]]:
-        with self._lock:
-            while not self._closing:
+        while True:
+            if self._ahead is not None:
+                self._ahead.bring(self._lock)
+            with self._lock:
+                if self._closing:
+                    return []
                 if run := self._runs.claim(time.monotonic()):
                     self._act()
                     return run
-                self._waiting.rest(self._waiting.workers, LOOK_UP_S)
-        return []
+                if self._ahead is None or self._ahead.next() is None:
+                    self._waiting.rest(self._waiting.workers, LOOK_UP_S)
 
-    def _make(self, position: int, claim: int) -> tuple[Pixels | Failure | None, float]:
+    def _make(self, position: int, claim: int) -> tuple[Pixels | Coming | Failure | None, float]:
         """Make a batch. Returns it, or None where it is not wanted any more, and the seconds that it took."""
         began = time.monotonic()
         try:
@@ -235,9 +243,9 @@ class EpochRun(Heard):
         except BaseException as error:  # raised again in the training thread, in this batch's place
             return Failure(error), 0.0
 
-    def _hand_in(self, run: list[tuple[int, int]], made: list[tuple[Pixels | Failure | None, float]]) -> None:
+    def _hand_in(self, run: list[tuple[int, int]], made: list[tuple[Pixels | Coming | Failure | None, float]]) -> None:
         for (position, claim), (batch, busy_s) in zip(run, made, strict=True):
-            if isinstance(batch, Pixels):
+            if isinstance(batch, (Pixels, Coming)):
                 self.rates.host.add(busy_s, self._part(position))
             if self.ledger.made(claim) and batch is not None:
                 self._ready[position] = batch
@@ -246,9 +254,6 @@ class EpochRun(Heard):
         """Asked before each sample, so without the lock: the ledger looks up two entries, and `made` has the last word."""
         return not self._closing and self.ledger.wanted(claim)
 
-    def _part(self, position: int) -> float:
-        return self.recipe.plan.size(position) / self._full_batch
-
     # -- the devices' batches ------------------------------------------------------------------------------------
 
     def _fetcher(self) -> None:
@@ -256,10 +261,12 @@ class EpochRun(Heard):
         fetch: tuple[int, str, int, tuple[DeviceJob, Path]] | None = None
         while (fetch := fetch or self._next_fetch()) is not None:
             position, device, lease, (job, path) = fetch
-            made: Pixels | None = None
+            made: Pixels | Coming | None = None
             trouble, vanished = "", False
             try:
                 made = self._finish(job.read(lease, position, path))
+                if isinstance(made, Coming):
+                    made.call()  # at once: of a device's batches there are few in memory
             except WrongPixels as error:
                 self._distrust(device, str(error))
             except BaseException as error:
@@ -345,14 +352,6 @@ class EpochRun(Heard):
             if warning is not None:
                 self._tidings.warn(f"{device} could not prepare a batch, the host does: {warning}")
             self._act()
-
-    def progressed(self, device: str, done: dict[int, int]) -> None:
-        """Samples that a device has made of its leases."""
-        with self._lock:
-            for lease, samples in done.items():
-                position = self.ledger.devices[device].outstanding.get(lease)
-                if position is not None:
-                    self.ledger.progressed(device, lease, samples / max(1, self.recipe.plan.size(position)), time.monotonic())
 
     def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
         """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once."""

@@ -1,4 +1,4 @@
-"""What an epoch hears of its devices that changes no batch: speeds, remarks, warnings."""
+"""What an epoch hears of its devices that changes no batch: progress, speeds, remarks, warnings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from ddlp.ledger import Ledger
 from ddlp.rates import Rates
+from ddlp.sources.host import Recipe
 from ddlp.tidings import Tidings
 
 __all__ = ["Heard"]
@@ -16,6 +17,7 @@ __all__ = ["Heard"]
 class Heard:
     """The part of an `EpochRun` that listens. Its methods may be called from any thread."""
 
+    recipe: Recipe
     ledger: Ledger
     rates: Rates
     _lock: threading.RLock
@@ -25,6 +27,10 @@ class Heard:
     def _act(self) -> None:
         """After something has changed that a decision may depend on; under the lock."""
         raise NotImplementedError
+
+    def _part(self, position: int) -> float:
+        """A batch as a part of a full one."""
+        return self.recipe.plan.size(position) / self._full_batch
 
     def take_warnings(self) -> list[str]:
         """What the training thread should tell the user, once."""
@@ -49,6 +55,14 @@ class Heard:
             self._tidings.notes[device] = text
             self.ledger.hold_back(device, bool(text))
             self._act()
+
+    def progressed(self, device: str, done: dict[int, int]) -> None:
+        """Samples that a device has made of its leases."""
+        with self._lock:
+            for lease, samples in done.items():
+                position = self.ledger.devices[device].outstanding.get(lease)
+                if position is not None:
+                    self.ledger.progressed(device, lease, samples / max(1, self.recipe.plan.size(position)), time.monotonic())
 
     def measured(self, device: str, batches: Iterable[tuple[int, float]]) -> None:
         """How long (busy seconds) batches of so many samples took that a device has made for other ranks."""

@@ -14,6 +14,7 @@ from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_m
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
+from ddlp.ahead import Coming, coming
 from ddlp.delivered import Delivered
 from ddlp.ending import when_dropped
 from ddlp.epoch import EpochRun
@@ -271,7 +272,7 @@ def _collated(collate: Callable[[Any], Any], targets: list[Any]) -> Any:
     return collate(tuple(targets))
 
 
-def _finish_in_worker(recipe: Recipe, on_host: bool, pin: str | None) -> Callable[[Pixels], Pixels]:
+def _finish_in_worker(recipe: Recipe, on_host: bool, pin: str | None) -> Callable[[Pixels], Pixels | Coming]:
     """What a batch's worker does to its pixels. ``pin``: copied to page-locked memory of torch's, for this kind of device.
 
     Torch's, since it knows of the copies that the training starts from there: that memory is not used again before they are
@@ -279,12 +280,11 @@ def _finish_in_worker(recipe: Recipe, on_host: bool, pin: str | None) -> Callabl
     """
     epilogue, landing = recipe.epilogue, recipe.landing
 
-    def finish(pixels: Pixels) -> Pixels:
+    def finish(pixels: Pixels) -> Pixels | Coming:
         if pixels.mark is not None:
             return pixels
         if landing is not None:
-            landed = landing.bring(epilogue, pixels.images, pixels.boxes)
-            return Pixels(landed.images, None, finished=True, mark=landed.mark)
+            return coming(landing, epilogue, pixels)
         if on_host and not pixels.finished:
             pixels = Pixels(epilogue(pixels.images, pixels.boxes, pool=recipe.pool), None, finished=True)
         if pin is not None:

@@ -42,7 +42,7 @@ class Strategy:
 
     def _next_free(self) -> int | None:
         """The free batch that the host should take up."""
-        return self._first(self.ledger.free) if self.ledger.free else None
+        return self.first(self.ledger.free) if self.ledger.free else None
 
     def _next_to_lease(self, device: str) -> int | None:
         """The free batch to give to a device that has room."""
@@ -83,7 +83,7 @@ class Strategy:
         if not ledger.in_spool or ledger.free_fetch_slots < 1:
             return None
         turn = self.turn()
-        position = self._first(ledger.in_spool)
+        position = self.first(ledger.in_spool)
         if turn is not None and position != turn and ledger.free_fetch_slots < 2:
             entry = ledger.entry(turn)
             if entry is None or entry.csd not in (CsdCopy.FETCHING, CsdCopy.READY):
@@ -92,7 +92,7 @@ class Strategy:
 
     # -- rules behind --------------------------------------------------------------------------------------------
 
-    def _first(self, positions: RangeSet) -> int:
+    def first(self, positions: RangeSet) -> int:
         """The one of these that comes first in the order of delivery."""
         return positions.first()
 
@@ -251,7 +251,7 @@ class Mte(Strategy):
         last = self.ledger.delivered.last_missing(self.ledger.length)
         return last if last >= 0 else None
 
-    def _first(self, positions: RangeSet) -> int:
+    def first(self, positions: RangeSet) -> int:
         first = positions.first()
         return first if first < self._split() else positions.last()
 

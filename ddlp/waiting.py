@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from ddlp.ahead import Ahead
 from ddlp.ledger import Ledger
 from ddlp.runs import Runs
 from ddlp.strategies import Strategy
@@ -15,8 +16,8 @@ __all__ = ["Waiting"]
 class Waiting:
     """One lock around the ledger, and a condition for each kind of thread. All methods are called under the lock."""
 
-    def __init__(self, ledger: Ledger, strategy: Strategy, runs: Runs) -> None:
-        self._ledger, self._strategy, self._runs = ledger, strategy, runs
+    def __init__(self, ledger: Ledger, strategy: Strategy, runs: Runs, ahead: Ahead | None = None) -> None:
+        self._ledger, self._strategy, self._runs, self._ahead = ledger, strategy, runs, ahead
         # The lock itself in `with`, never a condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
         self.lock = threading.RLock()
         self.training = threading.Condition(self.lock)
@@ -44,7 +45,10 @@ class Waiting:
         if resting[self.training] and (error or ledger.done or strategy.next_delivery() is not None):
             self.training.notify()
         room = 1 if resting[self.training] else self._runs.length
-        if resting[self.workers] and ledger.free_host_slots >= room and strategy.next_claim(time.monotonic()) is not None:
+        if resting[self.workers] and (
+            (ledger.free_host_slots >= room and strategy.next_claim(time.monotonic()) is not None)
+            or (self._ahead is not None and self._ahead.next() is not None)
+        ):
             self.workers.notify()
         if resting[self.fetchers] and strategy.next_fetch() is not None:
             self.fetchers.notify()

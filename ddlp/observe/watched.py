@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ddlp
 from csd_engine.readtime import READING
+from ddlp.ahead import Coming
 from ddlp.delivered import Delivered
 from ddlp.epoch import FETCHERS, EpochRun
 from ddlp.iterator import EpochIterator
@@ -134,7 +135,7 @@ class _Watch:
             observer.read(lease, position, pixels)
         return pixels
 
-    def finish(self, inner: Callable[[Pixels], Pixels], pixels: Pixels) -> Pixels:
+    def finish(self, inner: Callable[[Pixels], Pixels | Coming], pixels: Pixels) -> Pixels | Coming:
         """Around the last step of a batch, in the thread that made or fetched it."""
         fetch = self.hands.fetch
         if fetch is None:
@@ -199,7 +200,7 @@ class WatchedRun(EpochRun):
         ledger: Ledger,
         *others: Any,
         observers: tuple[Observer, ...],
-        finish: Callable[[Pixels], Pixels],
+        finish: Callable[[Pixels], Pixels | Coming],
         on_closed: Callable[[], None],
         **options: Any,
     ) -> None:

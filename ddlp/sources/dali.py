@@ -36,8 +36,9 @@ from csd_engine.regular import OpenFile
 from csd_engine.transforms.compiled import compile_plan
 from ddlp.errors import DDLPError
 from ddlp.plan import Item
-from ddlp.sources.host import Pixels, Recipe, Rows, Unwanted, no_boxes, prepare_item
+from ddlp.sources.host import Pixels, Recipe, Rows, Unwanted, no_boxes, prepare_batch, prepare_item
 from ddlp.transfer.landing import Landing
+from ddlp.transfer.lane import NoRoom
 from ddlp.translate.dali import Stages
 
 __all__ = ["DaliHost", "Graphs", "require_dali"]
@@ -197,7 +198,7 @@ class _OnDevice:
     """A batch that DALI makes in a GPU's memory, with the face of `Rows`; what our own code makes is copied there."""
 
     def __init__(self, recipe: Recipe, landing: Landing, samples: int) -> None:
-        self._epilogue, self._landing = recipe.epilogue, landing
+        self._landing = landing
         self.boxes = no_boxes(recipe, samples)
         self._made = np.empty((1, *recipe.shape), np.uint8)
         with landing.lane.work():
@@ -226,10 +227,8 @@ class _OnDevice:
             self._images[part].copy_(torch.from_numpy(made))
 
     def pixels(self) -> Pixels:
-        """The batch, finished on the device."""
-        boxes = None if self.boxes is None else torch.from_numpy(self.boxes)
-        landed = self._landing.bring(self._epilogue, self._images, boxes)
-        return Pixels(landed.images, None, finished=True, mark=landed.mark)
+        """The batch, bytes on the device still: a quarter of what it takes when it is finished there, as its turn nears."""
+        return Pixels(self._images, None if self.boxes is None else torch.from_numpy(self.boxes))
 
 
 class DaliHost:
@@ -266,7 +265,11 @@ class DaliHost:
         items = recipe.plan.items(position)
         landing = self._graphs.landing
         n = len(items)
-        rows = _OnHost(recipe, n, 1, finished) if landing is None else _OnDevice(recipe, landing, n)
+        try:
+            rows = _OnHost(recipe, n, 1, finished) if landing is None else _OnDevice(recipe, landing, n)
+        except NoRoom:  # there; in the host's memory is some
+            self._count(0, n)
+            return prepare_batch(recipe, position, wanted, finished)
         given: list[_Sample] = []
         ours: list[int] = []
         with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:

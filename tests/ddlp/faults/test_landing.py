@@ -14,10 +14,13 @@ from scene import make_loader, train, until
 from test_damage import WAYS as DAMAGES
 from test_damage import Vandal, flip
 
+from ddlp.ahead import AHEAD
 from ddlp.errors import DDLPError
 from ddlp.transfer.device import landing_on, ways
-from ddlp.transfer.landing import Landing
-from ddlp.transfer.lane import PlainLane
+from ddlp.transfer.gdsneeds import place_of
+from ddlp.transfer.landing import FileLanding, Landing
+from ddlp.transfer.lane import NoRoom, PlainLane
+from ddlp.transfer.mapping import may_map
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -49,6 +52,8 @@ def on_cpu(batches):
 
 @pytest.mark.parametrize("transfer", [None, "pinned", "mmap", "stream"])
 def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
+    if transfer in (None, "mmap") and not may_map(leaves_nothing):
+        pytest.skip(f"{leaves_nothing} is on no file system that is mapped, or in a chroot, where that can't be told")
     loader = make_loader(data, "csd", **lands(transfer))
     truth.check(on_cpu(train(loader)))
     truth.check(on_cpu(train(loader)), 1)
@@ -95,11 +100,11 @@ def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands,
 
 def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkeypatch):
     """The audited sample is the file's own: a host that reckons otherwise is told so."""
-    loader = make_loader(data, "csd", audit=1, **lands("mmap"))
+    loader = make_loader(data, "csd", audit=1, **lands("pinned"))
     assert len(train(loader)) == 40 and not len(told), list(told)
     monkeypatch.setattr("ddlp.sources.csd.host_digest", lambda recipe, item: "other")
     monkeypatch.setattr("ddlp.sources.csd._compare_bits", lambda *_: None)
-    train(make_loader(data, "csd", audit=1, **lands("mmap")))
+    train(make_loader(data, "csd", audit=1, **lands("pinned")))
     assert any("has other pixels than the host computes" in text for text in told), list(told)
 
 
@@ -115,6 +120,106 @@ def test_what_was_delivered_is_the_callers_to_change(leaves_nothing, data, truth
         images.fill_(len(kept))
         kept.append(images)
     assert all(bool((images == number).all()) for number, images in enumerate(kept)) and len(kept) == 40
+
+
+def test_on_a_network_file_system_nothing_is_mapped(leaves_nothing, data, truth, lands, monkeypatch, tmp_path):
+    """A file that the engine removes while it is copied from a mapping would end this process there."""
+    mounts = tmp_path / "proc/self/mountinfo"
+    mounts.parent.mkdir(parents=True)
+    mounts.write_text("21 1 0:42 / / rw - nfs4 there:/all rw\n")
+    monkeypatch.setattr("ddlp.transfer.mapping.place_of", lambda spool, _: place_of(spool, tmp_path))
+    loader = make_loader(data, "csd", **lands())
+    truth.check(on_cpu(train(loader)))
+    notes = "\n".join(loader.report().notes)
+    assert "batches come by transfer=" in notes and "mmap" not in notes
+    with pytest.raises(DDLPError, match=r"transfer='mmap': .* may not be mapped: .* Take transfer='pinned'"):
+        train(make_loader(data, "csd", **lands("mmap")))
+
+
+def test_few_finished_batches_wait_on_the_device(leaves_nothing, data, truth, lands, monkeypatch):
+    """The next ones are brought before training asks for them; the others of seventeen wait as bytes."""
+    ledgers, brought, there, ready, bring = [], [], [], [], Landing.bring
+
+    def counted(self, *batch):
+        brought.append(1)
+        there.extend(len(brought) - len(ledger.delivered) for ledger in ledgers)
+        return bring(self, *batch)
+
+    monkeypatch.setattr(Landing, "bring", counted)
+    iterator, got = iter(make_loader(data, "cpu", num_workers=4, prefetch_factor=4, **lands())), []
+    ledgers.append(iterator.run.ledger)
+    for batch in iterator:
+        got.append(batch)
+        until(lambda: len(brought) >= min(40, len(got) + AHEAD), 5, f"{AHEAD} batches on the device")
+        if len(got) == 5:
+            until(lambda: len(ledgers[0].ready_host) > 2 * AHEAD, 5, "more of them ready")
+        ready.append(len(ledgers[0].ready_host))
+    truth.check(on_cpu(got))
+    assert max(there) <= AHEAD + 1  # with the one that training takes
+    assert max(ready) > 2 * AHEAD and len(brought) == 40
+
+
+def test_a_batch_for_which_there_is_no_room_is_not_lost(leaves_nothing, data, truth, told, lands, monkeypatch):
+    """Training is told so, and may ask for it again, as often as it likes."""
+    full, bring = threading.Event(), Landing.bring
+
+    def refusing(self, *batch):
+        if full.is_set():
+            raise NoRoom("CUDA out of memory")
+        return bring(self, *batch)
+
+    monkeypatch.setattr(Landing, "bring", refusing)
+    iterator, got, refused = iter(make_loader(data, "cpu", num_workers=2, **lands())), [], 0
+    while True:
+        try:
+            got.append(next(iterator))
+        except StopIteration:
+            break
+        except NoRoom:
+            refused += 1
+            if refused % 3 == 0:
+                full.clear()
+        else:
+            if len(got) in (3, 20):
+                full.set()
+    assert refused == 6 and not len(told), list(told)
+    truth.check(on_cpu(got))
+
+
+def test_a_devices_batch_for_which_there_is_no_room_is_the_hosts(leaves_nothing, data, truth, told, lands, monkeypatch):
+    reads, read = [], FileLanding.read
+
+    def refusing(self, *batch, **options):
+        reads.append(len(reads))
+        if len(reads) == 3:
+            raise NoRoom("CUDA out of memory")
+        return read(self, *batch, **options)
+
+    monkeypatch.setattr(FileLanding, "read", refusing)
+    loader = make_loader(data, "csd", **lands("pinned"))
+    truth.check(on_cpu(train(loader)))
+    assert len(told) == 1 and "was not used (CUDA out of memory); the host prepares it again" in told[0], list(told)
+    assert loader.report().batches_cpu == 1
+
+
+def test_what_else_goes_wrong_on_the_way_is_raised_once_in_its_place(leaves_nothing, data, lands, monkeypatch):
+    calls, bring = [], Landing.bring
+
+    def failing(self, *batch):
+        calls.append(len(calls))
+        if len(calls) == 5:
+            raise ValueError("the fifth")
+        return bring(self, *batch)
+
+    monkeypatch.setattr(Landing, "bring", failing)
+    iterator, got = iter(make_loader(data, "cpu", **lands())), []
+    for _ in range(40):
+        try:
+            got.append(next(iterator))
+        except ValueError as error:
+            assert str(error) == "the fifth"
+            got.append(None)
+    assert got.count(None) == 1 and next(iterator, None) is None
 
 
 def test_readers_end_with_the_loader(leaves_nothing, data, lands):
