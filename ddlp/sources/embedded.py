@@ -36,11 +36,11 @@ from csd_engine.members import Members
 from csd_engine.spool import free_bytes
 from ddlp.ranks import Ranks, here
 from ddlp.sources.link import EngineLink
+from ddlp.sources.system import PREFIX, own_prefix
 from ddlp.transfer.mapping import may_map
 
 __all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire", "default_spool"]
 
-PREFIX = "ddlp-"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
 _START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
@@ -108,8 +108,8 @@ def socket_fits(directory: Path) -> bool:
 def short_directory(lock: Path) -> Path:
     """Make a directory for a socket, to be swept when the one of this lock file is. Raises OSError."""
     for base in (tempfile.gettempdir(), "/tmp"):
-        if socket_fits(Path(base) / f"{PREFIX}{os.getuid()}-12345678"):
-            short = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
+        if socket_fits(Path(base) / f"{own_prefix()}12345678"):
+            short = Path(tempfile.mkdtemp(prefix=own_prefix(), dir=base))
             (short / "lock").symlink_to(lock)
             return short
     raise OSError(0, f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes: it is too long, as is $TMPDIR")
@@ -132,7 +132,7 @@ class _PrivateDirectory:
         self.socket_directory: Path | None = None
         try:
             os.makedirs(base, exist_ok=True)
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=base))
+            self.path = Path(tempfile.mkdtemp(prefix=own_prefix(), dir=base))
             self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.socket_directory = self.path if socket_fits(self.path) else short_directory(self.path / "lock")
@@ -154,9 +154,14 @@ class _PrivateDirectory:
 
 
 def sweep(base: str) -> None:
-    """Remove private directories of this user in `base` whose process is gone."""
+    """Remove private directories of this user in `base` whose process is gone.
+
+    Where other machines may see them as well, this one's alone: a lock that one of those holds may not be seen here. What a
+    machine has left there when it went down stays.
+    """
     with contextlib.suppress(OSError):
-        for path in Path(base).glob(f"{PREFIX}{os.getuid()}-*"):
+        prefix = f"{PREFIX}{os.getuid()}-" if may_map(base) else own_prefix()
+        for path in Path(base).glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
                 if path.is_symlink() or path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < 5:
                     continue  # being made at this moment

@@ -1,9 +1,10 @@
 """One embedded engine for all ranks of a training run on this machine.
 
-They meet in a private directory (mode 0700) that is named by the run. Whoever is first there starts the engine, one at a time;
-the others connect to it with its keys. Nobody is the engine's owner: each rank holds a shared lock on the directory, the
-system lets go of it however a rank ends, and the engine ends, and removes the directory, once nobody holds it. The rank
-that leaves last in good order ends the engine itself. An engine that has died is replaced by the next rank that wants one.
+They meet in a private directory (mode 0700) that is named by the run, and by this system: where several machines see the file
+system, each has its own. Whoever is first there starts the engine, one at a time; the others connect to it with its keys.
+Nobody is the engine's owner: each rank holds a shared lock on the directory, the system lets go of it however a rank ends,
+and the engine ends, and removes the directory, once nobody holds it. The rank that leaves last in good order ends the engine
+itself. An engine that has died is replaced by the next rank that wants one.
 
     DIR/lock            held (flock, shared) by every rank
     DIR/start           held (flock) by the rank that looks for the engine, and starts it
@@ -32,7 +33,6 @@ from csd_engine.spool import remove_tree
 from ddlp.ranks import Ranks
 from ddlp.sources.embedded import (
     END_TIMEOUT_S,
-    PREFIX,
     STALLED_END_TIMEOUT_S,
     EmbeddedEngine,
     EmbeddedOptions,
@@ -40,6 +40,7 @@ from ddlp.sources.embedded import (
     socket_fits,
     unusable,
 )
+from ddlp.sources.system import own_prefix, processes
 
 __all__ = ["JointEngine"]
 
@@ -48,20 +49,25 @@ _started: list[subprocess.Popen[bytes]] = []  # engines that may outlive this pr
 
 @dataclass(frozen=True)
 class _Card:
-    """What a rank leaves for the others: the engine's address, its process, its directory and its socket's."""
+    """What a rank leaves for the others: the engine's address, its process, its directory and its socket's.
+
+    ``system``: where that number is that process.
+    """
 
     address: str
     pid: int
     directory: str
     socket_directory: str
+    system: str
 
     @staticmethod
     def read(path: Path) -> _Card | None:
-        """None where there is none, or where a rank was killed while it wrote."""
+        """None where there is none, where a rank was killed while it wrote, and of another system: nothing there is ours."""
         try:
-            return _Card(**json.loads(path.read_text()))
+            card = _Card(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
+        return card if card.system == processes() else None
 
     def write(self, path: Path) -> None:
         draft = path.with_suffix(".part")
@@ -105,8 +111,8 @@ class _Meeting:
 
     def __init__(self, options: EmbeddedOptions, ranks: Ranks) -> None:
         assert options.spool is not None
-        what = hashlib.blake2b(json.dumps([ranks.run, asdict(options)]).encode(), digest_size=8).hexdigest()
-        self._run = Path(options.spool) / f"{PREFIX}{os.getuid()}-{what}"
+        what = hashlib.blake2b(json.dumps([ranks.run, processes(), asdict(options)]).encode(), digest_size=8).hexdigest()
+        self._run = Path(options.spool) / f"{own_prefix()}{what}"
         self.path = Path()
         self.socket_directory: Path | None = None
         try:
@@ -184,7 +190,7 @@ class JointEngine(EmbeddedEngine):
                 if self._process is not None:
                     _started.append(self._process)
             assert self._process is not None
-            self._card = _Card(address, self._process.pid, str(meeting.path), str(meeting.socket_directory))
+            self._card = _Card(address, self._process.pid, str(meeting.path), str(meeting.socket_directory), processes())
             self._card.write(meeting.card)
             self._connect(address)
 

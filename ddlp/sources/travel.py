@@ -28,7 +28,9 @@ from csd_engine.protocol import MAX_PART_BYTES
 from csd_engine.received import ARRAY_SUFFIX
 from csd_engine.spool import look_at
 from ddlp.errors import DDLPError
-from ddlp.sources.embedded import PREFIX, sweep
+from ddlp.sources.embedded import sweep
+from ddlp.sources.system import boot, own_prefix
+from ddlp.transfer.mapping import may_map
 from ddlp.translate.datasets import Part, PortableSet, SamplePaths
 
 _AT_ONCE = 1024  # names
@@ -37,8 +39,12 @@ FILES, ARRAYS = "files", "arrays"  # below the spool: what hosts put there, and 
 
 
 def _sweep(base: Path) -> None:
-    """Remove the directories of processes that are gone: whoever holds the lock is not."""
-    for path in base.iterdir():
+    """Remove the directories of processes that are gone: whoever holds the lock is not.
+
+    Of those that other machines may have made, none: see `ddlp.sources.embedded.sweep`.
+    """
+    prefix = "" if may_map(base) else f"{boot()}-"
+    for path in base.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime < 5:
                 continue  # being made at this moment
@@ -107,7 +113,7 @@ class Luggage:
         base = spool / FILES
         try:
             _sweep(base)
-            directory = Path(tempfile.mkdtemp(dir=base))
+            directory = Path(tempfile.mkdtemp(prefix=f"{boot()}-", dir=base))
             luggage = cls(directory, Path(there) / FILES / directory.name)
             luggage._own()
             directory.chmod(0o755)  # the engine may run as another user
@@ -122,7 +128,7 @@ class Luggage:
     def sent_to(cls, there: str) -> Luggage:
         """For an engine whose spool ``there`` is not seen here: everything is sent. `close` removes its directory."""
         sweep(tempfile.gettempdir())
-        directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-"))
+        directory = Path(tempfile.mkdtemp(prefix=own_prefix()))
         luggage = cls(directory, Path(there) / ARRAYS, sent=True)
         luggage._own()
         return luggage

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -19,9 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engine_process import Recipe, alive, children, make_jpegs, until, wait_for  # noqa: E402
 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError  # noqa: E402
-from ddlp.sources import embedded  # noqa: E402
+from ddlp.sources import embedded, travel  # noqa: E402
 from ddlp.sources.embedded import EmbeddedOptions, acquire  # noqa: E402
 from ddlp.sources.events import EngineLost, LeasePublished  # noqa: E402
+from ddlp.sources.system import PREFIX, boot, own_prefix  # noqa: E402
+from ddlp.sources.travel import Luggage  # noqa: E402
+from ddlp.transfer import mapping  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -152,15 +156,41 @@ def test_a_forked_child_keeps_its_hands_off(options):
 
 def test_directories_of_dead_processes_are_swept(options):
     base = Path(options.spool)
-    left = base / f"{embedded.PREFIX}{os.getuid()}-dead"
-    left.mkdir(parents=True)
-    (left / "lock").touch()
-    os.utime(left, (0, 0))
+    base.mkdir()
+    left = dead(base, f"{own_prefix()}dead")
     mine = acquire(options)
     os.utime(mine.directory, (0, 0))
     embedded.sweep(str(base))
     assert not left.exists() and mine.directory.exists()
     mine.release()
+
+
+def dead(base: Path, name: str) -> Path:
+    """What a process has left that is gone, or whose lock is not seen here."""
+    left = base / name
+    left.mkdir()
+    (left / "lock").touch()
+    os.utime(left, (0, 0))
+    return left
+
+
+@pytest.mark.parametrize("kind", ["ext4", "nfs4"])
+def test_what_another_machine_may_have_made_is_left_alone(tmp_path, monkeypatch, kind):
+    """The locks of a network file system may be each machine's own; those of a disk are this one's."""
+    mounts = tmp_path / "root/proc/self/mountinfo"
+    mounts.parent.mkdir(parents=True)
+    mounts.write_text(f"21 1 8:1 / / rw - {kind} there:/all rw\n")
+    look = partial(mapping.may_map, root=tmp_path / "root")
+    monkeypatch.setattr(embedded, "may_map", look)
+    monkeypatch.setattr(travel, "may_map", look)
+    ours, others = dead(tmp_path, f"{own_prefix()}x"), dead(tmp_path, f"{PREFIX}{os.getuid()}-01234567-x")
+    embedded.sweep(str(tmp_path))
+    assert not ours.exists() and others.exists() == (kind == "nfs4")
+    files = tmp_path / "files"
+    files.mkdir()
+    ours, others = dead(files, f"{boot()}-x"), dead(files, "01234567-x")
+    Luggage.shared(tmp_path, str(tmp_path)).close()
+    assert not ours.exists() and others.exists() == (kind == "nfs4")
 
 
 def test_a_long_spool_path_moves_the_socket_alone(tmp_path):

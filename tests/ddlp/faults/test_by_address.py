@@ -18,6 +18,7 @@ from csd_engine import protocol
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.keys import make_keys
 from ddlp import DDLPError, Device, ImageArrays
+from ddlp.sources.system import boot
 
 TCP = "tcp://127.0.0.1:0"
 
@@ -118,7 +119,7 @@ def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way
 
 def test_left_files_of_killed_hosts_are_swept(engines, images):
     engine = engines("--root", str(images))
-    left = engine.spool / "files" / "left"
+    left = engine.spool / "files" / f"{boot()}-left"
     left.mkdir()
     (left / "lock").touch()
     (left / "x.npy").write_bytes(bytes(100))

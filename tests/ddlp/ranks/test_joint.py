@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from engine_process import Recipe, alive, children, make_jpegs, until, wait_for 
 from csd_engine.errors import SpoolError  # noqa: E402
 from csd_engine.groups import Member  # noqa: E402
 from ddlp.ranks import Ranks  # noqa: E402
+from ddlp.sources import joint  # noqa: E402
 from ddlp.sources.embedded import PREFIX, EmbeddedOptions, acquire  # noqa: E402
 from ddlp.sources.events import LeasePublished, RanksMeasured  # noqa: E402
 from ddlp.sources.job import JobHandle  # noqa: E402
@@ -279,4 +281,47 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
         late.close(5)
     finally:
         for engine in engines:
+            engine._end()
+
+
+def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
+    """Its card lies where this one's should be; its lock is held, and its process number is another process here."""
+    ranks = Ranks(RUN, 0, 2, 0, 2)
+    options = EmbeddedOptions(spool=str(spool)).resolved()
+    engine = JointEngine(options, ranks)
+    run, address = engine.directory.parent, engine._card.address
+    engine._end()
+    theirs = tmp_path / "e-theirs"
+    (theirs / "spool").mkdir(parents=True)
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        with (theirs / "spool" / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            card = {"address": address, "pid": bystander.pid, "directory": str(theirs), "socket_directory": str(theirs)}
+            run.mkdir(mode=0o700)
+            (run / "engine.json").write_text(json.dumps({**card, "system": "01234567 pid:[1]"}))
+            engine = JointEngine(options, ranks)
+            try:
+                assert engine.directory.parent == run and alive(engine.pid) and engine.pid != bystander.pid
+            finally:
+                engine._end()
+            assert bystander.poll() is None and (theirs / "spool" / ".lock").exists()
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_each_system_has_a_directory_of_its_own(spool, monkeypatch):
+    """Another boot, or container, whose processes have other numbers: the run's name is the same for all of them."""
+    options, ranks = EmbeddedOptions(spool=str(spool)).resolved(), Ranks(RUN, 0, 2, 0, 2)
+    engines: dict[str, JointEngine] = {}
+    try:
+        for system in ("01234567 pid:[1]", "01234567 pid:[2]", "89abcdef pid:[1]"):
+            monkeypatch.setattr(joint, "processes", lambda system=system: system)
+            engines[system] = JointEngine(options, ranks)
+        found = engines.values()
+        assert len({engine.directory.parent for engine in found}) == len({engine.pid for engine in found}) == 3
+    finally:
+        for system, engine in engines.items():
+            monkeypatch.setattr(joint, "processes", lambda system=system: system)
             engine._end()
