@@ -26,16 +26,31 @@ for argument in "$@"; do
 done
 out=${DDLP_GPU_OUT:-$PWD/build/gpu}
 export DDLP_VENV=${DDLP_GPU_VENV:-$PWD/.venv-gpu}
+stamp=$DDLP_VENV/.ddlp-gpu-python # whose packages the environment sees; written when it is whole
+if [ -e "$DDLP_VENV" ] && [ "$(cat "$stamp" 2>/dev/null)" != "${DDLP_GPU_PYTHON:-}" ]; then
+  [ -z "${DDLP_GPU_VENV:-}" ] || [ -e "$DDLP_VENV/.ddlp-made" ] || {
+    echo "gpu_check: $DDLP_VENV is there, and this script did not make it. Remove it, or choose another place with DDLP_GPU_VENV." >&2
+    exit 1
+  }
+  echo "gpu_check: $DDLP_VENV is not whole, or not of DDLP_GPU_PYTHON=${DDLP_GPU_PYTHON:-}; making it again" >&2
+  rm -rf "$DDLP_VENV"
+fi
 if [ -n "${DDLP_GPU_PYTHON:-}" ]; then
   PY=$DDLP_VENV/bin/python
-  if [ ! -e "$PY" ]; then
+  if [ ! -e "$DDLP_VENV" ]; then
+    mkdir -p "$DDLP_VENV"
+    touch "$DDLP_VENV/.ddlp-made"
     "$DDLP_GPU_PYTHON" -m venv "$DDLP_VENV"
     # --system-site-packages would show those of the interpreter that an environment was made with, not the environment's.
     "$DDLP_GPU_PYTHON" -c 'import os
 from importlib.util import find_spec
 found = [find_spec(name).origin for name in ("torch", "torchvision", "numpy", "PIL")]
 print(*sorted({os.path.dirname(os.path.dirname(path)) for path in found}), sep="\n")' \
-      >"$("$PY" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/beside.pth"
+      >"$("$PY" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/beside.pth" || {
+      echo "gpu_check: $DDLP_GPU_PYTHON has not all of torch, torchvision, numpy and Pillow (above)." >&2
+      exit 1
+    }
+    echo "$DDLP_GPU_PYTHON" >"$stamp"
   fi
   install() { "$PY" -m pip install --quiet --retries 1 ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} "$@"; }
   needed=()
@@ -63,7 +78,8 @@ else
 fi
 export PYTHONUNBUFFERED=1 # what was found before a limit cuts this off is in the files
 "$PY" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
-  echo "gpu_check: torch finds no GPU here. See what nvidia-smi says, and that this torch is built for CUDA:" >&2
+  echo "gpu_check: torch finds no GPU here. See what nvidia-smi says: the driver runs programs that are built for a CUDA no newer" >&2
+  echo "gpu_check: than its CUDA Version. DDLP_GPU_PYTHON=/path/to/python names an interpreter with a torch that fits. This one:" >&2
   "$PY" -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)' >&2
   exit 1
 }
