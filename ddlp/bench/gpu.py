@@ -36,6 +36,7 @@ from ddlp.transfer.ways import BLOCK_BYTES, READERS, Way
 BOUND, RAW = "copy from page-locked memory", "raw read"
 ALONE, WHOLE = "{}: read", "{}: read, verified, finished"
 _AIM = 0.9  # of the bound
+Work = Callable[[range], None]  # makes these reads of a turn
 
 
 @dataclass
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reads", type=int, default=32, help="batches of a turn (%(default)s)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="W", help="of %(choices)s")
     parser.add_argument("--spool", help="directory for the files (the system's temporary one)")
-    parser.add_argument("--cold", action="store_true", help="have the page cache forget the files before each turn")
+    parser.add_argument("--cold", action="store_true", help="have the page cache forget a file before each read of it")
     add_output(parser)
 
 
@@ -95,24 +96,27 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
     on_device = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
     locked = torch.empty(layout.data_bytes, dtype=torch.uint8, pin_memory=lane.pinned)
 
-    def copy() -> None:
-        for _ in range(options.reads):
+    def copy(reads: range) -> None:
+        for _ in reads:
             with lane.work():
                 on_device.copy_(locked, non_blocking=True)
         lane.mark().wait()
 
-    def turn(work: Callable[[], None]) -> Callable[[], float]:
+    def turn(work: Work) -> Callable[[], float]:
         def timed() -> float:
-            if options.cold:
-                for path in files:
-                    _forget(path)
-            began = time.monotonic()
-            work()
-            return options.reads * layout.data_bytes / 1e9 / (time.monotonic() - began)
+            seconds = 0.0
+            for part in _parts(options):
+                if options.cold:
+                    for k in part:
+                        _forget(files[k % len(files)])
+                began = time.monotonic()
+                work(part)
+                seconds += time.monotonic() - began
+            return options.reads * layout.data_bytes / 1e9 / seconds
 
         return timed
 
-    turns = {BOUND: turn(copy), RAW: turn(lambda: _raw(files, layout, options.reads, lane))}
+    turns = {BOUND: turn(copy), RAW: turn(lambda reads: _raw(files, layout, reads, lane))}
     opened: list[Way | Landing] = []
     mapped = may_map(spool)
     for name in options.ways:
@@ -121,10 +125,10 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
         except DDLPError as error:
             result.missing[name] = str(error)
             continue
-        turns[ALONE.format(name)] = turn(_alone(way, lane, files, layout, options.reads))
+        turns[ALONE.format(name)] = turn(_alone(way, lane, files, layout))
         landing = Landing(lane, ways(lane, name))
         opened += [way, landing]
-        turns[WHOLE.format(name)] = turn(_whole(landing.open(spool, mapped), files, layout, options.reads))
+        turns[WHOLE.format(name)] = turn(_whole(landing.open(spool, mapped), files, layout))
     try:
         for one in turns.values():
             one()  # memory, registration, the page cache
@@ -135,12 +139,18 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
     return result
 
 
-def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout, reads: int) -> Callable[[], None]:
+def _parts(options: argparse.Namespace) -> list[range]:
+    """The reads of a turn, in parts that are timed together: cold, each file comes once in a part."""
+    step = options.files if options.cold else options.reads
+    return [range(first, min(first + step, options.reads)) for first in range(0, options.reads, step)]
+
+
+def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout) -> Work:
     buffer = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
     way.prepare(buffer)
 
-    def work() -> None:
-        for k in range(reads):
+    def work(reads: range) -> None:
+        for k in reads:
             path = files[k % len(files)]
             with open_batch(path, layout) as descriptor:
                 kept = way.read(path, descriptor, buffer, layout.data_bytes)
@@ -150,7 +160,7 @@ def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout, reads: int) 
     return work
 
 
-def _whole(landing: FileLanding, files: list[Path], layout: Layout, reads: int) -> Callable[[], None]:
+def _whole(landing: FileLanding, files: list[Path], layout: Layout) -> Work:
     table = torch.arange(256, dtype=torch.float32).div(255).repeat(3, 1)
     epilogue = Epilogue(table, torch.zeros(0, 3))
 
@@ -158,14 +168,14 @@ def _whole(landing: FileLanding, files: list[Path], layout: Layout, reads: int) 
         number = k % len(files)
         landing.read(epilogue, files[number], f"{number:032x}", number, layout)
 
-    def work() -> None:
+    def work(reads: range) -> None:
         with ThreadPoolExecutor(FETCHERS) as fetchers:
-            list(fetchers.map(one, range(reads)))
+            list(fetchers.map(one, reads))
 
     return work
 
 
-def _raw(files: list[Path], layout: Layout, reads: int, lane: Lane) -> None:
+def _raw(files: list[Path], layout: Layout, reads: range, lane: Lane) -> None:
     """The files' bytes by as many threads as the `pinned` way has, each into memory of its own."""
 
     def part(work: tuple[int, int]) -> None:
@@ -177,7 +187,7 @@ def _raw(files: list[Path], layout: Layout, reads: int, lane: Lane) -> None:
     descriptors = [os.open(path, os.O_RDONLY) for path in files]
     try:
         with ThreadPoolExecutor(READERS) as readers:
-            parts = [(k % len(files), start) for k in range(reads) for start in range(0, layout.data_bytes, BLOCK_BYTES)]
+            parts = [(k % len(files), start) for k in reads for start in range(0, layout.data_bytes, BLOCK_BYTES)]
             list(readers.map(part, parts))
     finally:
         for descriptor in descriptors:

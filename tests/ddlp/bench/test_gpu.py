@@ -8,12 +8,17 @@ import os
 import pytest
 import torch
 
+from ddlp.bench import gpu
 from ddlp.bench.train import Line, Result, aims, table
 from ddlp.cli import main
+from ddlp.transfer.mapping import may_map
+from ddlp.transfer.ways import PinnedWay
 
 
 def test_each_way_beside_its_bound(capsys, tmp_path):
-    small = ["--batch", "4", "--size", "64", "--rounds", "2", "--reads", "3", "--files", "2"]
+    if not may_map(tmp_path):
+        pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
+    small = ["--batch", "4", "--size", "64", "--rounds", "2", "--reads", "3", "--files", "2", "--spool", str(tmp_path)]
     saved = tmp_path / "figures.json"
     assert main(["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "mmap", "--save", str(saved)]) == 0
     out = capsys.readouterr().out
@@ -24,6 +29,31 @@ def test_each_way_beside_its_bound(capsys, tmp_path):
     }  # fmt: skip
     assert all(len(rates) == 2 and min(rates) > 0 for rates in figures["rates"].values())
     assert "cpu; batches of 4, 0.1 MB each, in the page cache; GB/s" in out and "pinned: read: of a copy from" in out
+
+
+def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkeypatch):
+    """Five reads of two files: in each turn every file is forgotten before each of its reads, and at no other time."""
+    files, forget, read = [], gpu._forget, PinnedWay.read
+
+    def forgetting(path):
+        files.append(("forgotten", path))
+        forget(path)
+
+    def reading(self, path, *others):
+        files.append(("read", path))
+        return read(self, path, *others)
+
+    monkeypatch.setattr(gpu, "_forget", forgetting)
+    monkeypatch.setattr(PinnedWay, "read", reading)
+    small = ["--batch", "2", "--size", "32", "--rounds", "1", "--reads", "5", "--files", "2", "--spool", str(tmp_path)]
+    assert main(["bench", "gpu", "--device", "cpu", "--cold", *small, "--ways", "pinned"]) == 0
+    assert "read from the disk" in capsys.readouterr().out
+    warm_up_and_round, turns, with_the_way = 2, 4, 2
+    assert sum(what == "forgotten" for what, _ in files) == warm_up_and_round * turns * 5
+    assert sum(what == "read" for what, _ in files) == warm_up_and_round * with_the_way * 5
+    for path in {path for _, path in files}:
+        told = [what for what, of in files if of == path]
+        assert ("read", "read") not in zip(told, told[1:])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
