@@ -51,7 +51,8 @@ def total(images):
 def test_the_training_thread_never_waits_for_the_gpu(data, sums, strategy):
     """The step's stream is busy for a second; all batches are given out meanwhile, and are right when it comes to them."""
     one = loader(data, strategy)
-    list(one)  # an engine up, memory there
+    for images, _ in one:  # an engine up, memory there, and kernels: loading one may wait for the GPU
+        total(images)
     torch.cuda.synchronize()
     torch.cuda._sleep(5 * LONG)
     busy = torch.cuda.Event()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ddlp.transfer.cufile import in_force, quiet_log, read_settings, strict, wants_p2pdma
+from ddlp.transfer.gdsneeds import why_not
 
 SETTINGS = """{
     // "logging": {"dir": "/nowhere"},
@@ -96,7 +97,9 @@ def test_the_real_library_obeys_the_file(made_strict: bool, file: Path, tmp_path
     command = [sys.executable, "-c", OPEN, str(LIBRARY), "strict" if made_strict else "allowed"]
     done = subprocess.run(command, env=variables, cwd=work, stdout=subprocess.PIPE, timeout=60)
     found, spins, left = json.loads(done.stdout)
-    assert found == [not made_strict, False] and spins != made_strict and left == []  # no cufile.log either
+    assert found == [not made_strict, False] and left == []  # no cufile.log either
+    if (why_not() or ("",))[0].startswith("NVIDIA's driver is not here"):
+        assert spins != made_strict
 
 
 def test_no_library_no_answer() -> None:
