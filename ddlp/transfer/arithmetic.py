@@ -53,7 +53,9 @@ class Arithmetic:
 
     def run_on_device(self, values: Tensor) -> Tensor:
         """In place on a float32 tensor (batch, channels, height, width) on any device."""
-        scale, mean, std = self._constants(values.device)
+        if values.device not in self._kept:
+            self._kept[values.device] = self._constants(values.device)
+        scale, mean, std = self._kept[values.device]
         if scale is not None:
             values = values.mul_(scale) if self.multiply else values.div_(scale)
         if mean is not None:
@@ -62,7 +64,11 @@ class Arithmetic:
             values = values.div_(std)
         return values
 
-    @functools.cache  # noqa: B019 - as long as its epilogue, on one device
+    @functools.cached_property
+    def _kept(self) -> dict[torch.device, tuple[Tensor | None, Tensor | None, Tensor | None]]:
+        """The constants on each device."""
+        return {}
+
     def _constants(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Scale, mean and std as tensors on the device: for a Python number a GPU multiplies by the reciprocal.
 

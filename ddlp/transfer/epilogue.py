@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -247,25 +248,27 @@ class Epilogue:
         planes = images.permute(0, 3, 1, 2)
         if self.dtype == torch.uint8:
             return planes.contiguous(memory_format=self.memory_format)
-        if self._arithmetic is not None and self._exact_on(images.device):
+        if self._arithmetic is not None and self._once("exact", images.device, lambda: self._exact_on(images.device)):
             values = torch.empty(planes.shape, dtype=torch.float32, device=images.device,
                                  memory_format=self.memory_format).copy_(planes)
             return self._arithmetic.run_on_device(values).to(self.dtype)
-        values = self._values_on(images.device)
+        values = self._once("values", images.device, lambda: self._values().to(self.dtype).to(images.device))
         result = torch.empty(planes.shape, dtype=self.dtype, device=images.device, memory_format=self.memory_format)
         for c in range(planes.shape[1]):
             result[:, c] = values[c][planes[:, c].to(torch.int32)]
         return result
 
-    @functools.cache  # noqa: B019 - as below
-    def _values_on(self, device: torch.device) -> Tensor:
-        return self._values().to(self.dtype).to(device)
+    @functools.cached_property
+    def _kept(self) -> dict[tuple[str, torch.device], Any]:
+        """What was made for a device: it goes with this epilogue."""
+        return {}
 
-    @functools.cache  # noqa: B019 - as below
-    def _fills_on(self, device: torch.device) -> Tensor:
-        return self._mask_values().to(device)
+    def _once(self, what: str, device: torch.device, make: Callable[[], Any]) -> Any:
+        """Made at the first call for a device; each small copy would wait for the large ones before it."""
+        if (what, device) not in self._kept:
+            self._kept[what, device] = make()
+        return self._kept[what, device]
 
-    @functools.cache  # noqa: B019 - an epilogue lives as long as its loader, on one device
     def _exact_on(self, device: torch.device) -> bool:
         """Whether the operations give the table's very bits on this device, for all bytes of all channels."""
         assert self._arithmetic is not None
@@ -277,7 +280,7 @@ class Epilogue:
 
     def _fill_together(self, result: Tensor, boxes: Tensor) -> Tensor:
         """All samples of one mask in one operation: a GPU is slow to start many small ones."""
-        fills = self._fills_on(result.device)
+        fills = self._once("fills", result.device, lambda: self._mask_values().to(result.device))
         rows = torch.arange(result.shape[2], device=result.device)
         columns = torch.arange(result.shape[3], device=result.device)
         for mask in range(fills.shape[0]):

@@ -1,4 +1,6 @@
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -145,3 +147,19 @@ def test_a_gpu_gives_the_cpus_bits(name, dtype, layout):
     result = epilogue(images, boxes, "cuda")
     assert result.is_cuda and result.is_contiguous(memory_format=layout)
     assert torch.equal(bits(result.cpu()), bits(epilogue(images, boxes)))
+
+
+@pytest.mark.parametrize("name", ["divide", "no formula"])
+def test_what_was_made_for_a_device_goes_with_the_epilogue(name):
+    """Each epoch has one of its own, and a device's memory is dear."""
+    table, images = TABLES[name], batch()
+    epilogue = Epilogue(table.clone(), torch.zeros(1, 3))
+    boxes = torch.zeros(len(images), 1, 4, dtype=torch.int32)
+    for _ in range(2):
+        assert torch.equal(epilogue._fill_together(epilogue._on_device(images), boxes), expected(images, table))
+    kept = [weakref.ref(one) for one in epilogue._kept.values() if isinstance(one, torch.Tensor)]
+    made = [weakref.ref(epilogue), *kept]
+    assert kept and all(one() is not None for one in made)
+    del epilogue
+    gc.collect()
+    assert [one() for one in made] == [None] * len(made)
