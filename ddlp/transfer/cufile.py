@@ -16,17 +16,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Settings", "in_force", "quiet_log", "read_settings", "section", "strict", "wants_p2pdma"]
+__all__ = ["SONAME", "Error", "Settings", "in_force", "quiet_log", "read_settings", "section", "strict", "wants_p2pdma"]
 
 Settings = dict[str, Any]
 _FILE = "/etc/cufile.json"
-_SONAME = "libcufile.so.0"
+SONAME = "libcufile.so.0"
 _STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 # enum CUFileBoolConfigParameter_t of cufile.h, since 1.14
 _ALLOW_COMPAT_MODE, _FORCE_COMPAT_MODE = 1, 2
 
 
-class _Error(ctypes.Structure):
+class Error(ctypes.Structure):
     """CUfileError_t."""
 
     _fields_ = [("err", ctypes.c_int), ("cu_err", ctypes.c_int)]
@@ -85,10 +85,10 @@ def in_force() -> tuple[bool, bool] | None:
     None where libcufile is too old to tell (before 1.14) or not loaded. It says (False, False) before the driver is open.
     """
     try:
-        ask = ctypes.CDLL(_SONAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW).cuFileGetParameterBool
+        ask = ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW).cuFileGetParameterBool
     except (OSError, AttributeError):
         return None
-    ask.restype = _Error
+    ask.restype = Error
     values = []
     for parameter in (_ALLOW_COMPAT_MODE, _FORCE_COMPAT_MODE):
         value = ctypes.c_bool()

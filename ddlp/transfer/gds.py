@@ -1,4 +1,4 @@
-"""GPUDirect Storage: batch files read straight into GPU memory, by kvikio on NVIDIA's cuFile.
+"""GPUDirect Storage: batch files read straight into GPU memory, by NVIDIA's cuFile; kvikio finds it and registers memory.
 
 kvikio is imported when a reader is opened, not before: without the driver's libcuda nearly all it does fails, and opening
 cuFile then spins for ever (kvikio 26.10, libcufile 1.17). `ddlp.transfer.gdsprobe` finds out whether a read is direct.
@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ddlp.errors import DDLPError
 from ddlp.transfer.cufile import quiet_log
+from ddlp.transfer.direct import DirectReader
 from ddlp.transfer.gdsneeds import why_not
-from ddlp.transfer.gdsprobe import Probe, probe
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GdsReader", "Probe", "as_os_error", "probe", "set_default"]
+__all__ = ["GdsReader", "as_os_error", "set_default"]
 
 # kvikio's own defaults are 1 thread and 4 MiB a task: one request under way, where an NVMe drive wants many. A batch of
 # some tens of MB in pieces of 4 MiB keeps 16 busy. $KVIKIO_NTHREADS and $KVIKIO_TASK_SIZE go first.
@@ -32,12 +33,14 @@ _ENVIRONMENT = {"num_threads": ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"), "task_
 class GdsReader:
     """Reads parts of files into GPU memory.
 
-    Several threads may read at once, each into a buffer of its own. The reads obey no CUDA stream: before one, whatever
-    still uses the buffer must have ended; after it, the bytes are there.
+    Several threads may read at once, each into a buffer of its own. Direct reads obey no CUDA stream and wait for none
+    (`ddlp.transfer.direct`): before one, whatever still uses the buffer must have ended; after it, the bytes are there.
+    kvikio's own ("posix") are copied in turn with the default stream, so after all training steps that are queued there.
 
     Attributes:
         through: "cufile", or "posix" where kvikio goes round cuFile (its compatibility mode: $KVIKIO_COMPAT_MODE, no
-            libcufile, no /run/udev, WSL). cuFile itself may still copy through the host's memory: see `probe`.
+            libcufile, no /run/udev, WSL). cuFile itself may still copy through the host's memory: see
+            `ddlp.transfer.gdsprobe`.
         not_registered: why the last buffer could not be registered, which makes reads slower; empty if all could.
     """
 
@@ -45,6 +48,8 @@ class GdsReader:
         self._kvikio = kvikio
         self._process = os.getpid()
         self._registered: dict[int, torch.Tensor] = {}
+        self._lock = threading.Lock()
+        self._direct: dict[int, DirectReader] = {}  # by the GPU's number
         self.through = "posix" if _goes_round(kvikio) else "cufile"
         self.not_registered = ""
 
@@ -103,6 +108,7 @@ class GdsReader:
         """Read the bytes [offset, offset + size) of a file to the beginning of the buffer, and wait; without the GIL.
 
         Direct reads are whole blocks: offset and size should be multiples of 4096. Others work; their ends are copied.
+        Where cuFile can't read a file an error says so; nothing else is tried.
 
         Args:
             path: the file.
@@ -124,6 +130,8 @@ class GdsReader:
                 "survive a fork. Start workers before the first batch is read, or by forkserver or spawn."
             )
         _check(buffer, size)
+        if self.through == "cufile":
+            return self._direct_to(buffer).read(path, buffer.data_ptr(), offset, size)
         try:
             with self._kvikio.CuFile(os.fspath(path), "r") as file:
                 # kvikio raises where a read goes past the end of the file.
@@ -132,8 +140,21 @@ class GdsReader:
         except RuntimeError as error:
             raise as_os_error(error, path) from error
 
+    def _direct_to(self, buffer: torch.Tensor) -> DirectReader:
+        """What reads directly into that GPU's memory."""
+        with self._lock:
+            device = buffer.get_device()
+            if device not in self._direct:
+                threads, piece_bytes = _default(self._kvikio, "num_threads"), _default(self._kvikio, "task_size")
+                self._direct[device] = DirectReader(device, threads, piece_bytes)
+            return self._direct[device]
+
     def close(self) -> None:
-        """Deregister all buffers. May be called again."""
+        """End its threads, and deregister all buffers. May be called again."""
+        with self._lock:
+            direct, self._direct = self._direct, {}
+        for one in direct.values():
+            one.close()
         for buffer in list(self._registered.values()):
             self.deregister(buffer)
 
@@ -174,6 +195,11 @@ def set_default(kvikio: Any, name: str, value: Any) -> None:
         kvikio.defaults.set({name: value})
     else:
         getattr(kvikio.defaults, f"{name}_reset")(value)
+
+
+def _default(kvikio: Any, name: str) -> int:
+    """A setting's number, as `set_default` and the environment have left it."""
+    return int(kvikio.defaults.get(name) if hasattr(kvikio.defaults, "get") else getattr(kvikio.defaults, name)())
 
 
 def _goes_round(kvikio: Any) -> bool:

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _read(path: str, offset: int, size: int, digest: str, mode: str) -> Outcome:
-    from ddlp.transfer.gds import GdsReader, set_default
+    from ddlp.transfer.gds import GdsReader
     from ddlp.transfer.gdsneeds import why_not
 
     missing = why_not()
@@ -68,9 +68,6 @@ def _read(path: str, offset: int, size: int, digest: str, mode: str) -> Outcome:
     reader = GdsReader.open(cufile=mode != "posix")
     if (reader.through == "cufile") != (mode != "posix"):
         return Outcome(False, f"kvikio reads by {reader.through} all the same", usual=usual)
-    import kvikio
-
-    set_default(kvikio, "gds_threshold", 1)  # below it kvikio reads by POSIX calls in any mode
     buffer = torch.zeros(size, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     reader.register(buffer)

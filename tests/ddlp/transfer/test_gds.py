@@ -8,14 +8,16 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from ddlp.errors import DDLPError
-from ddlp.transfer.gds import GdsReader, as_os_error, probe
+from ddlp.transfer.gds import GdsReader, as_os_error
 from ddlp.transfer.gdsneeds import why_not
+from ddlp.transfer.gdsprobe import probe
 
 need_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
 need_gpu = pytest.mark.skipif(why_not() is not None or not torch.cuda.is_available(), reason="needs a GPU and kvikio")
@@ -72,13 +74,12 @@ before = reader.through
 gds.set_default(kvikio, "compat_mode", kvikio.CompatMode.OFF)
 gds.set_default(kvikio, "num_threads", 5)
 gds.set_default(kvikio, "task_size", 1 << 20)
-gds.set_default(kvikio, "gds_threshold", 1)
-get = kvikio.defaults.get
-print(json.dumps([before, gds.GdsReader(kvikio).through, get("num_threads"), get("task_size"), get("gds_threshold"),
+get = gds._default
+print(json.dumps([before, gds.GdsReader(kvikio).through, get(kvikio, "num_threads"), get(kvikio, "task_size"),
     callable(kvikio.buffer.memory_register), callable(kvikio.buffer.memory_deregister), callable(kvikio.CuFile.pread),
     callable(kvikio.CuFile.__enter__)]))
 """
-    assert run_with_kvikio(code) == ["posix", "cufile", 5, 1 << 20, 1, True, True, True, True]
+    assert run_with_kvikio(code) == ["posix", "cufile", 5, 1 << 20, True, True, True, True]
 
 
 @need_kvikio
@@ -140,7 +141,6 @@ def kind(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @need_gpu
-@pytest.mark.gpu
 @pytest.mark.parametrize("cufile", [True, False])
 @pytest.mark.parametrize(
     ("offset", "size"), [(4096, 1 << 20), (4096, 150_529), (0, 1), (4097, 4095), (4096, (24 << 20) + 17), (4096, 64 << 20)]
@@ -175,8 +175,40 @@ def test_the_bytes_arrive(cufile: bool, offset: int, size: int, kind: str, tmp_p
 
 
 @need_gpu
-@pytest.mark.gpu
-def test_no_log_in_the_working_directory(tmp_path: Path) -> None:
+def test_a_direct_read_waits_for_no_training_step(kind: str, tmp_path: Path) -> None:
+    """The default stream is busy for seconds; a read is there before it is done."""
+    if kind != "gds":
+        pytest.skip("reads are not direct here: what copies them may wait")
+    path, data = tmp_path / "batch", os.urandom(24 << 20)
+    path.write_bytes(bytes(4096) + data)
+    buffer = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
+    back = torch.empty(len(data), dtype=torch.uint8, pin_memory=True)
+    reader, beside = GdsReader.open(cufile=True), torch.cuda.Stream()
+    try:
+        reader.register(buffer)
+        reader.read(path, buffer, 4096, len(data))  # what is only done once may wait
+        buffer.zero_()
+        with torch.cuda.stream(beside):
+            back.copy_(buffer[: len(data)], non_blocking=True)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(10_000_000_000)
+        busy = torch.cuda.Event()
+        busy.record()
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(reader.read, path, buffer, 4096, len(data)).result() == len(data)
+        assert not busy.query(), "the read waited for the default stream"
+        with torch.cuda.stream(beside):
+            back.copy_(buffer[: len(data)], non_blocking=True)
+        beside.synchronize()
+        assert back.numpy().tobytes() == data and not busy.query()
+    finally:
+        reader.close()
+
+
+@need_gpu
+def test_no_log_in_the_working_directory(kind: str, tmp_path: Path) -> None:
+    if kind == "posix":
+        pytest.skip("cuFile can't read here")
     (tmp_path / "file").write_bytes(bytes(1 << 20))
     work = tmp_path / "work"
     work.mkdir()
@@ -195,7 +227,6 @@ print(GdsReader.open().read(sys.argv[1], buffer, 0, 1 << 20))
 
 
 @need_gpu
-@pytest.mark.gpu
 def test_the_probe_names_a_kind_and_measures(tmp_path: Path) -> None:
     found = probe(tmp_path)
     assert found.gpu and found.kind in ("gds", "cufile-compat", "posix") and found.reason

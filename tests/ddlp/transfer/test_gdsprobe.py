@@ -129,7 +129,7 @@ def test_the_whole_way_with_a_driver_in_name_only(tmp_path: Path) -> None:
     empty = ["gcc", "-shared", "-o", str(libraries / "libcuda.so.1"), "-x", "c", os.devnull]
     subprocess.run(empty, check=True)
     code = (
-        "import dataclasses, json, sys; from ddlp.transfer.gds import probe\n"
+        "import dataclasses, json, sys; from ddlp.transfer.gdsprobe import probe\n"
         "print(json.dumps(dataclasses.asdict(probe(sys.argv[1], root=sys.argv[2]))))"
     )
     variables = {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": f"{os.getcwd()}:{packages}", "TMPDIR": tmp_path / "tmp"}
