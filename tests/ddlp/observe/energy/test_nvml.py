@@ -101,7 +101,6 @@ def test_without_the_package_it_says_which(tmp_path):
     assert "pip install nvidia-ml-py" in done.stdout
 
 
-@pytest.mark.gpu
 @needs_pynvml
 @pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="needs a GPU")
 def test_the_real_gpu_counts():
