@@ -22,6 +22,7 @@ from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
 from csd_engine.transforms import native_order
 from csd_engine.transforms.resample import FILTERS
 from ddlp.deploy import book
+from ddlp.deploy.advice import upgrade
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.place import engine_module
@@ -264,7 +265,7 @@ def compare_device(shell: Shell, record: DeviceRecord, timeout_s: float = TIMEOU
     except ValueError as error:
         raise DDLPError(
             f"{record.name} answered the comparison of operators with something else ({error}). Bring this host's engine "
-            f"there: ddlp deploy --upgrade {record.name}"
+            f"there: {upgrade(record.name)}"
         ) from None
     return compare(here, there, cases)
 

@@ -16,6 +16,7 @@ from csd_engine.build import build
 from csd_engine.errors import EngineError
 from csd_engine.sensors import Reading, whole
 from ddlp.deploy import book
+from ddlp.deploy.advice import upgrade
 from ddlp.deploy.options import add_json
 from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
@@ -72,7 +73,7 @@ def ask(name: str, timeout_s: float = TIMEOUT_S) -> Answer:
             link.close()
     except (DDLPError, EngineError, ValueError, OSError) as error:
         return Answer(name, address, None, str(error))
-    return Answer(name, address, status, "", tuple(_warnings(status)), sensors)
+    return Answer(name, address, status, "", tuple(_warnings(name, status)), sensors)
 
 
 def ask_all(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> list[Answer]:
@@ -87,12 +88,12 @@ def _own_build(status: say.Status) -> bool:
     return status.versions.get("build") == build()
 
 
-def _warnings(status: say.Status) -> Iterator[str]:
+def _warnings(name: str, status: say.Status) -> Iterator[str]:
     """What a person should look at, each with what to do."""
     if not _own_build(status):
         yield (
             f"it runs another build of csd_engine ({status.versions.get('csd_engine', '?')}) than this host "
-            f"({csd_engine.__version__}); ddlp deploy --upgrade brings this one"
+            f"({csd_engine.__version__}): {upgrade(name)}"
         )
     if status.note:
         yield status.note

@@ -257,6 +257,13 @@ def test_messages_are_quoted_as_they_are() -> None:
     assert not missing
 
 
+def test_a_deploy_that_is_advised_says_of_which_device() -> None:
+    """Without --name the first word would be taken for an SSH destination."""
+    texts = [*templates_of_messages(), *(path.read_text() for path in (*TEXTS, ROOT / "CHANGELOG.md"))]
+    first = {option for text in texts for option in re.findall(r"ddlp deploy (-[\w-]+)", text)}
+    assert first == {"--name", "--make-bundle", "--help"}
+
+
 def test_tuning_knows_every_limit_and_no_other_field() -> None:
     tuning = (ROOT / "docs/tuning.md").read_text()
     limits = set(re.findall(r"^\| `([^`]+)` \|", tuning[tuning.index("## 2") : tuning.index("## 3")], re.MULTILINE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from csd_engine.sensors import Reading, whole
+from ddlp.deploy.advice import upgrade
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import CSD
 from ddlp.observe.energy.tally import interval_s
@@ -37,7 +38,7 @@ class DeviceSensors:
         try:
             told = self._link.sensors(_TIMEOUT_S)
             if told is None:
-                raise DDLPError(f"its engine is too old to tell; ddlp deploy --name {self.name} --upgrade")
+                raise DDLPError(f"its engine is too old to tell: {upgrade(self.name)}")
             counted = whole(told, self._chosen)
             if not counted:
                 raise DDLPError(self._none(told))

@@ -96,7 +96,7 @@ def test_by_address(engine, capsys, monkeypatch):
 def test_another_build_is_said(engine, capsys, monkeypatch):
     monkeypatch.setattr(command, "build", lambda: "another")
     status, out = ask(capsys, "csd0")
-    assert status == 0 and "other build" in out and "--upgrade" in out
+    assert status == 0 and "other build" in out and "ddlp deploy --name csd0 --upgrade" in out
 
 
 def test_nothing_known(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,28 @@
+"""Commands that messages advise, made from what is known of a device."""
+
+from __future__ import annotations
+
+import shlex
+
+from ddlp.deploy import book
+from ddlp.deploy.book import DeviceRecord
+
+__all__ = ["other_root", "upgrade"]
+
+
+def upgrade(name: str) -> str:
+    """How this host's csd_engine gets to a device; ``name``: the device's, or its engine's address."""
+    return f"ddlp deploy --name {name} --upgrade" if book.is_name(name) else "copy this host's csd_engine there"
+
+
+def other_root(record: DeviceRecord, wrong: tuple[str, str], host: str, device: str) -> str:
+    """The command that puts another pair of directories in the place of a wrong one.
+
+    Args:
+        record: of the device.
+        wrong: one of its roots, (path on this host, path on the device).
+        host, device: what it should be; DIR where the user has to find that out.
+    """
+    pairs = [(host, device) if pair == wrong else pair for pair in record.roots]  # all: those that are not given are dropped
+    words = [word for here, there in pairs for word in ("--root", there, "--host-root", here)]
+    return shlex.join(["ddlp", "deploy", "--name", record.name, *words])
