@@ -108,10 +108,12 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     elif python.venv and python.ensurepip:
         script = f"{there} -m venv --system-site-packages {venv} && {venv}/bin/python -m pip install -q -I {names}"
     elif python.pip:
-        # Debian marks its Python as its own; --user leaves it alone all the same.
+        # Debian marks its Python as its own; --user leaves it alone all the same. No pip before 23.0.1 knows the option.
+        install = f"{there} -m pip install -q -I --user"
         script = (
-            f"{there} -m pip install -q -I --user {names} 2> /dev/null"
-            f" || {there} -m pip install -q -I --user --break-system-packages {names}"
+            f"said=$({install} {names} 2>&1) || case $said in\n"
+            f"*externally-managed-environment*) {install} --break-system-packages {names} ;;\n"
+            '*) printf "%s\\n" "$said" >&2; false ;; esac'
         )
     else:
         raise DeviceNotReady(

@@ -1,0 +1,54 @@
+"""`--install pip` for a Python of the system's that can make no environment: pip's own words are what a user reads.
+
+pip is played: one that is older than 23.0.1, or Debian's, can't be had here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+from local_device import Device
+
+from ddlp.deploy.install import install_pip
+from ddlp.deploy.shell import CommandFailed, Shell
+from ddlp.deploy.survey import Python
+
+NO_NETWORK = "ERROR: Could not find a version that satisfies the requirement pyzmq"
+MARKED = "error: externally-managed-environment\n\n× This environment is externally managed"
+
+
+def install(device: Device, first: str, second: str = "no such option: --break-system-packages") -> list[str]:
+    """Install pyzmq with a pip that says these things, nothing where it succeeds; its command lines."""
+    python, calls = device.sshd.home / "python3", device.sshd.home / "calls"
+    python.write_text(
+        f"#!/bin/sh\necho \"$*\" >> {calls}\nsaid={shlex.quote(first)}\n"
+        f"case $* in *--break-system-packages*) said={shlex.quote(second)} ;; esac\n"
+        '[ -z "$said" ] || { echo "$said" >&2; exit 1; }\n'
+    )  # fmt: skip
+    python.chmod(0o755)
+    there = Python(str(python), (3, 9, 2), {"numpy": "1.24.2", "PIL": "9.4.0"}, jpeg=True, pip=True)
+    with Shell("board", device.sshd.options) as shell:
+        try:
+            install_pip(shell, dataclasses.replace(device.look(), python=there), lambda *_: None)
+        finally:
+            lines = Path(calls).read_text().splitlines()
+            calls.unlink()
+    assert all(line.startswith("-m pip install") and line.endswith("--user pyzmq") for line in lines[:1])
+    return lines
+
+
+def test_what_pip_says_is_told(device: Device) -> None:
+    with pytest.raises(CommandFailed, match="Could not find a version") as caught:
+        install(device, NO_NETWORK)
+    assert "no such option" not in str(caught.value) and "See that it has a network" in str(caught.value)
+
+
+def test_the_systems_packages_are_left_alone_only_where_pip_wants_to_be_told(device: Device) -> None:
+    assert len(install(device, "")) == 1
+    plain, told = install(device, MARKED, "")
+    assert "--break-system-packages" in told and "--break-system-packages" not in plain
+    with pytest.raises(CommandFailed, match="Could not find a version"):
+        install(device, MARKED, NO_NETWORK)
