@@ -135,6 +135,8 @@ def _run(options: argparse.Namespace) -> int:
     command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
     if not command:
         raise DDLPError("ddlp energy run: no command. Write it after --, e.g. ddlp energy run -- python train.py")
+    if options.out is not None:
+        _try(options.out)
     meter = _meter(options)
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with meter:
@@ -143,13 +145,28 @@ def _run(options: argparse.Namespace) -> int:
         workers=options.workers, batches=options.batches, samples=options.samples, host_cpu_s=cpu_s,
         label=options.label or " ".join(map(os.path.basename, command[:2])),
     )  # fmt: skip
-    if options.out is not None:
-        save(options.out, [result], {"command": shlex.join(command), "started": started, "status": status})
     if options.json:
-        print(json.dumps(result.to_data()))
+        print(json.dumps(result.to_data()), flush=True)
     else:
         print(result, file=sys.stderr)  # standard output is the command's
+    if options.out is not None:
+        try:
+            save(options.out, [result], {"command": shlex.join(command), "started": started, "status": status})
+        except OSError as error:  # what was measured is said above, and the command's exit status counts
+            print(f"ddlp energy run: {options.out} can't be written: {error.strerror}. The figures are above.", file=sys.stderr)
     return status
+
+
+def _try(out: Path) -> None:
+    """See that the result can be written, before hours are spent on it; what is in the file stays."""
+    try:
+        there = out.exists()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("ab").close()
+        if not there:
+            out.unlink()
+    except OSError as error:
+        raise DDLPError(f"--out {out} can't be written: {error.strerror}. Name another file; nothing was run.") from None
 
 
 def _child(command: list[str]) -> tuple[int, float]:
@@ -160,17 +177,18 @@ def _child(command: list[str]) -> tuple[int, float]:
         raise DDLPError(f"{command[0]!r} can't be run: {error.strerror}") from None
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
+        os.kill(process.pid, number)  # not by send_signal, which takes the exit status where there is one already
 
     # Ctrl-C reaches both: the command decides what it does about it, and is measured to its end.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, pass_on)
     try:
-        _, status, used = os.wait4(process.pid, 0)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # so that its number is not another's while signals go there
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return (process.returncode if process.returncode >= 0 else 128 - process.returncode), used.ru_utime + used.ru_stime
 

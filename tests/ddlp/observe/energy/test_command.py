@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from engine_process import alive, until
 
 from ddlp import cli
 from ddlp.errors import DDLPError
@@ -74,6 +76,46 @@ def test_ctrl_c_is_the_commands_and_what_it_took_is_told(tmp_path):
     os.killpg(child.pid, signal.SIGINT)
     _, said = child.communicate(timeout=30)
     assert child.returncode == 7 and "total" in said and load(tmp_path / "it.json")[0].seconds > 0
+
+
+def test_what_it_took_is_told_where_sigterm_has_ended_the_command_already(tmp_path):
+    """As when a whole group is told to end: the command is over before its parent hears of the signal."""
+    script = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    ours = subprocess.Popen(
+        [sys.executable, "-m", "ddlp", "energy", "run", "--out", str(tmp_path / "it.json"), "--", sys.executable, "-c", script],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
+    )  # fmt: skip
+    assert ours.stdout is not None
+    command = int(ours.stdout.readline())
+    os.kill(ours.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, ours.pid, os.WSTOPPED)
+    os.kill(command, signal.SIGTERM)
+    until(lambda: not alive(command), 20, "the end of the command")
+    ctypes.CDLL(None).tgkill(ours.pid, ours.pid, int(signal.SIGTERM))  # to the thread that waits, as of a process that runs
+    os.kill(ours.pid, signal.SIGCONT)
+    _, said = ours.communicate(timeout=30)
+    assert ours.returncode == 128 + signal.SIGTERM and "total" in said and load(tmp_path / "it.json")[0].seconds > 0, said
+
+
+def test_where_the_result_can_t_go_is_said_before_the_command_runs(tmp_path):
+    for out in (tmp_path, tmp_path / "file" / "it.json"):
+        (tmp_path / "file").write_text("")
+        done = ddlp("run", "--out", out, "--", "touch", tmp_path / "ran")
+        assert done.returncode == 1 and done.stderr.startswith(f"ddlp: --out {out} can't be written: "), done.stderr
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "before.json").write_text("kept")
+    for name in ("before.json", "new.json"):
+        assert ddlp("run", "--out", tmp_path / name, "--", "/nowhere/at/all").returncode == 1
+    assert (tmp_path / "before.json").read_text() == "kept" and not (tmp_path / "new.json").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_result_that_can_t_be_written_is_told(tmp_path, more):
+    """The command puts a directory where its file was to be."""
+    done = ddlp("run", "--out", tmp_path / "it", *more, "--", "sh", "-c", 'mkdir "$1"; exit 3', "sh", tmp_path / "it")
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    assert f"{tmp_path / 'it'} can't be written: Is a directory" in done.stderr
+    assert json.loads(done.stdout)["seconds"] > 0 if more else "total" in done.stderr
 
 
 @pytest.mark.parametrize(
