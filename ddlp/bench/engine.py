@@ -31,6 +31,8 @@ from csd_engine.transforms import Pipeline
 from csd_engine.transforms.resample import native_order
 from ddlp.bench.common import add_output, emit, say, spread
 from ddlp.deploy import book
+from ddlp.deploy.place import engine_module
+from ddlp.deploy.prove import some_images
 from ddlp.deploy.shell import Shell
 from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
@@ -69,10 +71,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Where all run: `bare` runs the bare loop on a JSON object and returns its answer; `there` maps a host path."""
+    """Where all run.
+
+    `images` gives a directory on this host, the one asked for or its own choice, and paths of so many images below it; `bare`
+    runs the bare loop on a JSON object and returns its answer; `there` maps a host path.
+    """
 
     name: str
     link: EngineLink
+    images: Callable[[Path | None, int], tuple[Path, list[str]]]
     bare: Callable[[dict[str, Any]], dict[str, Any]]
     there: Callable[[str], str]
     cpus: list[int] | None
@@ -94,8 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="a deployed device")
     parser.add_argument("--local", action="store_true", help="an engine of one worker on one core of this computer")
     parser.add_argument(
-        "--images", type=Path, default=IMAGES,
-        help="directory of images, as this host sees it; on a device below one of its roots (%(default)s, made if missing)",
+        "--images", type=Path,
+        help="directory of images as this host sees it, on a device below one of its roots (the first root that has any; with "
+        f"--local {IMAGES}, made if missing)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a turn, about (%(default)s)")
@@ -124,6 +132,9 @@ def _local(cpu: int | None) -> Iterator[Place]:
     options = EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0)
     engine, plain = acquire(options), acquire(replace(options, kernel=False))
 
+    def images(asked: Path | None, most: int) -> tuple[Path, list[str]]:
+        return asked or IMAGES, image_files(asked or IMAGES, most)
+
     def bare(work: dict[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-m", "csd_engine.bare"], input=json.dumps(work).encode(), stdout=subprocess.PIPE,
@@ -134,7 +145,7 @@ def _local(cpu: int | None) -> Iterator[Place]:
 
     try:
         os.sched_setaffinity(0, set(usable) - {core} or {core})
-        yield Place(f"this computer, core {core}", engine.link, bare, os.path.abspath, [core], plain.link)
+        yield Place(f"this computer, core {core}", engine.link, images, bare, os.path.abspath, [core], plain.link)
     finally:
         os.sched_setaffinity(0, usable)
         engine.release()
@@ -157,9 +168,19 @@ def _device(name: str) -> Iterator[Place]:
             "it. Name a directory below one of them with --images."
         )
 
+    def images(asked: Path | None, most: int) -> tuple[Path, list[str]]:
+        if asked is not None:
+            there(str(asked))  # first: to look through a large directory takes long, and to make images longer
+            return asked, image_files(asked, most)
+        for host, _ in record.roots:
+            if files := some_images(host, most):
+                return Path(host), files
+        roots = ", ".join(host for host, _ in record.roots)
+        raise DDLPError(f"there is no image below {name}'s roots on this host ({roots}). Mount them; see ddlp doctor {name}.")
+
     def bare(work: dict[str, Any]) -> dict[str, Any]:
-        # Its own directory first: the same csd_engine, and the environment that the engine's workers have.
-        command = f"cd / && PYTHONPATH={record.home}/current OMP_NUM_THREADS=1 {record.python} -m csd_engine.bare"
+        # The same csd_engine, and the environment that the engine's workers have.
+        command = engine_module(record.python, record.home, "csd_engine.bare", before="OMP_NUM_THREADS=1 ")
         done = shell.run(command, input=json.dumps(work).encode(), timeout_s=_SILENCE_S)
         if done.status != 0:
             raise DDLPError(f"the bare loop failed on {name} with status {done.status}: {done.err[-2000:]!r}")
@@ -167,7 +188,7 @@ def _device(name: str) -> Iterator[Place]:
         return answer
 
     try:
-        yield Place(name, link, bare, there, None)
+        yield Place(name, link, images, bare, there, None)
     finally:
         link.close()
         shell.close()
@@ -229,15 +250,15 @@ class _Turns:
 
 def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None]) -> Result:
     """All rounds; who begins alternates."""
-    files = image_files(options.images, options.files)
+    root, files = place.images(options.images, options.files)
     workers = place.link.open().workers
     work: dict[str, Any] = {
-        "paths": [place.there(str(options.images / name)) for name in files], "seed": SEED, "epoch": EPOCH,
+        "paths": [place.there(str(root / name)) for name in files], "seed": SEED, "epoch": EPOCH,
         "batch": options.batch, "processes": workers, "cpus": place.cpus,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as scratch:
         links = [place.link] + [place.plain] * (place.plain is not None)
-        engines = [_Turns(link, options.images, files, options.batch, Path(scratch) / "manifest") for link in links if link]
+        engines = [_Turns(link, root, files, options.batch, Path(scratch) / "manifest") for link in links if link]
         try:
             work["pipeline"] = engines[0].pipeline.to_data()
 

@@ -20,7 +20,7 @@ from sshd import SSHD, Sshd  # noqa: E402
 
 from csd_engine.kernels import kernel  # noqa: E402
 from ddlp import cli  # noqa: E402
-from ddlp.bench.engine import Result, table  # noqa: E402
+from ddlp.bench.engine import IMAGES, Result, table  # noqa: E402
 from ddlp.deploy import book  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -34,8 +34,8 @@ def images(tmp_path):
     return tmp_path / "images"
 
 
-def check(capsys, images, *arguments):
-    assert cli.main(["bench", "engine", *arguments, "--images", str(images), *SMALL, "--json"]) == 0
+def check(capsys, *arguments):
+    assert cli.main(["bench", "engine", *arguments, *SMALL, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert len(result["engine"]) == len(result["bare"]) == 2 and min(result["engine"] + result["bare"]) > 0
     assert result["images"] % (4 * result["workers"]) == 0
@@ -43,7 +43,7 @@ def check(capsys, images, *arguments):
 
 
 def test_on_this_computer(images, capsys):
-    result = check(capsys, images, "--local")
+    result = check(capsys, "--local", "--images", str(images))
     assert result["workers"] == 1 and len(result["pillow"]) == 2
     assert result["kernel"] == ("none" if kernel() is None else kernel().variant)
 
@@ -56,12 +56,14 @@ def device(images, tmp_path, monkeypatch) -> Iterator[EngineProcess]:
     there = tmp_path / "there"
     shutil.copytree(images, there / "images")
     sshd, home = Sshd(tmp_path / "sshd"), Path(tempfile.mkdtemp(prefix="e-"))
-    (sshd.home / "current").symlink_to(ROOT)
+    (sshd.home / "our own").mkdir()
+    (sshd.home / "our own" / "current").symlink_to(ROOT)
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
     engine = EngineProcess(home, "--root", f"{images}={there / 'images'}", workers=2)
+    roots = ((str(tmp_path / "labels"), "/labels"), (str(images), str(there / "images")))
     book.save(book.DeviceRecord(
-        "csd0", "board", sshd.options, engine.address, ((str(images), str(there / "images")),), str(engine.spool),
-        str(engine.spool), str(sshd.home), sys.executable, "0" * 32, "x86_64",
+        "csd0", "board", sshd.options, engine.address, roots,
+        str(engine.spool), str(engine.spool), str(sshd.home / "our own"), sys.executable, "0" * 32, "x86_64",
     ))  # fmt: skip
     for key in ("server.key", "host.key_secret"):
         shutil.copy(engine.keys / key, book.directory("csd0") / key)
@@ -71,12 +73,20 @@ def device(images, tmp_path, monkeypatch) -> Iterator[EngineProcess]:
     shutil.rmtree(home)
 
 
-def test_on_a_device(device, images, tmp_path, capsys):
+def test_on_a_device(device, images, tmp_path, capsys, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     for path in images.rglob("*.jpg"):  # only the names are read here: both sides run over there
         path.write_bytes(b"")
-    assert check(capsys, images, "csd0")["workers"] == 2
-    assert cli.main(["bench", "engine", "csd0", "--images", str(tmp_path / "there"), *SMALL]) == 1
-    assert "below none of csd0's roots" in capsys.readouterr().err
+    assert check(capsys, "csd0", "--images", str(images / "class1"))["workers"] == 2
+    assert check(capsys, "csd0")["workers"] == 2  # of the first root that has any
+    for elsewhere in (tmp_path / "there", IMAGES):
+        assert cli.main(["bench", "engine", "csd0", "--images", str(elsewhere), *SMALL]) == 1
+        assert "below none of csd0's roots" in capsys.readouterr().err
+    shutil.rmtree(images)
+    assert cli.main(["bench", "engine", "csd0", *SMALL]) == 1
+    assert f"({tmp_path / 'labels'}, {images}). Mount them" in capsys.readouterr().err
+    assert list(Path().iterdir()) == [], "images were made"
 
 
 def test_what_is_missing_is_said(tmp_path, capsys):
