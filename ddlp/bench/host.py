@@ -237,13 +237,13 @@ def table(result: Result) -> str:
             "",
             f"{title(here)}, batches of {here.batch}; the cores' speed (one sample, over and over): "
             f"{spread([speed for speeds in here.speeds.values() for speed in speeds])} samples/s",
-            f"{'':34}{unit[:10]:>26}{'x DataLoader':>22}{'of the bound':>14}",
+            f"{'':34}{unit[:10]:>28}{'x DataLoader':>28}{'of the bound':>14}",
         ]
         for name, rates in here.rates.items():
             bound = _bound(here, name)
             against = None if here.baseline is None else ratios(rates, here.baseline)
             rows.append(
-                f"{name:34}{spread(rates):>26}{spread(against, '.2f') if against else '':>22}"
+                f"{name:34}{spread(rates):>28}{spread(against, '.2f') if against else '':>28}"
                 f"{f'{statistics.median(ratios(rates, bound)):.3f}' if bound else '':>14}"
             )
     rows += [f"without {name}: {why}" for name, why in result.missing.items()]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -109,6 +110,13 @@ def test_ratios_are_taken_round_by_round():
     assert "0.750" in next(row for row in table(result).splitlines() if row.startswith(OURS_TWO))
     found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
     assert found["two cores / one (the bare loops: 1.800)"].measured == 1.8
+
+
+def test_the_columns_hold_the_fastest():
+    rates = {name: [719847.0, 862643.0, 889100.0] for name in (OURS, BARE)} | dict.fromkeys(BASELINES, [6262.0, 6484.0, 6621.0])
+    text = table(Result(3, "wall", {}, [Table("cifar10", 110.0, 256, 0, rates, speeds={OURS: [896.0]})]))
+    row = next(line for line in text.splitlines() if line.startswith(OURS))
+    assert "(719847 .. 889100)  133.04 (114.95 .. 134.28)  " in re.sub(" {2,}", "  ", row)
 
 
 def test_rates_are_those_of_a_core_of_the_median_speed():
