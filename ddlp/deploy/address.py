@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 
+from ddlp.deploy.book import DeviceRecord
 from ddlp.errors import DDLPError
 
-__all__ = ["full_address", "resolve_host"]
+__all__ = ["engine_address", "full_address", "resolve_host"]
+
+
+def engine_address(record: DeviceRecord) -> str:
+    """Where the engine is to be reached, whether or not it has answered there: as given, else at the host that ssh reaches."""
+    given = record.given_address or resolve_host(record.destination, record.ssh_options)
+    return full_address(given, record.listen_port)
 
 
 def resolve_host(destination: str, ssh_options: Sequence[str]) -> str:
@@ -22,5 +30,7 @@ def resolve_host(destination: str, ssh_options: Sequence[str]) -> str:
 def full_address(given: str, port: int) -> str:
     """tcp://HOST:PORT of a host, or of a whole address. Numbers of IPv6 are put into brackets."""
     if given.startswith("tcp://"):
+        if not re.search(r":\d+$", given):
+            raise DDLPError(f"--address {given}: a whole address ends in a port. Give tcp://HOST:PORT, or the host alone.")
         return given
     return f"tcp://[{given}]:{port}" if given.count(":") > 1 and not given.startswith("[") else f"tcp://{given}:{port}"

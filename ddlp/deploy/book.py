@@ -45,18 +45,18 @@ class UnknownDevice(DDLPError, ValueError):
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What `ddlp deploy` found out about a device, and where it put things.
+    """What `ddlp deploy` was told of a device and has found out about it, and where it put things.
 
     Attributes:
         name: what ``csd=`` calls it.
         destination: for ssh: ``user@host``, or a name from ~/.ssh/config.
         ssh_options: given to ssh before the destination, e.g. ``("-p", "2222")``.
-        address: the engine's, ``tcp://10.0.0.2:7711``; empty until it has answered there for the first time.
+        address: the engine's, ``tcp://10.0.0.2:7711``; empty until it has answered there.
         roots: pairs (path on this host, path on the device) that the engine may read.
         host_spool: where this host sees the engine's spool; None: it does not.
         device_spool: the spool's path on the device.
         home: our directory on the device; everything but spool and data is below it.
-        python: path of the interpreter there.
+        python: path of the interpreter there that was found to suit.
         build: content hash of the csd_engine archive that runs there.
         machine: ``uname -m`` there.
         versions: of the parts there, as the engine tells them.
@@ -66,6 +66,10 @@ class DeviceRecord:
         engine_options: of the engine, as given: ``("--workers", "2")``.
         kernel: which one it has, or why none.
         kernel_choice: how it was to get one: ``auto``, ``device``, ``cross`` or ``none``.
+        given_python: the interpreter to use there, as given; None: the one that suits best.
+        given_address: where this host is to reach the engine, as given: a host, or a whole address; None: the host that ssh
+            reaches.
+        listen_port: on which the engine is to listen; behind a NAT the port of ``address`` may be another.
     """
 
     name: str
@@ -86,6 +90,9 @@ class DeviceRecord:
     engine_options: tuple[str, ...] = ()
     kernel: str = ""
     kernel_choice: str = "auto"
+    given_python: str | None = None
+    given_address: str | None = None
+    listen_port: int = 7711
 
 
 def ddlp_home() -> Path:
@@ -128,13 +135,14 @@ def load(name: str) -> DeviceRecord:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         known = ", ".join(names()) or "none yet"
-        raise UnknownDevice(
-            f"no device is called {name!r} in {path.parent.parent} (known: {known}). Deploy it: "
-            f"ddlp deploy user@host --name {name} --root DATA --spool SPOOL"
-        ) from None
+        raise UnknownDevice(f"no device is called {name!r} in {path.parent.parent} (known: {known}). {_anew(name)}") from None
     except (OSError, ValueError) as error:
-        raise DDLPError(f"the record of {name} can't be read: {error}, in {path}. Run ddlp deploy for it again.") from None
+        raise DDLPError(f"the record of {name} can't be read: {error}, in {path}. {_anew(name)}") from None
     return _parse(data, path)
+
+
+def _anew(name: str) -> str:
+    return f"Deploy it: ddlp deploy user@host --name {name} --root DATA --spool SPOOL"
 
 
 def _parse(data: Any, path: Path) -> DeviceRecord:
@@ -144,9 +152,12 @@ def _parse(data: Any, path: Path) -> DeviceRecord:
         values["ssh_options"] = tuple(values["ssh_options"])
         values["engine_options"] = tuple(values.get("engine_options", ()))
         values["roots"] = tuple((host, device) for host, device in values["roots"])
+        if "listen_port" not in data and data["address"]:  # of a ddlp that kept where the engine answered, and nothing else
+            host, _, port = data["address"].removeprefix("tcp://").rpartition(":")
+            values.update(given_address=host, listen_port=int(port))
         return DeviceRecord(**values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DDLPError(f"{path} is no device's record: {error!r}. Run ddlp deploy for it again.") from None
+        raise DDLPError(f"{path} is no device's record: {error!r}. {_anew(path.parent.name)}") from None
 
 
 def save(record: DeviceRecord) -> None:

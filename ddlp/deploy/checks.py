@@ -60,7 +60,10 @@ def check_python(survey: Survey) -> Iterator[Finding]:
         return
     version = ".".join(map(str, python.version))
     if not python.version:
-        yield bad(f"{python.path} does not run", "the engine needs a Python that does", _install(survey, ("python",)))
+        yield bad(
+            f"{python.path} does not run", "the engine needs a Python that does",
+            f"{_install(survey, ('python',))} If another one is there already: --python /path/to/python3.",
+        )  # fmt: skip
     elif not python.new_enough:
         yield bad(
             f"Python {version} at {python.path}", "the engine needs 3.8 or newer",
@@ -202,5 +205,5 @@ def _check_boot(survey: Survey) -> Finding:
     return warn(
         "no systemd and no cron",
         "a supervisor of ours keeps the engine running, but nothing starts it when the device boots",
-        "After a reboot run ddlp start for it. Or install cron there and deploy again.",
+        "After a reboot: ddlp start NAME. Or install cron there and deploy again.",
     )

@@ -60,8 +60,8 @@ def ssh_options(options: argparse.Namespace) -> tuple[str, ...]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add = parser.add_argument
-    add("destination", nargs="?", metavar="user@host", help="as for ssh; default: as before")
-    add("--name", help="what csd= calls it, e.g. csd0; default: the host's name")
+    add("destination", nargs="?", metavar="user@host", help="as for ssh; default: as before, with ssh options and --address")
+    add("--name", help="what csd= calls it, e.g. csd0; default: the host's name, where it has one")
     add("--root", action="append", default=[], metavar="DIR", help="data set directory on the device; may be repeated")
     add(
         "--host-root",
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--spool", metavar="DIR", help="directory on the device for finished batches, for ddlp alone: new or empty at first")
     add("--host-spool", metavar="DIR", help="the same directory on this host, over a shared file system; default: not shared")
     add("--home", metavar="DIR", help="where on the device all of ours goes; default ~/.ddlp/NAME")
-    add("--address", metavar="HOST", help="where this host reaches the engine; default: the host that ssh reaches")
+    add("--address", metavar="HOST", help="where this host reaches the engine, or tcp://HOST:PORT; default: as ssh does")
     add("--listen-port", type=int, metavar="PORT", help="the engine's TCP port; default 7711")
     add("--python", metavar="PATH", help="the interpreter on the device; default: the one that suits best")
     add("--install", choices=("apt", "pip", "no"), default="no", help="install what is missing there; default: say what")
@@ -124,14 +124,22 @@ def _name(options: argparse.Namespace) -> str:
         return book.check_name(options.name)
     if options.destination is None:
         raise DDLPError("which device? Give user@host, or --name of one that is known (see ddlp status).")
-    return book.check_name(options.destination.rpartition("@")[2].partition(".")[0])
+    name = str(options.destination).rpartition("@")[2].partition(".")[0]
+    if name.isdigit() or not book.is_name(name):  # 192.168.1.5 and 192.168.1.6 are not one device, called 192
+        raise DDLPError(f"{options.destination} has no name to call the device by. Give it one: --name csd0.")
+    return name
 
 
 def _before(options: argparse.Namespace) -> DeviceRecord | None:
+    name = _name(options)
     try:
-        return book.load(_name(options))
+        return book.load(name)
     except book.UnknownDevice:
         return None
+    except DDLPError:
+        if options.destination is None and not options.forget:
+            raise
+        return None  # damaged, and all is given anew
 
 
 def _to_remove(options: argparse.Namespace, before: DeviceRecord | None) -> DeviceRecord:
@@ -173,6 +181,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
     engine = _engine_options(options, before)
     start = before or _empty(name, destination)
     given = ssh_options(options)
+    port = options.listen_port or start.listen_port
     record = dataclasses.replace(
         start,
         destination=destination,
@@ -183,23 +192,14 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         home=options.home or start.home,
         engine_options=engine,
         kernel_choice=options.kernel or start.kernel_choice,
+        given_python=options.python or start.given_python,
+        given_address=options.address or (start.given_address if options.destination is None else None),
+        listen_port=port,
+        address=start.address if port == start.listen_port else "",  # where nothing will answer any more
     )
-    port = options.listen_port or (_port(before.address) if before and before.address else 7711)
-    address = options.address
-    if (
-        address is None
-        and before is not None
-        and before.address
-        and options.listen_port is None
-        and options.destination is None
-    ):
-        address = before.address
     return Wanted(
         record=record,
-        address=address,
-        port=port,
         reserve_bytes=reserve_bytes(engine),
-        python=options.python,
         install=options.install,
         bundle=options.bundle,
         operators=tuple(options.operators),
@@ -219,10 +219,6 @@ def _roots(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[tu
             f"{len(options.root)} --root and {len(here)} --host-root: give one --host-root for each --root, or none."
         )
     return tuple((os.path.abspath(host), os.path.normpath(device)) for host, device in zip(here, options.root, strict=True))
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 def _engine_options(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[str, ...]:

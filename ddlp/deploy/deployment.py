@@ -13,6 +13,7 @@ from pathlib import Path
 from csd_engine.build import build
 from csd_engine.errors import EngineError, EngineRefused
 from ddlp.deploy import address, book, checks, diagnosis, kernel, place
+from ddlp.deploy.advice import other_root, upgrade
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
@@ -20,7 +21,7 @@ from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
-from ddlp.deploy.survey import Survey, survey
+from ddlp.deploy.survey import Python, Survey, survey
 from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
 from ddlp.sources.link import EngineLink
@@ -37,12 +38,9 @@ class Wanted:
     """What is to be deployed.
 
     Attributes:
-        record: name, destination, ssh_options, roots, spools, home and engine_options as wanted; what is found out later is
-            taken from the run before, where there was one.
-        address: the engine's address, or the host's name or number; None: the host that ssh reaches.
-        port: on which the engine listens.
+        record: name, destination, ssh_options, roots, spools, home, engine_options, and what was given, as wanted; what is
+            found out later is taken from the run before, where there was one.
         reserve_bytes: what the engine leaves free on the spool's disk.
-        python: the interpreter to use there; None: the one that suits best.
         install: ``apt``, ``pip`` or ``no``.
         bundle: directory of .whl and .deb files to install from; None.
         operators: files of the user's operators.
@@ -51,10 +49,7 @@ class Wanted:
     """
 
     record: DeviceRecord
-    address: str | None = None
-    port: int = 7711
     reserve_bytes: int = RESERVE_BYTES
-    python: str | None = None
     install: str = "no"
     bundle: Path | None = None
     operators: tuple[Path, ...] = ()
@@ -81,6 +76,7 @@ class _Deployment:
         self._record = wanted.record
         self._findings: list[Finding] = []
         self._survey: Survey
+        self._address: str  # where the engine is to be reached
         self._number = ""  # the build that is to run
         self._restart = False
         self._before: tuple[str, str] | None = None  # build and settings to go back to
@@ -89,6 +85,7 @@ class _Deployment:
     def run(self) -> tuple[DeviceRecord, list[Finding]]:
         with self._steps.step("connect") as step:
             self._shell.connect()
+            self._address = address.engine_address(self._record)
             step.say(f"{self._record.destination} answers")
         self._check()
         if checks.missing(self._survey):
@@ -122,7 +119,9 @@ class _Deployment:
         record = self._record
         roots = [device for _, device in record.roots]
         home = place.check_home(record.home)
-        self._survey = survey(self._shell, home, record.device_spool, roots, self._wanted.python)
+        self._survey = survey(self._shell, home, record.device_spool, roots, record.given_python)
+        if self._survey.python is None and record.given_python is not None:  # gone since it was given, say
+            self._survey = dataclasses.replace(self._survey, python=Python(record.given_python, ()))
         return list(checks.check(self._survey, self._wanted.reserve_bytes))
 
     def _check(self) -> None:
@@ -180,7 +179,7 @@ class _Deployment:
             place.make_spool(shell, found, record.device_spool)
             text = place.settings_text(
                 found.home,
-                wanted.port,
+                record.listen_port,
                 record.device_spool,
                 record.roots,
                 self._engine_options(step),
@@ -222,7 +221,7 @@ class _Deployment:
             finding = warn(
                 f"build {self._number[:12]} is there, this host has {build()[:12]}",
                 "versions differ, so its engine and settings are left as they are",
-                f"ddlp deploy --name {self._record.name} --upgrade",
+                upgrade(self._record.name),
             )
             self._findings.append(finding)
             step.say(finding)
@@ -250,13 +249,6 @@ class _Deployment:
     @property
     def _service(self) -> Service:
         return Service.of(self._record, self._shell)
-
-    @property
-    def _address(self) -> str:
-        given = self._wanted.address
-        if given is None:
-            given = address.resolve_host(self._record.destination, self._record.ssh_options)
-        return address.full_address(given, self._wanted.port)
 
     def _serve(self) -> None:
         found = self._survey
@@ -317,7 +309,7 @@ class _Deployment:
                     self._back(step, error)
                     raise
                 if isinstance(error, EngineRefused) and "protocol" in str(error):
-                    raise DDLPError(f"{error} Here: ddlp deploy --name {self._record.name} --upgrade.") from error
+                    raise DDLPError(f"{error} Here: {upgrade(self._record.name)}.") from error
                 raise
             told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "numpy", "pillow") if name in versions)
             step.say(f"{self._address}: {told}")
@@ -368,7 +360,9 @@ class _Deployment:
         """The parity probe on images of the user's, and their rate where it is not known."""
         if not os.path.isdir(host):
             return bad(
-                f"data {host} is not there on this host", "a loader reads it here as well", "Mount it, or give --host-root."
+                f"data {host} is not there on this host",
+                "a loader reads it here as well",
+                f"Mount it; or {other_root(self._record, (host, device), 'DIR', device)}",
             )
         paths = some_images(host)
         if not paths:

@@ -11,6 +11,7 @@ from csd_engine.kernels.report import KernelReport
 from csd_engine.keys import load_pair, load_public
 from csd_engine.protocol import Status
 from ddlp.deploy import book
+from ddlp.deploy.advice import other_root, upgrade
 from ddlp.deploy.archive import code_bytes
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, Few
@@ -36,7 +37,7 @@ def of_files(record: DeviceRecord, survey: Survey) -> Iterator[Finding]:
         yield warn(
             f"build {survey.current[:12]} is there, this host has {build()[:12]}",
             "versions differ: what one side has learnt the other may not know",
-            f"{again} --upgrade",
+            upgrade(record.name),
         )
     elif survey.whole != code_bytes():
         yield bad(f"the engine's files in {survey.home} were changed", f"{survey.whole} bytes, not {code_bytes()}", again)
@@ -85,10 +86,9 @@ def of_keys(record: DeviceRecord, survey: Survey) -> Finding:
 
 
 def of_service(record: DeviceRecord, survey: Survey, boots: bool | None) -> Iterator[Finding]:
-    """Whether the engine runs and listens where this host asks, and is started at boot (``boots``; None: nothing can do it)."""
+    """Whether the engine runs and listens where it should, and is started at boot (``boots``; None: nothing can do it)."""
     logs = f"See ddlp logs {record.name}"
     kind, _, rest = survey.state.partition(" ")
-    port = record.address.rpartition(":")[2]
     if survey.supervisor is None:
         said = f"it last said: {survey.state}" if survey.state else "it has left no word"
         yield bad("the engine does not run", f"stopped, ended, or the device was switched off in between ({said})",
@@ -98,9 +98,9 @@ def of_service(record: DeviceRecord, survey: Survey, boots: bool | None) -> Iter
         yield bad("the engine ends again and again", reason[-400:] or "it says nothing", f"Mend that. {logs}")
     elif kind != "ready":
         yield bad(f"the engine is not ready ({survey.state or 'no word'})", "it starts just now, or hangs", f"Wait. {logs}")
-    elif rest.split()[0].rpartition(":")[2] != port:
-        yield bad(f"the engine listens on {rest.split()[0]}", f"this host asks at {record.address}",
-                  f"ddlp deploy --name {record.name} --listen-port {port}")  # fmt: skip
+    elif rest.split()[0].rpartition(":")[2] != str(record.listen_port):
+        yield bad(f"the engine listens on {rest.split()[0]}", f"it was deployed to listen on port {record.listen_port}",
+                  f"ddlp deploy --name {record.name}")  # fmt: skip
     else:
         yield ok(f"the engine runs ({record.service}) and listens on {rest.split()[0]}")
     if boots is False:
@@ -123,7 +123,7 @@ def of_versions(record: DeviceRecord, versions: dict[str, str]) -> Iterator[Find
         yield ok(f"{record.address} answers: {told}")
     else:
         yield warn(f"{record.address} answers: {told}", "it runs another build of the engine than this host's",
-                   f"ddlp deploy --name {record.name} --upgrade; if its files are this host's already: "
+                   f"{upgrade(record.name)}; if its files are this host's already: "
                    f"ddlp stop {record.name} && ddlp start {record.name}")  # fmt: skip
     changed = [
         f"{name} {record.versions[name]} -> {versions[name]}"
@@ -164,7 +164,7 @@ def of_census(record: DeviceRecord, host: str, device: str, found: CensusResult)
     """What a comparison of a data set has found."""
     ssh = f" -e {shlex.quote(shlex.join(['ssh', *record.ssh_options]))}" if record.ssh_options else ""
     copy = f"rsync -a{ssh} {shlex.quote(host + '/')} {shlex.quote(f'{record.destination}:{device}/')}"
-    root = f"correct it with ddlp deploy --name {record.name} --root DIR --host-root {shlex.quote(host)}"
+    root = f"correct it with {other_root(record, (host, device), host, 'DIR')}"
 
     def differ(few: Few, what: str, why: str, way_out: str, make: type | object = bad) -> Iterator[Finding]:
         if few.count:

@@ -26,6 +26,8 @@ from csd_engine.errors import EngineError, EngineUnreachable
 from csd_engine.kernels.report import report
 from csd_engine.spool import JOB
 from ddlp.deploy import book, checks, diagnosis
+from ddlp.deploy.address import engine_address
+from ddlp.deploy.advice import other_root, upgrade
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, take_census
 from ddlp.deploy.command import reserve_bytes
@@ -176,10 +178,14 @@ class _Examination:
         roots = [device for _, device in record.roots]
         self._found = survey(self._shell, record.home, record.device_spool, roots, record.python)
         for finding in checks.check(self._survey, reserve_bytes(record.engine_options)):
-            if finding.level is not Level.OK and "--" in finding.way_out:
-                way_out = f"{finding.way_out} (These are options of: ddlp deploy --name {record.name})"
-                finding = dataclasses.replace(finding, way_out=way_out)
-            yield finding
+            yield self._as_command(finding)
+
+    def _as_command(self, finding: Finding) -> Finding:
+        """Of a check that deploy makes as well: its way out names options alone."""
+        if finding.level is Level.OK or "--" not in finding.way_out:
+            return finding
+        way_out = f"{finding.way_out} (These are options of: ddlp deploy --name {self._record.name})"
+        return dataclasses.replace(finding, way_out=way_out)
 
     def _files(self, _: Step) -> Iterator[Finding]:
         return diagnosis.of_files(self._record, self._survey)
@@ -213,9 +219,10 @@ class _Examination:
     def _greet(self, _: Step) -> Iterator[Finding]:
         record = self._record
         if self._found is not None:
-            port = check_port(record.address)
+            port = check_port(record.address or engine_address(record))  # it may never have answered
             if port.level is Level.BAD:
-                yield port if self._answers_itself() else self._hangs("its port does not answer on the device itself either")
+                hangs = "its port does not answer on the device itself either"
+                yield self._as_command(port) if self._answers_itself() else self._hangs(hangs)
                 return
         link = dataclasses.replace(Device.at(record.name), connect_timeout_s=_GREET_TIMEOUT_S).link()
         try:
@@ -240,7 +247,7 @@ class _Examination:
             return bad(what, "", f"Mend ssh first; then ask again: ddlp doctor {name}")
         if isinstance(error, EngineUnreachable):
             return self._hangs(f"its port is open, and nothing comes from it ({what})")
-        return bad(what, "", f"ddlp deploy --name {name} --upgrade" if "protocol" in str(error) else way_out)
+        return bad(what, "", upgrade(name) if "protocol" in str(error) else way_out)
 
     def _answers_itself(self) -> bool:
         """Whether the engine's port is open when asked for from the device."""
@@ -267,7 +274,7 @@ class _Examination:
         for host, device in self._record.roots:
             if not os.path.isdir(host):
                 yield bad(f"data {host} is not there on this host", "a loader reads it here as well",
-                          f"Mount it; or ddlp deploy --name {self._record.name} --root {device} --host-root DIR")  # fmt: skip
+                          f"Mount it; or {other_root(self._record, (host, device), 'DIR', device)}")  # fmt: skip
                 continue
             try:
                 yield from diagnosis.of_census(self._record, host, device, self._compare(host, device, step))
@@ -275,7 +282,7 @@ class _Examination:
                 yield bad(
                     f"the data set in {device} can't be compared",
                     str(error),
-                    f"ddlp deploy --name {self._record.name} --upgrade",
+                    upgrade(self._record.name),
                 )
 
     def _compare(self, host: str, device: str, step: Step) -> CensusResult:

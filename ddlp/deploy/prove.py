@@ -120,7 +120,7 @@ def check_port(address: str) -> Finding:
         why = f"nothing answers at port {port} of {host} ({trouble}), though the engine runs: a firewall or NAT lies between"
     else:
         return ok(f"port {port} of {host} is open")
-    way_out = f"Open TCP port {port} there, or choose another: --listen-port; give the right address: --address HOST."
+    way_out = f"Open TCP port {port} there, or choose another: --listen-port PORT; give the right address: --address HOST."
     return bad(f"no engine at {address}", why, way_out)
 
 

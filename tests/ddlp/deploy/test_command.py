@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from csd_engine.__main__ import make_parser
-from ddlp.deploy import address, book, command, place
+from ddlp import cli
+from ddlp.deploy import address, advice, book, command, place
 from ddlp.errors import DDLPError
 
 
@@ -46,16 +50,67 @@ def test_what_was_given_before_holds() -> None:
     first = wanted("board", "--name", "csd0", "-p", "2222", "--root", "/a", "--root", "/b", "--host-root", "/x", "--host-root",
                    "/y", "--spool", "/s", "--host-spool", "/h", "--workers", "2", "--reserve-bytes", "10M")  # fmt: skip
     assert first.reserve_bytes == 10 << 20
-    import dataclasses
-
-    book.save(dataclasses.replace(first.record, address="tcp://10.0.0.9:7800"))
+    book.save(dataclasses.replace(first.record, address="tcp://10.0.0.9:7711"))
     again = wanted("--name", "csd0")
-    assert again.record == book.load("csd0") and (again.address, again.port) == ("tcp://10.0.0.9:7800", 7800)
+    assert again.record == book.load("csd0")
     assert again.reserve_bytes == 10 << 20
     changed = wanted("--name", "csd0", "--workers", "1", "--root", "/c", "--spool", "/t")
     assert changed.record.engine_options == ("--workers", "1", "--reserve-bytes", "10M")
     assert changed.record.roots == (("/c", "/c"),) and changed.record.host_spool is None
     assert changed.record.ssh_options == ("-p", "2222")
+
+
+def test_how_the_engine_is_reached_holds() -> None:
+    """Whether or not it has answered there so far."""
+    new = ("board", "--name", "csd0", "--root", "/d", "--spool", "/s")
+    book.save(wanted(*new, "--listen-port", "7800", "--address", "10.0.0.9", "--python", "/opt/python").record)
+    again = wanted("--name", "csd0").record
+    assert address.engine_address(again) == "tcp://10.0.0.9:7800" and again.given_python == "/opt/python"
+    book.save(dataclasses.replace(again, address="tcp://10.0.0.9:7800"))
+    again = wanted("--name", "csd0", "--listen-port", "7900", "--python", "python3").record
+    assert (address.engine_address(again), again.address, again.given_python) == ("tcp://10.0.0.9:7900", "", "python3")
+    book.save(wanted("--name", "csd0", "--address", "tcp://gate:9000").record)
+    again = wanted("--name", "csd0").record
+    assert (address.engine_address(again), again.listen_port) == ("tcp://gate:9000", 7800)
+    assert wanted("other", "--name", "csd0").record.given_address is None
+
+
+@pytest.mark.parametrize("host", ["10.0.0.9", "[fe80::1]"])
+def test_a_record_from_before_such_things_were_kept(host: str) -> None:
+    record = dataclasses.replace(wanted("board", "--root", "/d", "--spool", "/s").record, address=f"tcp://{host}:7800")
+    book.save(record)
+    path = book.directory("board") / "device.json"
+    old = {key: value for key, value in json.loads(path.read_text()).items() if not key.startswith(("given", "listen"))}
+    path.write_text(json.dumps(old))
+    again = wanted("--name", "board").record
+    assert again.listen_port == 7800 and address.engine_address(again) == again.address == f"tcp://{host}:7800"
+    path.write_text(json.dumps({**old, "address": ""}))
+    assert wanted("--name", "board").record == dataclasses.replace(record, address="")
+
+
+@pytest.mark.parametrize("host", ["192.168.1.5", "root@192.168.1.6", "root@fe80::1", "ssh://root@10.0.0.1:22", "42"])
+def test_a_number_is_no_name(host: str) -> None:
+    """Half of a subnet would share one."""
+    with pytest.raises(DDLPError, match="--name csd0"):
+        wanted(host, "--root", "/d", "--spool", "/s")
+    assert wanted(host, "--name", "csd0", "--root", "/d", "--spool", "/s").record.destination == host
+
+
+def test_a_damaged_record_is_written_anew_or_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    book.save(wanted("board", "--root", "/d", "--spool", "/s").record)
+    path = book.directory("board") / "device.json"
+    path.write_text("{")
+    with pytest.raises(DDLPError, match="ddlp deploy user@host --name board --root DATA --spool SPOOL"):
+        wanted("--name", "board")
+    assert wanted("user@host", "--name", "board", "--root", "/d", "--spool", "/s").record.destination == "user@host"
+    assert cli.main(["deploy", "--name", "board", "--uninstall", "--forget"]) == 0 and not path.exists()
+
+
+def test_the_command_that_corrects_a_root_keeps_the_others() -> None:
+    roots = ("--root", "/a b", "--host-root", "/x", "--root", "/c", "--host-root", "/y")
+    book.save(wanted("board", *roots, "--spool", "/s").record)
+    words = shlex.split(advice.other_root(book.load("board"), ("/x", "/a b"), "/new", "/a b"))
+    assert words[:2] == ["ddlp", "deploy"] and wanted(*words[2:]).record.roots == (("/new", "/a b"), ("/y", "/c"))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +148,9 @@ def test_addresses() -> None:
     assert address.full_address("10.0.0.2", 7711) == "tcp://10.0.0.2:7711"
     assert address.full_address("fe80::1", 1) == "tcp://[fe80::1]:1"
     assert address.full_address("tcp://x:1", 7711) == "tcp://x:1"
+    for without in ("tcp://x", "tcp://[fe80::1]"):
+        with pytest.raises(DDLPError, match="ends in a port"):
+            address.full_address(without, 7711)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed; apt install openssh-client")

@@ -180,9 +180,10 @@ def test_ports(deployed: Device, patient: Patient, capsys, monkeypatch: pytest.M
     """A record with another port, a port that is closed to this host though not to the device, and an engine that hangs."""
     monkeypatch.setattr(doctor, "_GREET_TIMEOUT_S", 2.0)
     record = book.load("csd0")
-    book.save(dataclasses.replace(record, address="tcp://127.0.0.1:1"))
+    book.save(dataclasses.replace(record, listen_port=1))
     found = patient.wrong()
-    assert found["check"] == "service" and "listens on tcp://0.0.0.0" in found["what"] and "tcp://127.0.0.1:1" in found["why"]
+    assert found["check"] == "service" and "listens on tcp://0.0.0.0" in found["what"] and "on port 1" in found["why"]
+    assert found["way_out"] == "ddlp deploy --name csd0"
     book.save(record)
     os.kill(deployed.engine(), signal.SIGSTOP)
     try:
