@@ -47,7 +47,7 @@ class Event(Enum):
     PUBLISH = auto()
     FETCH = auto()
     VERIFY = auto()
-    LOSE = auto()  # worker or device failed, file damaged or gone
+    LOSE = auto()  # the device failed, its file is damaged or gone
     DROP = auto()  # the other copy won
     DELIVER = auto()
 
@@ -55,7 +55,6 @@ class Event(Enum):
 HOST: dict[tuple[HostCopy, Event], HostCopy] = {
     (HostCopy.NONE, Event.CLAIM): HostCopy.CLAIMED,
     (HostCopy.CLAIMED, Event.MADE): HostCopy.READY,
-    (HostCopy.CLAIMED, Event.LOSE): HostCopy.NONE,
     (HostCopy.CLAIMED, Event.DROP): HostCopy.NONE,
     (HostCopy.READY, Event.DELIVER): HostCopy.NONE,
 }

@@ -66,7 +66,7 @@ class Ledger:
         self.fetch_slots = fetch_slots
         self.delivered = RangeSet(delivered)
         self.free = RangeSet()  # nobody has touched these
-        self.returned = RangeSet()  # came back from a device or a lost worker: the host's, before all else
+        self.returned = RangeSet()  # came back from a device: the host's, before all else
         self.in_spool = RangeSet()  # a device's file is in the spool
         self.ready_host = RangeSet()
         self.ready_csd = RangeSet()
@@ -173,16 +173,6 @@ class Ledger:
         self.ready_host.add(position)
         self._drop_csd(entry)
         return True
-
-    def lost(self, claim: int) -> None:
-        """The worker has died or given up: the batch is there to be claimed again."""
-        position = self._claims.pop(claim)
-        self._in_memory_host -= 1
-        entry = self._open.get(position)
-        if entry is not None and entry.claim == claim:
-            entry.step_host(Event.LOSE)
-            entry.claim = None
-            self._settle(entry)
 
     # -- the devices ---------------------------------------------------------------------------------------------
 

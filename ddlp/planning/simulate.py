@@ -32,7 +32,6 @@ class World:
     joins_s: float = 0.0
     fetch_ok: Callable[[int], bool] = lambda position: True
     lease_fails: Callable[[int], bool] = lambda position: False
-    worker_dies: Callable[[int], bool] = lambda position: False
     late_copy: Callable[[int], bool] = lambda lease: False  # a cancelled lease is published all the same
     doubled: Callable[[int], bool] = lambda lease: False  # the message of its publishing comes twice
     device_dies_s: dict[str, float] = field(default_factory=dict)
@@ -171,14 +170,11 @@ class Simulation:
         claim = self.ledger.claim(position)
         self._host_idle -= 1
         seconds = self.world.host_s(position)
-        self._at(seconds, lambda: self._made(position, claim, seconds))
+        self._at(seconds, lambda: self._made(claim, seconds))
         return True
 
-    def _made(self, position: int, claim: int, seconds: float) -> None:
+    def _made(self, claim: int, seconds: float) -> None:
         self._host_idle += 1
-        if self.world.worker_dies(position):
-            self.ledger.lost(claim)
-            return
         self.rates.host.add(seconds)
         self.ledger.made(claim)
 

@@ -137,9 +137,9 @@ def test_space_is_reserved_with_the_lease_and_given_back_once():
     assert ledger.devices["d"].held == 1
 
 
-def test_a_lost_claim_comes_back_to_the_host_alone():
+def test_a_failed_lease_comes_back_to_the_host_alone():
     ledger = ledger_with_device()
-    ledger.lost(ledger.claim(0))
+    ledger.failed("d", ledger.lease("d", 0, 0.0))
     assert list(ledger.returned) == [0]
     with pytest.raises(LedgerError, match="not free"):
         ledger.lease("d", 0, 0.0)

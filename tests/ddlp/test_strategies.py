@@ -69,7 +69,6 @@ def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World,
         lease_fails=luck(bad * rng.random()),
         late_copy=luck(rng.choice([0.0, 0.5])),
         doubled=luck(rng.choice([0.0, 0.5])),
-        worker_dies=luck(rng.choice([0.0, 0.0, 0.2])),
         device_dies_s={d: rng.uniform(0, 30) for d in devices if rng.random() < 0.3},
         device_returns_s={d: rng.uniform(0.1, 10) for d in devices if rng.random() < 0.5},
     )
@@ -124,8 +123,8 @@ class InRuns(Watched):
 
     def _hand_in(self, run, seconds):
         self._host_idle += 1 - len(run)  # `_made` counts a worker for each
-        for (position, claim), took in zip(run, seconds, strict=True):
-            self._made(position, claim, took)
+        for (_, claim), took in zip(run, seconds, strict=True):
+            self._made(claim, took)
 
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"csd"}))
