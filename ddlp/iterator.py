@@ -59,29 +59,29 @@ class EpochMemory:
     seed_drawn: bool
     whole: bool
 
-    def state(self, loader: DataLoader) -> dict[str, Any] | None:
-        """The epoch's state; None once it is over."""
-        recipe = self.run.recipe
-        if self.run.ledger.done:
+    def state(self) -> dict[str, Any] | None:
+        """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is closed."""
+        recipe, finished = self.run.recipe, self.run.ledger.done
+        if finished and self.run.counts.ended_s is not None:
             return None
         return save(
-            loader,
             RangeSet(self.run.delivered()),
             self.order,
             seed=recipe.seed,
             epoch=recipe.epoch,
             seed_drawn=self.seed_drawn,
             plan=None if self.whole else recipe.plan,
+            finished=finished,
         )
 
 
 class _LoaderView:
-    """The loader as torch's base iterator sees it: its sampler on a resume, and no base seed drawn where one is kept."""
+    """The loader as torch's base iterator sees it: its sampler on a resume, and no base seed drawn where there is one."""
 
-    def __init__(self, loader: DataLoader, sampler: SamplerStart) -> None:
+    def __init__(self, loader: DataLoader, sampler: SamplerStart, draws: bool) -> None:
         self._loader = loader
         self._index_sampler = sampler
-        self.generator = loader.generator if sampler.seed_drawn else torch.Generator()
+        self.generator = loader.generator if draws else torch.Generator()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -100,7 +100,7 @@ class EpochIterator(_BaseDataLoaderIter):
         portable: Portable,
         *,
         seed: int | None,
-        kept_seed: int | None,
+        base_seed: int | None,
         epoch: int,
         resume: Resume,
         make_strategy: Callable[[Ledger, Rates], Strategy],
@@ -110,12 +110,13 @@ class EpochIterator(_BaseDataLoaderIter):
         life: Life,
         on_closed: Callable[[], None],
     ) -> None:
-        start = SamplerStart(loader, resume, seed_drawn=kept_seed is None)
+        draws = base_seed is None
+        start = SamplerStart(loader, resume, seed_drawn=draws)
         # Begins to read the sampler, then draws the base seed, as DataLoader does.
-        super().__init__(_LoaderView(loader, start))  # type: ignore[arg-type]
+        super().__init__(_LoaderView(loader, start, draws))  # type: ignore[arg-type]
         self._index_sampler = loader._index_sampler
-        if kept_seed is not None:
-            self._base_seed = kept_seed
+        if base_seed is not None:
+            self._base_seed = base_seed
         self._workers: list[Any] = []
         self._portable = portable
         self._transforms_targets = portable.dataset.has_target_transform
@@ -125,14 +126,19 @@ class EpochIterator(_BaseDataLoaderIter):
         self._batch_transform = loader.batch_transform
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
+        self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
         order: States | None
+        delivered = RangeSet()
         self._whole = whole = is_built_in(self._index_sampler)
         if whole:
+            order = resume.order_of(loader)
             with resume.order_restored(loader):
-                order = resume.order_state(loader)
                 self._plan = EpochPlan(
                     self._index_sampler, portable.dataset, whole=True, batched=self._auto_collation
                 )
+                delivered = RangeSet([(0, len(self._plan))]) if resume.finished else resume.delivered
+                self._asked += len(delivered)
+                self._plan.read_as_far_as(self._asked)
         else:
             order = start.order
             self._plan = EpochPlan(
@@ -141,10 +147,10 @@ class EpochIterator(_BaseDataLoaderIter):
         resume.prepend(self._plan)
         workers = max(1, loader.num_workers)
         ledger = Ledger(
-            len(self._plan) if whole else None,
+            len(self._plan) if whole or resume.finished else None,
             host_slots=_host_slots(workers, loader.prefetch_factor or 2, bool(devices)),
             fetch_slots=FETCH_SLOTS,
-            delivered=resume.delivered.ranges() if whole else (),
+            delivered=delivered.ranges(),
         )
         for device in devices:
             ledger.expect(device)
@@ -179,10 +185,7 @@ class EpochIterator(_BaseDataLoaderIter):
         life.began(self.run.counts)
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = when_dropped(self, self.run.close)
-        self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
-        if whole:
-            self._plan.read_as_far_as(self._asked)
-        else:
+        if not whole:
             self.run.extend(len(self._plan), False)
             self._read_ahead(self._ahead)
 

@@ -18,6 +18,7 @@ from ddlp.arguments import OUTPUTS, check_arguments
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import explain
+from ddlp.integrations.lightning import counts_batches
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
@@ -26,7 +27,6 @@ from ddlp.notices import warn_user
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.plan import is_random
 from ddlp.portable import Portable, portable
-from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
 from ddlp.sources.csd import attend, join
@@ -166,7 +166,7 @@ class DDLPLoader(DataLoader):
         self.record = record
         self._next_epoch = 0
         self._resume = resuming.Resume()
-        self._resume_seed: int | None = None
+        self._cut: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
         self._life = Life()
         self._reach: Reach | None = None
@@ -232,35 +232,38 @@ class DDLPLoader(DataLoader):
 
     def _begin(self, kept: Any) -> Any:
         """The iterator over the next epoch; ``kept`` is the one before, where its workers persist."""
-        epoch = self._next_epoch
-        self._next_epoch += 1
-        resume, self._resume = self._resume, resuming.Resume()
-        seed, self._resume_seed = self._resume_seed, None
-        seed = self.seed if seed is None else seed
-        self._loaded = None
         warn_if_not_shared(self)
         now = self._portable_now()
+        epoch, resume = self._next_epoch, self._resume
+        cut = resuming.cut(self, portable=now is not None)
+        resume.check(cut)
+        seed = self.seed if resume.seed is None else resume.seed
+        iterator: EpochIterator | UserCodeIterator
         if now is None:
-            warn_if_not_recorded(self)
-            user_code: UserCodeIterator
-            if isinstance(kept, UserCodeIterator):
-                user_code = kept
-                user_code.restart(self, seed, epoch, resume)
-            else:
-                user_code = iterate_user_code(self, Finish(self), seed, epoch, resume)
-            self._life.began(user_code.counts)
-            self._last = user_code.view
-            return user_code
-        kept_seed = None
-        if isinstance(kept, EpochIterator):
-            kept._shutdown_workers()
-            kept_seed = int(kept._base_seed)  # DataLoader draws a base seed once for as long as its workers persist
-        iterator = self._epoch_iterator(now, seed, kept_seed, epoch, resume)
-        self._last = iterator.memory
+            iterator = self._user_code(kept, seed, epoch, resume)
+            self._last = iterator.view
+        else:
+            base_seed = resume.seed
+            if isinstance(kept, EpochIterator):
+                kept._shutdown_workers()
+                if base_seed is None:  # DataLoader draws a base seed once for as long as its workers persist
+                    base_seed = int(kept._base_seed)
+            iterator = self._epoch_iterator(now, seed, base_seed, epoch, resume)
+            self._last = iterator.memory
+        self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         return iterator
 
+    def _user_code(self, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume) -> UserCodeIterator:
+        warn_if_not_recorded(self)
+        if isinstance(kept, UserCodeIterator):
+            kept.restart(self, seed, epoch, resume)
+        else:
+            kept = iterate_user_code(self, Finish(self), seed, epoch, resume)
+        self._life.began(kept.counts)
+        return kept
+
     def _epoch_iterator(
-        self, now: Portable, seed: int | None, kept_seed: int | None, epoch: int, resume: resuming.Resume
+        self, now: Portable, seed: int | None, base_seed: int | None, epoch: int, resume: resuming.Resume
     ) -> EpochIterator:
         name = self._wanted_strategy()
         landing = self._landed()
@@ -273,7 +276,7 @@ class DDLPLoader(DataLoader):
             self,
             now,
             seed=seed,
-            kept_seed=kept_seed,
+            base_seed=base_seed,
             epoch=epoch,
             resume=resume,
             make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
@@ -331,29 +334,33 @@ class DDLPLoader(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iter() is; its random draws depend on it. Passed on to a sampler that has the method."""
+        if self._loaded is not None and epoch != self._next_epoch and not self._resume.partly:
+            self._resume, self._loaded = resuming.Resume(), resuming.between(epoch)  # what was loaded is of another epoch
         self._next_epoch = epoch
-        sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)
+        resuming.set_epoch(self, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: with `load_state_dict`, the next iter() delivers what is left of this epoch.
 
-        Independent of strategy, number of workers and devices.
+        The epoch is over, and the next one begins there, once its iterator has raised StopIteration. Independent of strategy,
+        number of workers and devices.
         """
-        state, last = self._loaded, self._last
-        if state is None and isinstance(last, EpochMemory):
-            state = last.state(self)
-        elif state is None and isinstance(last, KeyedView) and not last.ended:
-            state = last.state()
-        if state is None:  # between two epochs
-            state = resuming.save(self, RangeSet(), None, seed=None, epoch=self._next_epoch)
-        return state
+        if self._loaded is not None:
+            return {**self._loaded, "epoch": self._next_epoch}
+        state = None if self._last is None else self._last.state()
+        if state is None or (state["finished"] and counts_batches()):
+            return resuming.between(self._next_epoch)
+        return {**state, "cut": self._cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called; takes effect at the next iter(). Raises ValueError for anything else."""
-        self._resume, self._next_epoch, self._resume_seed = resuming.load(state)
-        self._loaded = state
+        """Go on where `state_dict` was called; takes effect at the next iter().
+
+        Raises ValueError for anything else, and, here or at iter(), for a state in mid-epoch of a loader whose batches are
+        others: by batch_size, drop_last, sampler or data set.
+        """
+        resume, epoch = resuming.load(state)
+        resume.check(resuming.cut(self))
+        self._resume, self._next_epoch, self._loaded = resume, epoch, state
 
     def report(self) -> EpochReport:
         """What the last epoch did, or the one under way so far. Raises DDLPError before the first, and for user code."""

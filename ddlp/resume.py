@@ -1,7 +1,8 @@
 """The state of a loader in mid-epoch: which batches were delivered, and what makes their order again.
 
 The batches of torch's own samplers are drawn again from the generator's state. Any other sampler is run again as well,
-from the states that torch's, numpy's and random's generators had, as far as it had been read.
+from the states that torch's, numpy's and random's generators had, as far as it had been read. A batch is known by its
+position in that order, so a state says how its loader cut the epoch into batches, and fits no loader that does it otherwise.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddlp.generators import States, capture, restored
+from ddlp.live import length
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.ranges import RangeSet
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)  # 1 has neither `finished` nor `cut`
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,19 @@ def sampler_of(loader: DataLoader | OrderSource) -> Any:
     return getattr(loader._index_sampler, "sampler", loader._index_sampler)
 
 
+def _with_epochs(loader: DataLoader | OrderSource) -> list[Any]:
+    """The batch sampler and the sampler within it, those of them that have ``set_epoch``."""
+    outer, inner = loader._index_sampler, sampler_of(loader)
+    both = [outer] if inner is outer else [outer, inner]
+    return [one for one in both if callable(getattr(one, "set_epoch", None))]
+
+
+def set_epoch(loader: DataLoader | OrderSource, epoch: int) -> None:
+    """Tell the epoch to the batch sampler and to the sampler within it, as far as they have ``set_epoch``."""
+    for sampler in _with_epochs(loader):
+        sampler.set_epoch(epoch)
+
+
 def _generators(loader: DataLoader | OrderSource) -> dict[str, torch.Generator]:
     """The torch generators that the loader's order may be drawn from: only that of a sampler of torch's own."""
     own = getattr(sampler_of(loader), "generator", None)
@@ -45,10 +61,39 @@ def _generators(loader: DataLoader | OrderSource) -> dict[str, torch.Generator]:
     return {"sampler": own, "loader": loader.generator or torch.default_generator, "torch": torch.default_generator}
 
 
-def _sampler_epoch(loader: DataLoader | OrderSource) -> int | None:
-    sampler = sampler_of(loader)
-    epoch = getattr(sampler, "epoch", None)
-    return epoch if isinstance(epoch, int) and callable(getattr(sampler, "set_epoch", None)) else None
+def _order_state(loader: DataLoader | OrderSource) -> States:
+    """What makes the order again that is drawn next."""
+    states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
+    epochs = (getattr(sampler, "epoch", None) for sampler in _with_epochs(loader))
+    states["sampler_epoch"] = next((epoch for epoch in epochs if isinstance(epoch, int)), None)
+    return states
+
+
+def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
+    """How the loader cuts an epoch into batches, as plain data: where it differs, a position is another batch.
+
+    Of an epoch that begins now, ``portable`` tells the mode, and what may change between two epochs is there as well.
+    """
+    index_sampler, sampler = loader._index_sampler, sampler_of(loader)
+    own = not is_built_in(index_sampler)
+    found: dict[str, Any] = {
+        "sampler": "one of your own" if own else type(sampler).__name__,
+        "batch_size": _number(index_sampler, "batch_size"),
+        "drop_last": _number(index_sampler, "drop_last"),
+        "num_replicas": _number(sampler, "num_replicas"),
+    }
+    if portable is not None:
+        found["len(dataset)"] = length(loader.dataset)
+        if not (own and _with_epochs(loader)):  # else it may depend on the epoch
+            found["len(sampler)"] = length(sampler)
+        if own:  # of torch's the positions are the same in both modes
+            found["mode"] = "portable" if portable else "user code"
+    return found
+
+
+def _number(owner: Any, name: str) -> int | None:
+    value = getattr(owner, name, None)
+    return value if isinstance(value, int) else None
 
 
 @dataclass(frozen=True)
@@ -58,7 +103,8 @@ class Resume:
     ``order`` is the state of the generators, and the epoch of the sampler, from before the order was drawn;
     ``seed_drawn`` tells whether DataLoader's base seed was drawn in between. Of a sampler that is read as it goes,
     ``drawn`` batches had been read; ``pending`` are those of them that were not delivered, each as (indices,
-    occurrences), and ``seen`` how often each source index was drawn.
+    occurrences), and ``seen`` how often each source index was drawn. ``seed`` is that of the samples' draws; None: not
+    drawn yet. ``finished``: nothing is left of the epoch. ``cut`` is what `cut` said when the epoch began.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
@@ -67,12 +113,31 @@ class Resume:
     drawn: int = 0
     pending: tuple[tuple[list[int], list[int]], ...] = ()
     seen: dict[int, int] = field(default_factory=dict)
+    seed: int | None = None
+    finished: bool = False
+    cut: dict[str, Any] = field(default_factory=dict)
 
-    def order_state(self, loader: DataLoader | OrderSource) -> States:
-        """What `state_dict` must keep to make this epoch's order again."""
-        states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
-        states["sampler_epoch"] = _sampler_epoch(loader)
-        return states
+    @property
+    def partly(self) -> bool:
+        """True where a part of the epoch was delivered. Else all of it comes, or nothing, and no position counts."""
+        return bool(self.delivered) or self.drawn > 0
+
+    def check(self, now: dict[str, Any]) -> None:
+        """Raise ValueError where positions are other batches by ``now``, which is what `cut` says of the loader."""
+        if not self.partly:
+            return
+        other = [name for name, was in self.cut.items() if name in now and now[name] != was]
+        if other:
+            before, after = (", ".join(f"{name}={which[name]!r}" for name in other) for which in (self.cut, now))
+            raise ValueError(
+                f"the state was saved in mid-epoch with {before}, this loader has {after}: the batches that it counts as "
+                "delivered are others here. Make the loader as it was until that epoch is over, or leave the state out and "
+                "begin the epoch again with set_epoch()"
+            )
+
+    def order_of(self, loader: DataLoader | OrderSource) -> States:
+        """What `state_dict` must keep to make this epoch's order again. To be asked just before it is drawn."""
+        return _order_state(loader) if self.order is None else self.order
 
     @contextlib.contextmanager
     def order_restored(self, loader: DataLoader | OrderSource) -> Iterator[None]:
@@ -80,8 +145,8 @@ class Resume:
         if self.order is None:
             yield
             return
-        if self.order["sampler_epoch"] is not None and _sampler_epoch(loader) is not None:
-            sampler_of(loader).set_epoch(self.order["sampler_epoch"])
+        if self.order["sampler_epoch"] is not None:
+            set_epoch(loader, self.order["sampler_epoch"])
         with restored(self.order, _generators(loader)):
             yield
 
@@ -102,7 +167,7 @@ class SamplerStart:
         self._loader = loader
         self._resume = resume
         self.seed_drawn = seed_drawn if resume.order is None else resume.seed_drawn
-        self.order: States | None = None
+        self.order = resume.order  # None: it has not begun
 
     def __len__(self) -> int:
         return len(self._loader._index_sampler)
@@ -112,20 +177,21 @@ class SamplerStart:
         sampler = loader._index_sampler
         if is_built_in(sampler):
             return iter(sampler)
+        self.order = resume.order_of(loader)
+        if resume.finished:
+            return iter(())
         if resume.order is None:
-            self.order = resume.order_state(loader)
             return iter(sampler)
-        self.order = resume.order
         with resume.order_restored(loader):
             iterator = iter(sampler)
             if self.seed_drawn:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            head = list(itertools.islice(iterator, resume.drawn))
+            # One at least: many samplers draw the whole epoch when they are asked for its first item.
+            head = list(itertools.islice(iterator, max(1, resume.drawn)))
         return itertools.chain(head, iterator)
 
 
 def save(
-    loader: DataLoader | OrderSource,
     delivered: RangeSet,
     order: States | None,
     *,
@@ -134,20 +200,24 @@ def save(
     seed_drawn: bool = True,
     plan: EpochPlan | None = None,
     drawn: int = 0,
+    finished: bool = False,
 ) -> dict[str, Any]:
-    """The state of an epoch under way as plain data, which JSON takes as well.
+    """The state of an epoch under way as plain data, which JSON takes as well. The loader adds its `cut`.
 
     ``plan`` is that of portable batches whose sampler is read as it goes, ``drawn`` what user code has read of one.
     """
-    pending, seen = [], {}
+    pending, seen, untouched = [], {}, not delivered
     if plan is not None:
         left = [k for k in range(len(plan)) if k not in delivered]
         pending = [[plan.indices(k), plan.occurrences(k).tolist()] for k in left]
-        delivered, drawn, seen = RangeSet(), plan.drawn, plan.seen
+        delivered, drawn, seen, untouched = RangeSet(), plan.drawn, plan.seen, len(left) == plan.drawn
+    if untouched or finished:  # no position counts
+        delivered, drawn, pending, seen = RangeSet(), 0, [], {}
     return {
         "format": FORMAT,
         "epoch": epoch,
         "seed": seed,
+        "finished": finished,
         "delivered": [list(pair) for pair in delivered.ranges()],
         "order": order,
         "seed_drawn": seed_drawn,
@@ -157,12 +227,17 @@ def save(
     }
 
 
-def load(state: dict[str, Any]) -> tuple[Resume, int, int | None]:
-    """The resume, the epoch and the seed of a saved state.
+def between(epoch: int) -> dict[str, Any]:
+    """The state between two epochs: this one begins with the next iter()."""
+    return save(RangeSet(), None, seed=None, epoch=epoch)
+
+
+def load(state: dict[str, Any]) -> tuple[Resume, int]:
+    """The resume and the epoch of a saved state.
 
     Raises ValueError where it is none, or of another format.
     """
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") not in READABLE:
         got = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"not a state of DDLPLoader: format {got!r}, expected {FORMAT}; pass what state_dict() gave")
     resume = Resume(
@@ -172,5 +247,8 @@ def load(state: dict[str, Any]) -> tuple[Resume, int, int | None]:
         state["drawn"],
         tuple((list(indices), list(occurrences)) for indices, occurrences in state["pending"]),
         {int(k): int(v) for k, v in state["seen"].items()},
+        state["seed"],
+        state.get("finished", False),
+        state.get("cut", {}),
     )
-    return resume, state["epoch"], state["seed"]
+    return resume, state["epoch"]

@@ -9,6 +9,7 @@ put back afterwards, so that the model's own draws are untouched.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
 import weakref
@@ -27,7 +28,6 @@ from torch.utils.data.dataloader import (
 )
 
 from csd_engine.keyed import Keyed
-from ddlp.generators import States
 from ddlp.ledger import Side
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
@@ -118,6 +118,7 @@ class _KeyedSampler:
             keyed = [key(index) for index in item] if self._batched else key(item)
             if self._view.read(position):
                 yield keyed
+        self._view.end()
 
 
 class _WorkerStart:
@@ -143,13 +144,17 @@ class KeyedView:
     def __init__(self, loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> None:
         self._loader = weakref.ref(loader)  # which keeps this view: a circle would keep workers until it is collected
         self._source = OrderSource(loader._index_sampler, loader.generator)
+        self._built_in = is_built_in(loader._index_sampler)
         self._iterator: weakref.ref[Any] | None = None
         self._base_seed = 0
+        self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
+        self.generator = loader.generator if resume.seed is None else torch.Generator().manual_seed(resume.seed % 2**63)
         many = loader._auto_collation and _fetches_batches(loader.dataset)
         self.dataset = (KeyedBatchDataset if many else KeyedDataset)(loader.dataset)
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
         self.worker_init_fn = _WorkerStart(loader.worker_init_fn)
-        self.next_epoch(seed, epoch, resume, seed_drawn=True)
+        # With workers torch begins to read the sampler once more after it has drawn its base seed, and reads that.
+        self.next_epoch(seed, epoch, resume, seed_drawn=loader.num_workers == 0)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not there yet: this object is being unpickled
@@ -162,9 +167,9 @@ class KeyedView:
         self.epoch = epoch
         self.resume = resume
         self._start = SamplerStart(self._source, resume, seed_drawn)
-        self._order: States | None = None
         self._done = RangeSet(resume.delivered.ranges())
         self.delivered = RangeSet(resume.delivered.ranges())
+        self._batches = len(self._source._index_sampler) if self._built_in else None  # None: not known before the end
         self._sent: list[int] = []
         self._drawn = resume.drawn
         self.ended = False
@@ -185,43 +190,52 @@ class KeyedView:
         return iter(self._start)
 
     def order_again(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The sampler's items; where it is one of torch's, on a resume those that it gave in the first place."""
-        built_in = is_built_in(self._source._index_sampler)
-        self._order = self._order_now()
-        if self.resume.order is None or not built_in:
+        """The sampler's items, the first of which is asked for now; on a resume those that it gave in the first place."""
+        source, resume = self._source, self.resume
+        if self._built_in:
+            self._start.order = resume.order_of(source)
+        if resume.order is None or self._batches is None:
             return items
-        with self.resume.order_restored(self._source):
-            return iter(list(items))
-
-    def _order_now(self) -> States:
-        """What makes the order again: a sampler of the user's has begun; torch's own draw with the first batch."""
-        if self._start.order is not None:
-            return self._start.order
-        return self.resume.order_state(self._source) if self.resume.order is None else self.resume.order
+        # But for the last batch, unless it had been read as well: with it a RandomSampler draws once more from a generator of
+        # the user's, and the next epoch's order follows from that.
+        given = self._batches if resume.finished else len(self._done)
+        read = max(given + self._ahead, self._batches - 1, 1)
+        with resume.order_restored(source):
+            items = iter(source._index_sampler)
+            head = list(itertools.islice(items, read))
+        return itertools.chain(head, items)
 
     def read(self, position: int) -> bool:
         """The sampler gave this position's batch. True where it is still to be delivered."""
         self._drawn = max(self._drawn, position + 1)
-        if position in self._done:
+        if self.resume.finished or position in self._done:
             return False
         self._sent.append(position)
         return True
 
+    def end(self) -> None:
+        """The sampler has given all of its batches."""
+        self._batches = self._drawn
+
     def deliver(self, number: int) -> None:
-        """The batch that was sent to the workers as that number, from 0, went to the training loop."""
+        """The batch that was sent to the workers as that number, from 0, went to the training loop; -1: the last one sent."""
         self.delivered.add(self._sent[number])
 
-    def state(self) -> dict[str, Any]:
-        """The epoch's state as `ddlp.resume.save` makes it."""
-        drawn = 0 if is_built_in(self._source._index_sampler) else self._drawn
+    def state(self) -> dict[str, Any] | None:
+        """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is gone."""
+        finished = self.resume.finished or len(self.delivered) == self._batches
+        iterator = None if self._iterator is None else self._iterator()
+        gone = iterator is None or getattr(iterator, "_shutdown", False)
+        if self.ended or (finished and gone):
+            return None
         return save(
-            self._source,
             self.delivered,
-            self._order_now() if self._order is None else self._order,
+            self._start.order,
             seed=self.seed(),
             epoch=self.epoch,
             seed_drawn=self._start.seed_drawn,
-            drawn=drawn,
+            drawn=0 if self._built_in else self._drawn,
+            finished=finished,
         )
 
 
@@ -248,6 +262,8 @@ def samples_in(batch: Any) -> int:
 class _Finishing:
     """Mixed into torch's iterators: what ddlp does to a finished batch, and the count of what was delivered."""
 
+    _base_seed: Any
+
     def __init__(self, loader: Any, view: KeyedView | None, finish: Callable[[Any], Any]) -> None:
         self._finish = finish
         self._in_batches = loader._auto_collation
@@ -256,6 +272,8 @@ class _Finishing:
         if view is not None:
             view.of(self)
         super().__init__(loader if view is None else view)  # type: ignore[call-arg]
+        if view is not None and view.resume.seed is not None:  # also of the epochs after it, where workers persist
+            self._base_seed = view.resume.seed
 
     def __next__(self) -> Any:
         counts = self.counts
@@ -283,12 +301,14 @@ class _Finishing:
         self.counts = Counts()
         if self.view is not None:
             self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
+        if resume.seed is not None:
+            self._base_seed = resume.seed
         self._reset(loader)  # type: ignore[attr-defined]
 
 
 class _Single(_Finishing, _SingleProcessDataLoaderIter):
     def _number(self) -> int:
-        return self._num_yielded - 1
+        return -1  # it sends one at a time; torch counts none that has failed
 
 
 class _Multi(_Finishing, _MultiProcessingDataLoaderIter):

@@ -279,16 +279,16 @@ def train(
               options.workers, ranks, backend=task.backend(strategy, options.device))  # fmt: skip
     warm_up(training, task, options)
     engine = wake_engine(task, options, strategy)
-    first, middle = _resumed(training, run, options)
-    if first or middle is not None:
+    first, loader_state = _resumed(training, run, options)
+    if first or loader_state is not None:
         print(f"rank {rank} goes on from {options.checkpoint}: epoch {first + 1}", file=sys.stderr)
     torch.manual_seed(seed + rank)  # dropout draws from it
     with Interrupt(after_the_step=ranks == 1) as interrupt:
         for number in range(first, options.epochs):
             begin_epoch(loader, seed, number)
-            if middle is not None:
-                loader.load_state_dict(middle)  # type: ignore[attr-defined]
-                middle = None
+            if loader_state is not None and isinstance(loader, DDLPLoader):
+                loader.load_state_dict(loader_state)
+                loader_state = None
             run.epochs.append(epoch := Epoch(number))
             title = f"{strategy} seed {seed} epoch {number + 1}/{options.epochs}"
             with around(epoch):
@@ -303,13 +303,13 @@ def train(
 
 
 def _save(training: Training, loader: DataLoader, run: Run, options: Any, number: int, interrupted: bool) -> None:
-    """Write the checkpoint; in mid-epoch with the state of the loader. DataLoader has none: its epoch begins again."""
+    """Write the checkpoint, with the state of the loader. DataLoader has none: its epoch begins again."""
     if options.checkpoint is None or (interrupted and not isinstance(loader, DDLPLoader)):
         return
-    ended = sum(e.batches for e in run.epochs if e.number == number) >= len(loader)
+    loader_state = loader.state_dict() if isinstance(loader, DDLPLoader) else None
+    following = number + 1 if loader_state is None else loader_state["epoch"]  # the same one where something is left of it
     state = {name: part.state_dict() for name, part in training.parts().items()}
-    middle = None if ended else loader.state_dict()  # type: ignore[attr-defined]
-    state.update(next=number + ended, loader=middle, epochs=[asdict(epoch) for epoch in run.epochs])
+    state.update(next=following, loader=loader_state, epochs=[asdict(epoch) for epoch in run.epochs])
     options.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     unfinished = options.checkpoint.with_suffix(".part")
     torch.save(state, unfinished)
@@ -317,7 +317,7 @@ def _save(training: Training, loader: DataLoader, run: Run, options: Any, number
 
 
 def _resumed(training: Training, run: Run, options: Any) -> tuple[int, Any]:
-    """The epoch to go on with, and the loader's state in it, from the checkpoint if there is one."""
+    """The epoch to go on with, and the loader's state, from the checkpoint if there is one."""
     if options.checkpoint is None or not options.checkpoint.exists():
         return 0, None
     state = torch.load(options.checkpoint, map_location=options.device, weights_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_sets import RANDOM, SAMPLES, by_target, numbered
+from small_sets import RANDOM, SAMPLES, Draws, by_target, numbered
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import transforms
@@ -133,6 +133,45 @@ def test_lightning_trains_and_picks_the_state_up(paths, engine, tmp_path):
     assert len(seen) == 22
     assert trainer.train_dataloader is loader
     trainer.save_checkpoint(tmp_path / "end.ckpt")
+
+
+@pytest.mark.parametrize("user_code", [False, True])
+@pytest.mark.parametrize(("steps", "left"), [(4, 18), (11, 11)])  # in mid-epoch, and with an epoch's last batch
+def test_lightning_goes_on_from_its_checkpoints(paths, tmp_path, user_code, steps, left):
+    lightning = need("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+            self.seen: list[int] = []
+            self.steps = 0
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            self.seen += batch[1].tolist()
+            self.steps += 1
+            return self.layer(torch.ones(1)).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def fit(checkpoint: str | None = None) -> Module:
+        keep = lightning.pytorch.callbacks.ModelCheckpoint(
+            tmp_path, filename="{step}", every_n_train_steps=steps, save_top_k=-1
+        )
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[keep], default_root_dir=str(tmp_path),
+        )
+        module = Module()
+        dataset = Draws() if user_code else numbered(paths)
+        trainer.fit(module, DDLPLoader(dataset, 4, shuffle=True), ckpt_path=checkpoint)
+        return module
+
+    whole, rest = fit(), fit(str(tmp_path / f"step={steps}.ckpt"))
+    assert whole.steps == 22 and rest.steps == left
+    first = whole.seen[: min(4 * steps, SAMPLES)] + rest.seen[:-SAMPLES]
+    assert sorted(first) == sorted(rest.seen[-SAMPLES:]) == list(range(SAMPLES))
 
 
 def test_the_trainer_of_hugging_face(paths, engine, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import random
 from collections import Counter
@@ -163,30 +164,53 @@ def test_the_order_goes_on(paths, engine, strategy):
     assert [b[1].tolist() for b in epoch_in_parts(make, 0, [(4, {}), (3, {}), (0, {})])] == expected
 
 
+AFTER = {
+    "shuffled": lambda: dict(shuffle=True),
+    "own generator": lambda: dict(shuffle=True, generator=torch.Generator().manual_seed(2)),
+    "own generator, whole batches": lambda: dict(shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(2)),
+    "own, torch": lambda: dict(sampler=Shuffled("torch")),
+}
+
+
+def trained(batches: Any, count: int | None = None) -> list[Any]:
+    """The batches, with a draw of the model's after each."""
+    got = []
+    for batch in itertools.islice(batches, count):
+        got.append(batch)
+        torch.rand(3)
+    return got
+
+
+@pytest.mark.parametrize("take", [1, 9, 10, 11])
+@pytest.mark.parametrize("options", [{}, dict(num_workers=2), dict(num_workers=1, persistent_workers=True)])
+@pytest.mark.parametrize("name", AFTER)
 @pytest.mark.parametrize("user_code", [False, True])
-def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code):
-    def make():
-        return DDLPLoader(Draws() if user_code else numbered(paths, RANDOM), 4, shuffle=True, seed=8)
+def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code, name, options, take):
+    """With the generators put back once, as a checkpoint of a whole training run does it."""
+
+    def make() -> DDLPLoader:
+        return DDLPLoader(Draws() if user_code else numbered(paths, RANDOM), 4, **AFTER[name](), **options)
 
     seed_all(1)
     loader = make()
+    trained(loader)
     iterator = iter(loader)
-    first = [next(iterator) for _ in range(3)]
-    state, generator = loader.state_dict(), torch.get_rng_state()
-    first += list(iterator)
-    second = list(loader)
+    take = min(take, len(loader))
+    trained(iterator, take)
+    state = json.dumps(loader.state_dict())
+    generators = [g.get_state() for g in (torch.default_generator, loader.generator) if g is not None]
+    expected = [trained(epoch) for epoch in (iterator, loader, loader)]
+
     seed_all(2)
     loader = make()
-    torch.set_rng_state(generator)  # as a checkpoint of a whole training run holds it
-    loader.load_state_dict(state)
-    rest = list(loader)
-    assert samples(first[:3] + rest) == samples(first)
-    torch.set_rng_state(generator)
-    assert [b[0].shape for b in loader] == [b[0].shape for b in second]
-    loader.set_epoch(1)
-    torch.set_rng_state(generator)
-    assert samples(list(loader)) == samples(second)
-
+    loader.load_state_dict(json.loads(state))
+    for generator, then in zip((torch.default_generator, loader.generator), generators, strict=False):
+        generator.set_state(then)
+    found = [trained(epoch) for epoch in (loader, loader, loader)]
+    assert [len(epoch) for epoch in expected] == [len(loader) - take, len(loader), len(loader)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [b[1].tolist() for b in ours] == [b[1].tolist() for b in theirs]
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(ours, theirs, strict=True))
 
 @pytest.mark.parametrize("user_code", [False, True])
 def test_persistent_workers_go_on(paths, user_code):
@@ -215,20 +239,26 @@ def test_results_in_any_order_go_on():
     assert samples(epoch_in_parts(make, 0, [(3, {}), (3, {}), (0, {})])) == expected
 
 
-def test_the_generators_are_left_alone(paths):
-    loader = DDLPLoader(numbered(paths), 4, shuffle=True)
+@pytest.mark.parametrize("user_code", [False, True])
+@pytest.mark.parametrize("name", ["shuffled", "own, torch"])
+def test_the_generators_are_left_alone(paths, name, user_code):
+    """The order and the seed are in the state: iter() drew them before it was taken."""
+
+    def make() -> DDLPLoader:
+        return DDLPLoader(Draws() if user_code else numbered(paths), 4, **AFTER[name]())
+
+    def draws() -> list[Any]:
+        return [torch.rand(()).item(), np.random.rand(), random.random()]
+
+    loader = make()
     next(iter(loader))
     state = loader.state_dict()
-    after = []
-    for resumed in (False, True):
-        torch.manual_seed(3)
-        loader = DDLPLoader(numbered(paths), 4)
-        if resumed:
-            loader = DDLPLoader(numbered(paths), 4, shuffle=True)
-            loader.load_state_dict(state)
-        list(loader)
-        after.append(torch.get_rng_state().numpy().tobytes())
-    assert after[0] == after[1]  # the base seed, and nothing else
+    seed_all(3)
+    expected = draws()
+    seed_all(3)
+    loader = make()
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 10 and draws() == expected
 
 
 def test_states_can_be_saved_and_foreign_ones_are_refused(paths):
