@@ -270,22 +270,25 @@ class DDLPLoader(DataLoader):
         graphs = self._graphs_for(now, landing)
         reach = None if name == "cpu" else self._reached()
         devices = () if reach is None else reach.names
-        if reach is not None:
-            reach.epoch_began()
-        iterator = iterator_kind(self)(
-            self,
-            now,
-            seed=seed,
-            base_seed=base_seed,
-            epoch=epoch,
-            resume=resume,
-            make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
-            devices=devices,
-            landing=landing,
-            graphs=graphs,
-            life=self._life,
-            on_closed=(lambda: None) if reach is None else reach.epoch_ended,
-        )
+        ended = (lambda: None) if reach is None else reach.epoch_began()
+        try:
+            iterator = iterator_kind(self)(
+                self,
+                now,
+                seed=seed,
+                base_seed=base_seed,
+                epoch=epoch,
+                resume=resume,
+                make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
+                devices=devices,
+                landing=landing,
+                graphs=graphs,
+                life=self._life,
+                on_closed=ended,
+            )
+        except BaseException:
+            ended()
+            raise
         iterator.keep = tuple(self._keeps)
         if reach is not None:
             for device in devices:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from csd_engine.errors import EngineGone
@@ -32,8 +34,8 @@ class Keep:
 class Reach:
     """The devices of one loader; connections are made when first wanted and kept between epochs.
 
-    Connecting may take long and holds up nobody but others who want the same device: `epoch_ended` and `close` never wait
-    for it.
+    Connecting may take long and holds up nobody but others who want the same device: an epoch's end and `close` never
+    wait for it.
     """
 
     def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions, transfer: str | None = None) -> None:
@@ -47,7 +49,7 @@ class Reach:
         self._opening: set[EngineLink] = set()
         self._links: dict[str, Place] = {}
         self._engine: EmbeddedEngine | None = None
-        self._epochs = 0
+        self._epochs: set[object] = set()  # those under way
         self._timer: threading.Timer | None = None
         self._closed = False
 
@@ -56,18 +58,20 @@ class Reach:
         """The devices' names, for messages and the report."""
         return tuple(self._devices) or (EMBEDDED,)
 
-    def epoch_began(self) -> None:
-        """An epoch wants the devices."""
+    def epoch_began(self) -> Callable[[], None]:
+        """An epoch wants the devices. Returns what is to be called, once or more often, when it is over."""
+        epoch = object()
         with self._lock:
-            self._epochs += 1
+            self._epochs.add(epoch)
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+        return partial(self._epoch_ended, epoch)
 
-    def epoch_ended(self) -> None:
-        """An epoch is over. Where no other one begins soon, the embedded engine is ended."""
+    def _epoch_ended(self, epoch: object) -> None:
+        """Where no other one begins soon, the embedded engine is ended."""
         with self._lock:
-            self._epochs -= 1
+            self._epochs.discard(epoch)
             self._end_soon()
 
     def _end_soon(self) -> None:
@@ -86,7 +90,7 @@ class Reach:
     def _end_if_idle(self) -> None:
         with self._lock:
             engine = None
-            if self._epochs == 0:
+            if not self._epochs:
                 engine, self._engine = self._engine, None
                 self._links.pop(EMBEDDED, None)
         if engine is not None:

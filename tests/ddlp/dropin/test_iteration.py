@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
+from ddlp.sources import reach
 
 KINDS = (DataLoader, DDLPLoader)
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
@@ -262,3 +264,28 @@ def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
     lease = next(iter(account.outstanding))
     run.published(device, lease, Path("gone"), 0.1)
     assert lease not in run._files
+
+
+class FailsOnce:
+    """A batch sampler of the user's whose first iter() raises."""
+
+    failed = False
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise KeyError("not today")
+        return iter([[k] for k in range(SAMPLES)])
+
+
+def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(reach, "LINGER_S", 0.05)
+    loader = DDLPLoader(numbered(paths), batch_sampler=FailsOnce(), strategy="csd", spool=str(tmp_path))
+    with pytest.raises(KeyError, match="not today"):
+        iter(loader)
+    assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first one has not begun
+    while loader._reach._engine is not None:
+        time.sleep(0.01)
