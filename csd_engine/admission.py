@@ -7,8 +7,9 @@ from typing import Any, Dict, Optional, Tuple
 
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset
-from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError
+from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError, RootNotAllowed
 from csd_engine.operatorfile import OperatorDirectory
+from csd_engine.received import array_path
 from csd_engine.roots import Roots
 from csd_engine.spool import Spool
 from csd_engine.transforms import Pipeline
@@ -60,8 +61,10 @@ def check_job(
         raise EngineError(refusal)
     for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
         place = part.path if isinstance(part, ArraySet) else part.root
-        if os.path.dirname(place) == str(spool.arrays):
+        if isinstance(part, ArraySet) and place == array_path(spool.arrays, part.fingerprint):
             continue  # sent, or about to be
+        if f"{os.path.normpath(place)}/".startswith(f"{spool.arrays}/"):
+            raise RootNotAllowed(f"{place} is no array that a host has sent: of {spool.arrays} nothing else is read.")
         real = roots.resolve(place)
         if not os.path.exists(real):
             raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")

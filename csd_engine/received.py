@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,15 @@ from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.manifest import Manifest
 from csd_engine.protocol import MAX_PART_BYTES
 
-__all__ = ["ARRAY", "ARRAY_SUFFIX", "MANIFEST", "FileCache", "needed_files", "pack", "read_part"]
+__all__ = ["ARRAY", "ARRAY_SUFFIX", "MANIFEST", "FileCache", "array_path", "needed_files", "pack", "read_part"]
 
 MANIFEST, ARRAY = "manifest", "array"
 ARRAY_SUFFIX = ".npy"
 MAX_MANIFEST_BYTES = 1 << 30
 _COMPRESSION = 1  # paths shrink to a fifth already; more costs the host time at every first use
+
+_FINGERPRINT = "[0-9a-f]{32}"
+_PART = re.compile(_FINGERPRINT + r"\.[0-9]+\.part")
 
 Key = Tuple[Hashable, str]
 
@@ -37,6 +41,11 @@ def read_part(path: "os.PathLike[str]", offset: int) -> Tuple[bytes, int]:
         return stream.read(MAX_PART_BYTES), total
 
 
+def array_path(arrays: "os.PathLike[str]", fingerprint: str) -> str:
+    """Return where an array lies that was sent, in `arrays`, the directory of those."""
+    return os.path.join(arrays, fingerprint + ARRAY_SUFFIX)
+
+
 def needed_files(dataset: Dataset, arrays: "os.PathLike[str]") -> List[Tuple[str, str]]:
     """Return (kind, fingerprint) of what a reader of this data set needs and a host sends, each once.
 
@@ -44,7 +53,7 @@ def needed_files(dataset: Dataset, arrays: "os.PathLike[str]") -> List[Tuple[str
     """
     found = [(MANIFEST, one) for one in fingerprints(dataset)]
     for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
-        if isinstance(part, ArraySet) and part.path == os.path.join(arrays, part.fingerprint + ARRAY_SUFFIX):
+        if isinstance(part, ArraySet) and part.path == array_path(arrays, part.fingerprint):
             found.append((ARRAY, part.fingerprint))
     return list(dict.fromkeys(found))
 
@@ -59,7 +68,7 @@ class _Incoming:
 
 
 class FileCache:
-    """Files of one kind below `directory`, which is the cache's alone.
+    """Files of one kind below `directory`. What else lies there is neither removed, counted nor served.
 
     Args:
         directory: made if missing.
@@ -72,14 +81,16 @@ class FileCache:
         self.directory = directory
         self._kind = kind
         self._suffix = ARRAY_SUFFIX if kind == ARRAY else ""
+        self._own = re.compile(_FINGERPRINT + re.escape(self._suffix))
         self._limit_bytes = limit_bytes
         self._room_bytes = room_bytes
         self._incoming: Dict[Key, _Incoming] = {}
         self._count = 0
         try:
             directory.mkdir(exist_ok=True)
-            for left in directory.glob("*.part"):
-                left.unlink()
+            for left in directory.iterdir():
+                if _PART.fullmatch(left.name):
+                    left.unlink()
         except OSError as error:
             why = f"the directory {directory} cannot be used: {error.strerror}. Check --spool."
             raise SpoolError(why) from None
@@ -192,12 +203,13 @@ class FileCache:
 
     def _kept(self) -> Iterator[Tuple[float, int, Path]]:
         for path in self.directory.iterdir():
+            if not self._own.fullmatch(path.name):
+                continue
             try:
                 status = path.stat()
             except OSError:
                 continue
-            if path.suffix != ".part":
-                yield status.st_mtime, status.st_size, path
+            yield status.st_mtime, status.st_size, path
 
     def _make_room(self, total: int, in_use: Collection[str]) -> None:
         """Remove what was not used for longest until `total` bytes more fit; raises SpoolError if they never do."""

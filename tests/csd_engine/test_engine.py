@@ -15,7 +15,7 @@ import pytest
 from engine_process import EPOCH, SEED, Recipe, batch_files, until, wait_for
 
 from csd_engine.batchfile import Layout
-from csd_engine.datasets import FileSet
+from csd_engine.datasets import ArraySet, FileSet
 from csd_engine.errors import EngineRefused, MissingBatch
 from csd_engine.keys import make_keys
 from csd_engine.samples import sample_digest
@@ -102,6 +102,9 @@ def test_jobs_that_cannot_be_are_refused_with_the_reason(start, recipe, tmp_path
     refused("Eval", pipeline=Strange())
     refused("outside the roots", dataset=FileSet("/etc", recipe.dataset.manifest, recipe.dataset.count))
     refused("outside the roots", dataset=FileSet(f"{recipe.root}-other", recipe.dataset.manifest, 1))
+    arrays = engine.spool / "arrays"  # somebody's own, with the files of the user who runs the engine
+    refused("no array that a host has sent", dataset=ArraySet(str(arrays / "salaries.npy"), "0" * 32, (4, 40, 40, 3)))
+    refused("no array that a host has sent", dataset=FileSet(str(arrays), recipe.dataset.manifest, recipe.dataset.count))
     refused("layout says", layout=Layout(8, 16, 16, 3))
     refused("quota", layout=Layout(800, 32, 32, 3))
     refused("manifest received", dataset=FileSet(str(recipe.root), "0" * 32, recipe.dataset.count))

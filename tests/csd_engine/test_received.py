@@ -108,6 +108,28 @@ def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
     assert not list((tmp_path / "c").glob("*.part"))
 
 
+@pytest.mark.parametrize("kind", [MANIFEST, ARRAY])
+def test_what_is_not_the_caches_stays_and_takes_no_room(tmp_path, kind):
+    """Somebody's own directory of that name: old, large files with names that are nearly ours."""
+    directory, source, names = tmp_path / "c", tmp_path / "source", []
+    directory.mkdir()
+    other = "1" * 32 + (".npy" if kind == MANIFEST else "")
+    foreign = ["film.part", "0" * 32 + ".part", "0" * 31 + ".1.part", "weights.npy", "notes", "0" * 33, "A" * 32, other]
+    for name in foreign:
+        (directory / name).write_bytes(bytes(5000))
+        os.utime(directory / name, (1, 1))
+    (directory / ("0" * 32 + ".7.part")).touch()  # what an engine that was killed has left
+    cache = cache_of(directory, kind, limit_bytes=1000)
+    assert sorted(os.listdir(directory)) == sorted(foreign)
+    for number in range(1, 4):
+        if kind == MANIFEST:
+            names.append(write_manifest(source, [f"{number}" * 600]))
+        else:
+            names.append(array_file(source, number, 600))
+        receive(cache, source, names[-1], kind=kind)
+    assert sorted(os.listdir(directory)) == sorted([*foreign, cache.path(names[-1]).name])
+
+
 def private_dirty_kib(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
