@@ -25,6 +25,12 @@ __all__ = ["FileBatch"]
 ENOUGH_S = 0.02  # a cancel is heard soon; of calls of 5 ms, each with cold caches, Python was 0.7 % of all
 
 
+def _most_pixels() -> Optional[int]:
+    """Pillow's limit as C takes it: users set it to any number, 1e10 and inf among them. None: there is none."""
+    limit = Image.MAX_IMAGE_PIXELS
+    return None if limit is None or limit >= 1 << 63 else int(limit)
+
+
 class FileBatch:
     """Made by `of`; for one thread, in a `with`. The samples are made in their order."""
 
@@ -64,8 +70,8 @@ class FileBatch:
             plan: the kernel's for it, from `file_plan`.
             sources, occurrences: int64 (n,).
             seed, epoch: with these the keys of all random draws.
-            most_memory: bytes; before an image is decoded that takes so many at least, and before Pillow's turn,
-            before_decoding: is called, as `prepare_sample` does.
+            most_memory: bytes; an image that takes so many at least to decode waits for `before_decoding`.
+            before_decoding: as of `prepare_sample`; called for these, and before Pillow's turn.
         """
         if plan is None:
             return None
@@ -77,8 +83,7 @@ class FileBatch:
         if found is None or len(paths) != len(found):  # C would read no further than to the 0 in one of them
             return None
         files = Files(
-            plan, paths, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, Image.MAX_IMAGE_PIXELS, most_memory,
-            reader.beneath,
+            plan, paths, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, _most_pixels(), most_memory, reader.beneath,
         )  # fmt: skip
         items = list(zip(sources.tolist(), occurrences.tolist()))
         return FileBatch(reader, pipeline, plan, files, items, seed, epoch, before_decoding)

@@ -241,10 +241,21 @@ def test_large_images_wait_for_their_turn(kernel, folder):
     assert asked == [4 * 150 * 117]
 
 
-def test_an_image_larger_than_the_user_allows_is_pillows(kernel, folder, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+@pytest.mark.parametrize("limit", [1000, 1000.5])
+def test_an_image_larger_than_the_user_allows_is_pillows(kernel, folder, monkeypatch, limit):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     with pytest.raises(SampleError, match="DecompressionBombError"):
         together(reader_of(folder, ["plain.jpg"]), pipeline(TRAIN), kernel, [0])
+
+
+@pytest.mark.parametrize("limit", [1e10, float("inf"), 1 << 63, 1 << 64])
+def test_any_large_number_is_a_limit_that_the_kernel_keeps_to(kernel, folder, monkeypatch, limit):
+    reader, pipe = reader_of(folder, ["plain.jpg", "progressive.jpg"]), pipeline(TRAIN)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    wanted, _, _ = together(reader, pipe, kernel, [0, 1])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    monkeypatch.setattr(filebatch, "prepare_by_pillow", None)  # which would be called where the limit has become 0
+    assert np.array_equal(together(reader, pipe, kernel, [0, 1])[0], wanted)
 
 
 def test_reading_is_timed(kernel, folder):
