@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+FAILURES = 3  # leases in a row; fewer may be the data's fault, which fails on the host as well
+
 
 @dataclass
 class Account:
@@ -16,3 +18,9 @@ class Account:
     held: int = 0
     held_back: bool = False  # it says that it has no room for now
     outstanding: dict[int, int] = field(default_factory=dict)  # lease -> position, in the order given
+    failures: int = 0  # leases in a row: it has published none between; a loss and a return end no row
+
+    @property
+    def failing(self) -> bool:
+        """True where it can't prepare any batch, as it seems."""
+        return self.failures >= FAILURES

@@ -167,15 +167,10 @@ class EpochRun(Heard):
         with self._lock:
             ledger = self.ledger
             return Live(
-                self.report(),
-                life.total(),
-                ledger.length if ledger.closed else None,
-                len(ledger.delivered),
-                self.counts.waiting_now_s,
-                len(ledger.ready_host),
-                len(ledger.ready_csd),
+                self.report(), life.total(), ledger.length if ledger.closed else None, len(ledger.delivered),
+                self.counts.waiting_now_s, len(ledger.ready_host), len(ledger.ready_csd),
                 devices_live(ledger, self.rates, self._full_batch),
-            )
+            )  # fmt: skip
 
     def delivered(self) -> list[tuple[int, int]]:
         """Positions delivered, as ranges."""
@@ -310,9 +305,9 @@ class EpochRun(Heard):
         with self._lock:
             before: DeviceJob | None = job
             if not self._closing and device not in self._barred:
-                if device in self._gone:
-                    self._gone.remove(device)
-                    self._tidings.warn(f"device {device} is back.")
+                self._gone.discard(device)
+                if not self.ledger.devices[device].failing:  # else its first batch tells
+                    self._tidings.back(device)
                 before = self._jobs.get(device)
                 self._tidings.notes.pop(device, None)
                 self.rates.device(device).parallel = workers
@@ -343,14 +338,20 @@ class EpochRun(Heard):
                 self._files[lease] = job, path
                 self.counts.published(position)
                 self.rates.device(device).add(busy_s, self._part(position))
+                self._tidings.back(device)
             self._act()
 
-    def failed(self, device: str, lease: int, warning: str | None) -> None:
-        """A device could not make a batch: the host does, and if it is the sample's fault, the host says so."""
+    def failed(self, device: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
+        """A device could not make a batch: the host does, and says if it is the sample's fault. ``told``: it is known why."""
         with self._lock:
-            self.ledger.failed(device, lease)
-            if warning is not None:
-                self._tidings.warn(f"{device} could not prepare a batch, the host does: {warning}")
+            account = self.ledger.devices[device]
+            if lease not in account.outstanding:
+                return  # taken back meanwhile
+            self.ledger.failed(device, lease, fatal)
+            if account.failing:  # it would take up all that is free, and leave it to the host
+                self.lost(device, f"it can't prepare batches: {reason}")
+            elif not told:
+                self._tidings.warn(f"{device} could not prepare a batch, the host does: {reason}")
             self._act()
 
     def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
@@ -360,13 +361,11 @@ class EpochRun(Heard):
                 return
             self._gone.add(device)
             self._ends.notify_all()
-            self._tidings.gone(device)
+            self._tidings.gone(device, reason if error is None else None)
             self.ledger.leave(device)
             if error is not None:
                 self._barred.add(device)
                 self._error = error
-            else:
-                self._tidings.warn(f"device {device} is gone ({reason}); the host prepares its batches.")
             self._act()
 
     # -- under the lock ------------------------------------------------------------------------------------------

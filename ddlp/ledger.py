@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from ddlp.accounts import Account
+from ddlp.accounts import FAILURES, Account
 from ddlp.copies import CsdCopy, Entry, Event, HostCopy, LedgerError
 from ddlp.ranges import RangeSet
 
@@ -191,15 +191,12 @@ class Ledger:
         account.alive, account.joining, account.held_back = True, False, False
 
     def leave(self, device: str) -> int:
-        """A device is gone. Its unpublished leases come back; what it published may still be read.
-
-        Returns the number of leases that came back.
-        """
+        """A device is gone. Its unpublished leases come back (returns how many); what it published may still be read."""
         account = self.devices[device]
         account.alive = account.joining = False
-        gone = list(account.outstanding)
-        for lease in gone:
-            self.failed(device, lease)
+        gone = list(account.outstanding.values())
+        for position in gone:
+            self._lose_csd(self._open[position])
         return len(gone)
 
     def hold_back(self, device: str, held_back: bool) -> None:
@@ -259,14 +256,17 @@ class Ledger:
             return False
         entry.step_csd(Event.PUBLISH)
         self.in_spool.add(entry.position)
-        del self.devices[device].outstanding[lease]
+        account = self.devices[device]
+        del account.outstanding[lease]
+        account.failures = 0
         return True
 
-    def failed(self, device: str, lease: int) -> None:
-        """The device can't prepare this batch, or is gone: back to the host."""
+    def failed(self, device: str, lease: int, fatal: bool = False) -> None:
+        """The device can't prepare this batch (``fatal``: nor any other): back to the host."""
         entry = self._leased(device, lease)
         if entry is not None:
             self._lose_csd(entry)
+            self.devices[device].failures += FAILURES if fatal else 1
 
     def fetch(self, position: int) -> tuple[str, int]:
         """A published batch is being read and verified. Returns its device and lease."""

@@ -20,6 +20,7 @@ class Tidings:
     _vanished: list[tuple[float, str, str]] = field(default_factory=list)  # (when, device, warning)
     notes: dict[str, str] = field(default_factory=dict)  # what a device says of itself now
     remarks: dict[str, str] = field(default_factory=dict)  # what there is to say about a device
+    _away: set[str] = field(default_factory=set)  # devices whose loss was told, and their return not yet
 
     def __bool__(self) -> bool:
         """Whether there is a warning, due or not yet."""
@@ -33,9 +34,21 @@ class Tidings:
         """Tell of a file that is gone, unless `gone` tells that its device is gone as well."""
         self._vanished.append((now, device, text))
 
-    def gone(self, device: str) -> None:
-        """A device is lost: an engine that ends removes its files."""
+    def gone(self, device: str, reason: str | None) -> None:
+        """A device is lost: an engine that ends removes its files.
+
+        Told with the reason, unless there is none to tell or it was told before, and the device is not `back` since.
+        """
         self._vanished = [one for one in self._vanished if one[1] != device]
+        if reason is not None and device not in self._away:
+            self._away.add(device)
+            self.warn(f"device {device} is gone ({reason}); the host prepares its batches.")
+
+    def back(self, device: str) -> None:
+        """A device takes part, again where its loss was told."""
+        if device in self._away:
+            self._away.remove(device)
+            self.warn(f"device {device} is back.")
 
     def take(self, now: float, over: bool) -> list[str]:
         """The warnings that are due, once; all of them where the epoch is over."""

@@ -257,10 +257,10 @@ class WatchedRun(EpochRun):
         self.saw(Published(device, lease, position, time.monotonic(), busy_s))
         super().published(device, lease, path, busy_s)
 
-    def failed(self, device: str, lease: int, warning: str | None) -> None:
+    def failed(self, device: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
         """As `EpochRun.failed`."""
-        self.saw(LeaseFailed(device, lease, time.monotonic(), warning or ""))
-        super().failed(device, lease, warning)
+        self.saw(LeaseFailed(device, lease, time.monotonic(), "" if told else reason))
+        super().failed(device, lease, reason, fatal=fatal, told=told)
 
     def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
         """As `EpochRun.lost`."""

@@ -219,7 +219,8 @@ def join(
                 run.published(name, event.lease, event.path, event.busy_s)
             elif isinstance(event, LeaseFailed):
                 kind = event.reason.partition(":")[0]
-                run.failed(name, event.lease, None if kind in reasons else by_name(event.reason, files))
+                told = kind in reasons
+                run.failed(name, event.lease, by_name(event.reason, files), fatal=event.fatal, told=told)
                 reasons.add(kind)
             elif isinstance(event, LeaseProgress):
                 run.progressed(name, event.samples)

@@ -114,6 +114,35 @@ def test_a_device_that_comes_back_starts_with_an_empty_spool():
     assert not ledger.published("d", second) and ledger.effects[-1] == Release("d", second), "a late word of before"
 
 
+def test_a_device_that_fails_its_leases_in_a_row_can_prepare_none_as_it_seems():
+    ledger = ledger_with_device(12, quota=12, window=12)
+    leases = [ledger.lease("d", p, 0.0) for p in range(10)]
+    account = ledger.devices["d"]
+    for lease in (*leases[:2], leases[1]):  # the last word twice
+        ledger.failed("d", lease)
+    assert not account.failing
+    ledger.published("d", leases[2])
+    for lease in leases[3:5]:
+        ledger.failed("d", lease)
+    assert not account.failing, "there was one between"
+    ledger.failed("d", leases[5])
+    assert account.failing
+    assert ledger.leave("d") == 4
+    ledger.join("d", quota=12, window=12)
+    assert account.failing, "a return proves nothing"
+    ledger.published("d", ledger.lease("d", 10, 0.0))
+    assert not account.failing, "a batch does"
+    ledger.failed("d", ledger.lease("d", 11, 0.0), fatal=True)
+    assert account.failing
+
+
+def test_leases_that_a_lost_device_had_are_no_failures():
+    ledger = ledger_with_device(6, window=6)
+    for position in range(6):
+        ledger.lease("d", position, 0.0)
+    assert ledger.leave("d") == 6 and not ledger.devices["d"].failing
+
+
 def test_a_doubled_message_changes_nothing():
     ledger = ledger_with_device()
     lease = ledger.lease("d", 3, 0.0)

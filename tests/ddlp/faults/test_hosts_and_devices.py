@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from engine_process import EngineProcess
-from scene import alive, make_loader, train, until
+from scene import BATCH, alive, device, make_loader, train, until
 
 from ddlp import Device
 
@@ -141,3 +142,35 @@ def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, to
     finally:
         time.sleep(0.1)
         again.end()
+
+
+def gone_and_back(told) -> list[str]:
+    return [text for text in told if "is gone" in text or "is back" in text]
+
+
+def test_a_device_that_fails_every_lease_leaves_the_tail_to_the_other(engines, data, truth, told, images, paths, tmp_path):
+    """It has the files that both sides compare and no others, so each of its leases fails, and the host makes that batch."""
+    for path in paths[:BATCH]:
+        shutil.copy(path, tmp_path)
+    whole, empty = engines("--root", str(images), "--slowdown", "8"), engines("--root", f"{images}={tmp_path}")
+    loader = make_loader(data, "csd", csd=[device(whole), device(empty)])
+    for epoch in range(20):  # on a busy machine it may come when an epoch is over
+        truth.check(train(loader), epoch)
+        # Three leases in a row and the one beside them; then one, and one beside it, after 2 s, 4 s, 8 s ...
+        assert loader.report().batches_csd > 24
+        news = gone_and_back(told)
+        assert len(news) <= epoch + 1, list(told)  # once an epoch, however often it was tried again
+        if len(news) == 2:
+            break
+    assert len(news) == 2, list(told)
+    assert all(f"{empty.address} is gone (it can't prepare batches: sample {tmp_path}/image " in text for text in news), news
+
+
+def test_a_device_that_can_go_on_after_a_failure_of_all_its_leases(engines, data, truth, told, images):
+    """The first lease that its job's directory was missing for is enough; the next job has a directory again."""
+    engine = engines("--root", str(images), "--slowdown", "24")
+    loader = make_loader(data, "csd", csd=device(engine))
+    truth.check(train(loader, 0.15, at={3: lambda: [one.rename(engine.home / one.name) for one in job_directories(engine)]}))
+    lost, back = gone_and_back(told)
+    assert "is gone (it can't prepare batches: a batch file cannot be written: No such file" in lost
+    assert back == f"ddlp: device {engine.address} is back."
