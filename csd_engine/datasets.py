@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.errors import DatasetError, RootNotAllowed
-from csd_engine.imagefiles import content, open_image, open_sample
+from csd_engine.imagefiles import MAX_FILE_BYTES, content, open_image, open_sample
 from csd_engine.manifest import Manifest, write_manifest
 from csd_engine.regular import OpenFile, open_regular
 
@@ -238,7 +238,7 @@ class _FileReader(Reader):
         return len(self._manifest)
 
     def open(self, index: int) -> Source:
-        return open_sample(os.path.join(self._root, self._manifest[index]), self.beneath)
+        return open_sample(os.path.join(self._root, self._manifest[index]), self.beneath, MAX_FILE_BYTES)
 
     def paths(self, indices: List[int]) -> Optional[List[str]]:
         return [os.path.join(self._root, self._manifest[index]) for index in indices]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Optional, Sequence
+from typing import BinaryIO, Optional, Sequence, Union
 
 from PIL import Image
 
@@ -13,22 +13,22 @@ from csd_engine.regular import OpenFile, open_file
 
 __all__ = ["MAX_FILE_BYTES", "content", "open_image", "open_sample"]
 
-MAX_FILE_BYTES = 256 << 20  # a file is read whole: a larger one would not fit a small board's memory
+MAX_FILE_BYTES = 256 << 20  # of a file that is read whole; a larger one would not fit a small board's memory
 
 
-def open_sample(path: str, beneath: Optional[Sequence[str]] = None) -> OpenFile:
+def open_sample(path: str, beneath: Optional[Sequence[str]] = None, most_bytes: Optional[int] = None) -> OpenFile:
     """Open an image file.
 
     Raises:
-        SampleError: missing, no regular file, larger than MAX_FILE_BYTES, or really outside `beneath`.
+        SampleError: missing, no regular file, larger than `most_bytes`, or really outside `beneath`.
     """
     try:
         opened = open_file(path, beneath)
     except Exception as error:
         raise _not_read(path, error) from error
-    if opened.size > MAX_FILE_BYTES:
+    if most_bytes is not None and opened.size > most_bytes:
         os.close(opened.descriptor)
-        raise SampleError(path, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")
+        raise SampleError(path, f"the file is larger than {most_bytes >> 20} MiB")
     return opened
 
 
@@ -48,14 +48,16 @@ def content(opened: OpenFile) -> bytes:
         os.close(opened.descriptor)
 
 
-def open_image(path: str, data: bytes) -> Image.Image:
+def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
     """Return the image in a file's bytes with its header read and its pixels not yet decoded; `path` is for messages.
+
+    Of an open file only what Pillow wants is read; it has to stay open until the pixels are decoded.
 
     Raises:
         SampleError: not an image.
     """
     try:
-        return Image.open(io.BytesIO(data))
+        return Image.open(io.BytesIO(data) if isinstance(data, bytes) else data)
     except Exception as error:
         raise _not_read(path, error) from error
 

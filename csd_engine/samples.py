@@ -10,14 +10,14 @@ import hashlib
 import os
 import time
 import warnings
-from typing import Callable, Iterator, Optional, Tuple
+from typing import BinaryIO, Callable, Iterator, Optional, Tuple, Union
 
 import numpy as np
 from PIL import Image
 
 from csd_engine.datasets import Reader
 from csd_engine.errors import OperatorFailed, SampleError
-from csd_engine.imagefiles import content, open_image
+from csd_engine.imagefiles import MAX_FILE_BYTES, content, open_image
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context
 from csd_engine.keyed import Keyed
@@ -77,6 +77,10 @@ def prepare_sample(
         if not isinstance(source, OpenFile):
             _by_pillow(Image.fromarray(source), pipeline, item, seed, epoch, out, boxes, before_decoding)
             return
+        if source.size > MAX_FILE_BYTES:  # a host's: Pillow reads what it wants of it
+            with open(source.descriptor, "rb") as stream:
+                _by_pillow(_opened(source.path, stream), pipeline, item, seed, epoch, out, boxes, before_decoding)
+            return
         fast = kernel()
         if fast is None:
             began = time.monotonic()
@@ -124,7 +128,7 @@ def _told(reader: Reader, index: int) -> Iterator[None]:
         ) from error
 
 
-def _opened(path: str, data: bytes) -> Image.Image:
+def _opened(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
     _silence_pillow()
     return open_image(path, data)
 

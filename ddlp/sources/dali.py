@@ -16,6 +16,7 @@ there into the batch's own, on the landing's lane, and the worker waits for that
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +28,7 @@ import torch
 from PIL import Image
 
 from csd_engine.datasets import Reader
-from csd_engine.imagefiles import content, open_image
+from csd_engine.imagefiles import MAX_FILE_BYTES, content, open_image
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Job
 from csd_engine.keyed import Keyed
@@ -302,6 +303,9 @@ class DaliHost:
         with contextlib.suppress(Exception):  # what is raised here is raised again by our own code, in the proper words
             source = reader.open(index)
             if not isinstance(source, OpenFile):
+                return None
+            if source.size > MAX_FILE_BYTES:  # not to be read whole
+                os.close(source.descriptor)
                 return None
             data = content(source)
             size = _size(source.path, data)

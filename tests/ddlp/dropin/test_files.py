@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 import torch
 from PIL import Image
@@ -10,6 +13,7 @@ from torchvision import transforms
 
 from csd_engine import filebatch
 from csd_engine.filebatch import FileBatch
+from csd_engine.imagefiles import MAX_FILE_BYTES
 from csd_engine.kernels.files import Files
 from ddlp import DDLPLoader
 from ddlp.transforms import Cutout
@@ -84,6 +88,18 @@ def test_a_file_that_the_kernel_refuses_does_not_stop_the_others(paths, calls, t
     found = by_target(list(DDLPLoader(data, batch_size=SAMPLES, seed=3)))
     assert all(torch.equal(found[k], expected[k]) for k in expected)
     assert calls == [4, SAMPLES - 5]  # behind it it goes on
+
+
+def test_a_file_too_large_for_the_device_comes_from_the_host(paths, engine, tmp_path):
+    large = shutil.copy(paths[12], tmp_path / "large.jpg")
+    os.truncate(large, MAX_FILE_BYTES + 1)  # zeros behind the image, which take no space
+    expected = by_target(list(DDLPLoader(numbered(paths, RANDOM), batch_size=7, seed=3)))
+    data = numbered([*paths[:12], str(large), *paths[13:]], RANDOM)
+    loader = DDLPLoader(data, batch_size=7, seed=3, strategy="csd", spool=engine)
+    with pytest.warns(UserWarning, match="could not prepare a batch, the host does.*larger than 256 MiB"):
+        found = by_target(list(loader))
+    assert all(torch.equal(found[k], expected[k]) for k in range(SAMPLES))
+    assert loader.report().batches_csd == len(loader) - 1
 
 
 def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_kernel):

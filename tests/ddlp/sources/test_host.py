@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader
 
 from csd_engine import filebatch, samples
+from csd_engine.imagefiles import MAX_FILE_BYTES
 from ddlp import ImageArrays, ImageFiles
 from ddlp.plan import EpochPlan
 from ddlp.portable import portable
@@ -101,6 +104,20 @@ def test_where_the_files_of_a_batch_lie(paths):
     assert reader["two"].paths([COUNT + 2, 1]) == [paths[2], paths[1]]
     assert reader["mixed"].paths([1]) == [paths[1]] and reader["mixed"].paths([1, COUNT]) is None
     assert translate_dataset(rows).reader().paths([0]) is None
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
+    large = shutil.copy(paths[1], tmp_path / "large.jpg")
+    os.truncate(large, MAX_FILE_BYTES + 1)  # zeros behind the image, which take no space
+    expected = prepare_batch(recipe(files(paths)), 0, lambda: True).images
+    before, read = descriptors(), bytes_read()
+    found = prepare_batch(recipe(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
+    assert torch.equal(found, expected)
+    assert bytes_read() - read < 16 << 20 and descriptors() == before
 
 
 def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
