@@ -13,6 +13,7 @@ ends when this process is gone, however that came. Only the standard library is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -40,15 +41,19 @@ class _Log:
         self._stream = open(path, "ab", buffering=0)
 
     def write(self, data: bytes) -> None:
-        """Add to it; a full disk loses the words, and nothing else."""
-        try:
+        """Add to it. A full disk, or one on which no fresh file can be begun, loses the words, and nothing else."""
+        with contextlib.suppress(OSError):
             if self._stream.tell() + len(data) > _LOG_BYTES:
-                self._stream.close()
-                os.replace(self.path, self.path + ".1")
-                self._stream = open(self.path, "ab", buffering=0)
+                self._begin_anew()
             self._stream.write(data)
-        except OSError:
-            pass
+
+    def _begin_anew(self) -> None:
+        """The stream is an open file at any time: what fails here is tried again with the next words."""
+        with contextlib.suppress(FileNotFoundError):  # renamed the last time already, or somebody has removed it
+            os.replace(self.path, self.path + ".1")
+        fresh = open(self.path, "ab", buffering=0)
+        full, self._stream = self._stream, fresh
+        full.close()
 
     def say(self, text: str) -> None:
         """Add a line of our own."""

@@ -17,6 +17,7 @@ from engine_process import alive, until
 
 from csd_engine.keys import make_keys
 from csd_engine.supervisor import _LOG_BYTES, _Log
+from tests.open_files import few_descriptors
 
 
 class Home:
@@ -138,6 +139,24 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert set(sizes) == {"log", "log.1"} and max(sizes.values()) <= _LOG_BYTES and sizes["log.1"] > _LOG_BYTES - 2000
     assert (tmp_path / "log").read_bytes().rstrip(b".\n").endswith(b"%8d" % (4 * _LOG_BYTES // 1000 - 1))
+
+
+def test_a_log_that_cannot_be_begun_anew_is_no_end(tmp_path: Path) -> None:
+    """The rename fails, then the opening: words are lost until it can be done, and the supervisor goes on."""
+    log = _Log(str(tmp_path / "log"))
+    full = b"." * (_LOG_BYTES - 10) + b"\n"
+    log.write(full)
+    (tmp_path / "log.1").mkdir()
+    for _ in range(2):
+        log.write(b"lost for want of a name\n")
+    (tmp_path / "log.1").rmdir()
+    with few_descriptors(0):
+        for _ in range(2):
+            log.write(b"lost for want of a descriptor\n")
+    for _ in range(2):
+        log.write(b"kept again\n")
+    assert (tmp_path / "log").read_bytes() == 2 * b"kept again\n"
+    assert (tmp_path / "log.1").read_bytes() == full
 
 
 def test_it_costs_no_more_than_a_bare_interpreter() -> None:
