@@ -31,7 +31,7 @@ __all__ = ["EngineOptions", "Service"]
 
 _LOG = logging.getLogger("csd_engine")
 _TICK_S = 0.5  # how soon a dead parent, a silent host or freed disk space is noticed
-_RESTART_S = 1.0  # pause before a worker that died at once is started again
+_RESTART_S = 1.0  # pause before a worker that died at once, or could not be started, is started again
 _WORKER_GRACE_S = 2.0
 _SENSORS_TOLD = 256  # more than any computer has
 _CANCEL_GRACE_S = 5.0  # a worker looks for a cancel after each sample
@@ -258,7 +258,13 @@ class Service:
 
     def _start_workers(self) -> None:
         while len(self._crew) < self._options.workers and time.monotonic() >= self._start_after:
-            worker = WorkerProcess(self._worker_arguments)
+            try:
+                worker = WorkerProcess(self._worker_arguments)
+            except OSError as error:  # too many processes or descriptors, too little memory: those at work go on
+                self._trouble = f"a worker process cannot be started: {error.strerror}; see the engine's log"
+                self._start_after = time.monotonic() + _RESTART_S
+                _LOG.error("a worker process cannot be started: %s; it is tried again in %g s", error, _RESTART_S)
+                return
             self._poller.register(worker.read_descriptor, zmq.POLLIN)
             self._crew.append(worker)
 

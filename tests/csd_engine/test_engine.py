@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -236,6 +237,34 @@ def test_a_killed_worker_fails_its_lease_and_is_replaced(start, recipe):
     recipe.lease(job, 1)
     wait_for(events, LeaseProgress)
     assert engine.children() not in ([], [worker])
+    link.close()
+
+
+def _two_free(pid):
+    """The limit at which a process can open two files more: a worker takes six, of which a dead one leaves two."""
+    held = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
+    most = max(held) + 1
+    while len(set(range(most)) - held) > 2:
+        most -= 1
+    return most
+
+
+def test_a_worker_that_cannot_be_started_is_told_and_tried_again(start, recipe):
+    engine = start("--root", str(recipe.root), workers=2)
+    link, events = engine.link(heartbeat_s=0.1), SimpleQueue()
+    job = recipe.open(link, events)
+    workers, pid = until(lambda: len(engine.children()) == 2 and engine.children()), engine.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (_two_free(pid), before[1]))
+    os.kill(workers[0], signal.SIGKILL)
+    while "cannot be started: Too many open files" not in wait_for(events, EngineNote).text:
+        pass
+    items = recipe.lease(job, 0)
+    recipe.check(wait_for(events, LeasePublished).path, 0, items)
+    assert engine.children() == workers[1:]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    until(lambda: len(engine.children()) == 2)
+    assert wait_for(events, EngineNote).text == ""
     link.close()
 
 
