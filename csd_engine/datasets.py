@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import math
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -37,6 +39,7 @@ __all__ = [
 MAX_PARTS = 1024
 MAX_PATH_CHARACTERS = 4096
 _SHAPE_LIMIT = 1 << 48
+_MOST = sys.maxsize  # what len() tells and mmap takes: on a 32-bit computer 2 GiB, less one byte
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,11 @@ def _hex(value: Any) -> str:
     return value
 
 
+def _too_large(what: str) -> DatasetError:
+    bits = 64 if _MOST >= 1 << 32 else 32
+    return DatasetError(f"{what} on this {bits}-bit computer. Train without this device.")
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _SHAPE_LIMIT
 
@@ -122,13 +130,15 @@ def parse_dataset(data: Any) -> Dataset:
     """Make a data set of `to_data`'s result, checking every field.
 
     Raises:
-        DatasetError: quotes the field and the value.
+        DatasetError: quotes the field and the value; or it is too large for this computer.
     """
     kind = data.get("type") if isinstance(data, dict) else None
     if kind == "files":
         root, manifest, count = _fields(data, ("root", "manifest", "count"))
         if not _is_count(count):
             raise _bad("expected a number of files", count)
+        if count > _MOST:
+            raise _too_large(f"{count} files are too many to count")
         return FileSet(_path(root), _hex(manifest), count)
     if kind == "array":
         path, content, shape = _fields(data, ("path", "fingerprint", "shape"))
@@ -136,6 +146,8 @@ def parse_dataset(data: Any) -> Dataset:
             raise _bad("expected a shape of 3 or 4 sizes", shape)
         if (len(shape) == 4 and shape[3] != 3) or not 0 < shape[1] < 1 << 16 or not 0 < shape[2] < 1 << 16:
             raise _bad("expected a shape (n, height, width) or (n, height, width, 3)", shape)
+        if math.prod(shape) > _MOST:
+            raise _too_large(f"an array of {math.prod(shape)} bytes, {shape}, is too large to map")
         return ArraySet(_path(path), _hex(content), tuple(shape))
     if kind == "concat":
         (parts,) = _fields(data, ("parts",))
@@ -147,6 +159,8 @@ def parse_dataset(data: Any) -> Dataset:
             if one is None or isinstance(one, ConcatSet):
                 raise _bad("expected parts that are no concatenations themselves", part)
             parsed.append(one)
+        if sum(map(len, parsed)) > _MOST:
+            raise _too_large(f"{sum(map(len, parsed))} samples are too many to count")
         return ConcatSet(tuple(parsed))
     raise _bad("expected type files, array or concat", data)
 
@@ -265,7 +279,7 @@ class _ArrayReader(Reader):
                     raise ValueError(f"it holds {dtype} {shape}, expected was C-ordered uint8 {dataset.shape}")
                 rows = np.memmap(stream, dtype=np.uint8, mode="r", offset=stream.tell(), shape=shape)
                 self._rows: np.ndarray = rows
-        except (OSError, ValueError, KeyError, RootNotAllowed) as error:
+        except (OSError, ValueError, KeyError, OverflowError, RootNotAllowed) as error:
             raise DatasetError(f"array {path} cannot be used: {error}. Write it again or check its path.") from None
 
     def __len__(self) -> int:

@@ -26,9 +26,12 @@ from engine_memory import (  # noqa: E402
     with_children,
     work,
 )
-from engine_process import until  # noqa: E402
+from engine_process import pipeline, until  # noqa: E402
 
+from csd_engine.batchfile import Layout  # noqa: E402
 from csd_engine.computer import process_memory  # noqa: E402
+from csd_engine.datasets import ArraySet, ConcatSet, FileSet  # noqa: E402
+from csd_engine.errors import EngineRefused  # noqa: E402
 from ddlp import cli  # noqa: E402
 from ddlp.deploy import book  # noqa: E402
 from ddlp.sampledata import make_imagefolder  # noqa: E402
@@ -93,6 +96,19 @@ def test_it_stays_small(board, csd, tmp_path):
         assert peak.samples > 20 and (added[0] > 49_000_000) == csd.kernel.startswith("none")
         assert max(added) < LIMIT_BYTES
     link.close()
+
+
+@pytest.mark.slow
+def test_what_32_bits_cannot_count_or_map_is_refused(board, csd):
+    layout = Layout(8, 32, 32, 3)
+    array, many = ArraySet("/data/a.npy", "0" * 32, (1 << 15, 256, 256)), ArraySet("/data/a.npy", "0" * 32, (1 << 40, 1, 1))
+    files = FileSet("/data", "0" * 32, 1 << 31)
+    link = Device.at("csd0").link()
+    for dataset in (array, many, files, ConcatSet((array, files))):
+        with pytest.raises(EngineRefused, match="too (large to map|many to count) on this 32-bit computer"):
+            link.open_job(pipeline(), dataset, layout, lambda _: board.data, print)
+    link.close()
+    assert cli.main(["status", "csd0"]) == 0  # the engine goes on
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from engine_process import pipeline
 from PIL import Image
 
+from csd_engine import datasets
 from csd_engine.datasets import (
     ArraySet,
     ConcatSet,
@@ -121,6 +122,22 @@ def test_descriptions_travel(dataset):
 def test_hostile_descriptions_are_refused(data):
     with pytest.raises(DatasetError):
         parse_dataset(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (FileSet("/data/x", HEX, 1 << 31), "2147483648 files"),
+        (ArraySet("/data/a.npy", HEX, (1 << 40, 1, 1)), "1099511627776 bytes"),
+        (ArraySet("/data/a.npy", HEX, (1 << 15, 256, 256)), "too large to map"),  # 2 GiB: what np.memmap reckons wraps there
+        (ConcatSet((FileSet("/data/x", HEX, (1 << 31) - 1), FileSet("/data/y", HEX, 1))), "2147483648 samples"),
+    ],
+)
+def test_what_32_bits_cannot_count_or_map_is_refused_there(monkeypatch, data, said):
+    assert parse_dataset(data.to_data()) == data
+    monkeypatch.setattr(datasets, "_MOST", (1 << 31) - 1)
+    with pytest.raises(DatasetError, match=f"{said}.*on this 32-bit computer"):
+        parse_dataset(data.to_data())
 
 
 def test_arrays_are_read_and_checked(tmp_path):
