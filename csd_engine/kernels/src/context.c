@@ -16,6 +16,8 @@
 #error "bands of decoded rows must be followed by as many bytes as resample.c may read"
 #endif
 
+enum { KEPT_BYTES = 4 << 20 /* of files, for the next one of any size */ };
+
 struct ddlp_context {
     uint8_t *content;
     int64_t size;
@@ -59,12 +61,17 @@ void ddlp_free(ddlp_context *context) {
     free(context);
 }
 
-/* Make room for a file of this size; what the context held is gone. */
+/* Make room for a file of this size; what the context held is gone. A large file's memory is not kept for small ones. */
 static int make_room(ddlp_context *context, int64_t size) {
     context->size = 0;
     memset(context->info, 0, sizeof context->info);
     if (size < 0) return -EINVAL;
     if ((uint64_t)size > SIZE_MAX / 2) return -ENOMEM;
+    if (context->room > KEPT_BYTES && (size_t)size < context->room / 4) {
+        free(context->content);
+        context->content = NULL;
+        context->room = 0;
+    }
     return grow((void **)&context->content, &context->room, (size_t)size);
 }
 

@@ -42,7 +42,8 @@ TARGETED_INLINE unsigned take_empty(bit_reader *r, int run) {
     return (1u << run) + more;
 }
 
-/* The next code of an AC scan, from a reader with 40 bits or more: kind VALUE with its value, MORE with value 0 for 16 zeros, END.
+/* The next code of an AC scan: kind VALUE with its value, MORE with value 0 for 16 zeros, END. It takes 26 bits at most (16 and a
+ * value of 10); with the number behind an END 30 (16 and 14), which is just what a refilled reader has left for a second code.
  * Not 0: no such code. */
 TARGETED_INLINE int take_code(bit_reader *r, const codes *t, int *kind, int *run, int *value) {
     const int32_t entry = t->look[PEEK(*r, LOOK)];

@@ -78,6 +78,23 @@ def test_without_libjpeg_there_is_no_kernel(kernel):
         Kernel(kernel.path, "/nonexistent.so")
 
 
+def test_a_large_files_memory_is_not_kept_for_small_ones(kernel, tmp_path):
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 64 << 20)
+    (tmp_path / "small").write_bytes(b"no image")
+    context = kernel.context()
+    with open(tmp_path / "large", "rb") as large, open(tmp_path / "small", "rb") as small:
+        before = resident()
+        context.read(large.fileno(), 64 << 20)
+        assert resident() - before > 60 << 20
+        context.read(small.fileno(), 8)
+        assert resident() - before < 4 << 20
+    assert context.content() == b"no image"
+
+
 def test_a_forked_child_decodes_with_its_own_copies(kernel):
     program = """
 import io, os
