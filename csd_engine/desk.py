@@ -312,7 +312,7 @@ class Desk:
         return self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
 
     def _discard(self, job: Job, work: Work) -> None:
-        """Forget a lease that no worker is at, its file with it."""
+        """Forget a lease that no worker is at (any more), with its file and what it held of the quota."""
         if work.state is not LeaseState.QUEUED:
             self._spool.remove_batch(self._file(job, work))
             self._spool.give_back(work.file_bytes)
@@ -357,8 +357,9 @@ class Desk:
             job.step(work, LeaseState.QUEUED)
             self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
             return
-        job.step(work, LeaseState.PUBLISHED)
-        if kind != "published" or work.cancelled:
+        if kind == "published" and not work.cancelled:
+            job.step(work, LeaseState.PUBLISHED)
+        else:
             self._discard(job, work)
         if job.closing:
             self._end_job(job)

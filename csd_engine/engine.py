@@ -95,11 +95,11 @@ class Service:
         ]
         self._trouble = ""
         self._stop = False
-        self._wake, self._woken = os.pipe()
+        self._woken, self._wake = os.pipe()
         self._poller = zmq.Poller()
         self._poller.register(self._door.router, zmq.POLLIN)
         self._poller.register(self._door.gate, zmq.POLLIN)
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
         if options.exit_with_stdin:
             self._poller.register(0, zmq.POLLIN)
         self._answers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
@@ -128,8 +128,8 @@ class Service:
 
         Call from the main thread: it takes over SIGTERM and SIGINT.
         """
-        os.set_blocking(self._woken, False)
-        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)  # a poll goes on after a handler otherwise
+        os.set_blocking(self._wake, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)  # a poll goes on after a handler otherwise
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         self._start_workers()
@@ -178,8 +178,8 @@ class Service:
         self._spool.close()
         if not self._door.router.closed:
             signal.set_wakeup_fd(-1)
-            os.close(self._wake)
             os.close(self._woken)
+            os.close(self._wake)
             self._door.close()
 
     # -- hosts

@@ -53,7 +53,9 @@ def _kept_free(one: float) -> float:
 
 
 class LeaseState(enum.Enum):
-    """Where a lease stands. QUEUED -> WORKING -> PUBLISHED; a full disk sends WORKING back to QUEUED."""
+    """Where a lease stands. QUEUED -> WORKING -> PUBLISHED; a full disk sends WORKING back to QUEUED, and one that comes to
+    nothing is dropped from where it stands.
+    """
 
     QUEUED = "queued"
     WORKING = "working"
@@ -211,10 +213,6 @@ class Board:
         hosts = {one.host for one in self._jobs.values()}
         # One that has had more than the others is remembered: it may come back with its next job.
         self._used_s = {host: s for host, s in self._used_s.items() if host in hosts or s > self._served_s}
-
-    def get(self, key: str) -> Optional[Job]:
-        """Return the job of that key."""
-        return self._jobs.get(key)
 
     def find(self, peer: bytes, name: str) -> Optional[Job]:
         """Return the connection's open job of that name."""
