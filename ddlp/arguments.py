@@ -33,6 +33,8 @@ def check_arguments(loader: DDLPLoader) -> None:
         raise ValueError(f"transfer={loader.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
     if loader.audit is not None and (not isinstance(loader.audit, int) or loader.audit < 1):
         raise ValueError(f"audit={loader.audit!r}: a number of batches, 1 or more, or None")
+    if loader.spool_bytes is not None and loader.spool_bytes < 1:
+        raise ValueError(f"spool_bytes={loader.spool_bytes!r}: a number of bytes, 1 or more, or None")
     if loader.seed is not None and not isinstance(loader.seed, int):
         raise ValueError(f"seed={loader.seed!r}: an int, or None")
     if loader._output is not None and loader._output not in OUTPUTS.values():
@@ -57,8 +59,8 @@ def check_arguments(loader: DDLPLoader) -> None:
             f"strategy='mte' needs the whole epoch's batches when it begins; {type(loader._index_sampler).__name__} is "
             "read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
         )
-    device = torch.device(loader.device or "cpu")
-    if loader.transfer in WAYS and device.type != "cuda":
+    target = loader._target
+    if loader.transfer in WAYS and (target is None or target.type != "cuda"):
         raise ValueError(
             f"transfer={loader.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
             "'stream' or None"

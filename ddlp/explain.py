@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from ddlp.errors import Untranslatable
 from ddlp.operators import operator_files
 from ddlp.plan import is_built_in
@@ -47,7 +45,7 @@ def explain(loader: DDLPLoader) -> str:
     if found.pipeline.decode == "fast":
         lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
     if loader.backend != "native":
-        on_gpu = loader.backend == "dali" and torch.device(loader.device or "cpu").type == "cuda"
+        on_gpu = loader.backend == "dali" and loader._target is not None and loader._target.type == "cuda"
         lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance(on_gpu)}")
     for file in operator_files(found.pipeline):
         functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})

@@ -55,8 +55,8 @@ class DDLPLoader(DataLoader):
             ``"ordered"``.
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
             keys), or several. None with a strategy that needs one: an engine is started on this machine.
-        device: where batches are delivered, e.g. ``"cuda"``; None: CPU tensors, as DataLoader. Copies to a GPU and what is left
-            of the transform there run beside the training step.
+        device: where batches are delivered, e.g. ``"cuda"``, or a GPU's number; None: CPU tensors, as DataLoader. Copies to a
+            GPU and what is left of the transform there run beside the training step.
         seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
             does. The order of samples comes from torch's generators in any case.
         ratio: ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
@@ -113,7 +113,7 @@ class DDLPLoader(DataLoader):
         in_order: bool = True,
         strategy: str | None = None,
         csd: str | Device | Iterable[str | Device] | None = None,
-        device: str | torch.device | None = None,
+        device: str | int | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
         transfer: str | None = None,
@@ -185,6 +185,11 @@ class DDLPLoader(DataLoader):
     @property
     def _output(self) -> torch.dtype | None:
         return OUTPUTS.get(self.output, self.output) if isinstance(self.output, str) else self.output  # type: ignore
+
+    @property
+    def _target(self) -> torch.device | None:
+        """Where batches are delivered; None: CPU tensors, as DataLoader."""
+        return None if self.device is None else torch.device(self.device)
 
     @property
     def _devices(self) -> tuple[Device, ...]:
@@ -318,7 +323,7 @@ class DDLPLoader(DataLoader):
     def _landed(self) -> Landing | None:
         """Where batches land, on an accelerator that takes copies beside its work; the same for all epochs."""
         if self._landing is None:
-            self._landing = landing_on(self.device, self.transfer)
+            self._landing = landing_on(self._target, self.transfer)
             if self._landing is not None:
                 self._keeps.append(Keep())
                 when_dropped(self._keeps[-1], self._landing.close)

@@ -51,11 +51,13 @@ def portable(
             ("leave it out and do its work on the finished batch: batch_transform= (MixUp and CutMix belong there)",),
         )
     parts = translate_dataset(dataset)
-    translations = [translate(part.transform, part.mode) for part in parts.parts]
+    with torch.device("cpu"):  # the tables, wherever torch makes tensors by default
+        translations = [translate(part.transform, part.mode) for part in parts.parts]
+        same = all(_same(translations[0], other) for other in translations[1:])
     if not translations:
         raise Untranslatable(type(dataset).__name__, "it has no samples", ())
     first = translations[0]
-    if any(not _same(first, other) for other in translations[1:]):
+    if not same:
         raise Untranslatable(
             type(dataset).__name__, "its parts have different transforms", ("give all parts the same transform",)
         )

@@ -343,7 +343,7 @@ class Finish:
     """What is done to a finished batch of user code: moved to the device, the batch_transform run."""
 
     def __init__(self, loader: DDLPLoader) -> None:
-        self._device = None if loader.device is None else torch.device(loader.device)
+        self._device = loader._target
         self._batch_transform = loader.batch_transform
 
     def __call__(self, batch: Any) -> Any:

@@ -297,7 +297,7 @@ class WatchedIterator(EpochIterator):
                 workers=max(1, loader.num_workers),
                 fetchers=FETCHERS if ledger.devices else 0,
                 devices=list(ledger.devices),
-                target=str(loader.device or "cpu"),
+                target="cpu" if loader._target is None else str(loader._target),
             )
             observer.began(self, event)
 

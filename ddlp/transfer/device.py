@@ -19,17 +19,17 @@ WAYS = ("gds", "pinned", "mmap")  # by name, into a GPU's memory, from a spool t
 _COPIES_ASKED_FOR = ("ON", "TRUE", "YES", "1")  # of $KVIKIO_COMPAT_MODE
 
 
-def landing_on(device: torch.device | str | None, transfer: str | None) -> Landing | None:
+def landing_on(device: torch.device | str | int | None, transfer: str | None) -> Landing | None:
     """Where batches for a GPU land; None for any other device, which gets them by a plain copy in the training thread.
 
     ``transfer``: one of `WAYS`, else the fastest is taken. Raises DDLPError: there is no GPU.
     """
-    wanted = torch.device(device or "cpu")
-    if wanted.type != "cuda":
+    wanted = None if device is None else torch.device(device)
+    if wanted is None or wanted.type != "cuda":
         return None
     if not torch.cuda.is_available():
         raise DDLPError(
-            f"device={str(device)!r}: torch {torch.__version__} finds no GPU here. See what `nvidia-smi` says, and whether "
+            f"device={str(wanted)!r}: torch {torch.__version__} finds no GPU here. See what `nvidia-smi` says, and whether "
             "this torch was built for CUDA (torch.version.cuda); or leave device= out."
         )
     lane = CudaLane(wanted)

@@ -131,7 +131,7 @@ class Epilogue:
     def _values(self) -> Tensor:
         if self.table is not None:
             return self.table
-        return torch.arange(256, dtype=torch.float32).repeat(self.fills.shape[1], 1)
+        return torch.arange(256, dtype=torch.float32, device="cpu").repeat(self.fills.shape[1], 1)
 
     def _mask_values(self) -> Tensor:
         """(masks, channels) in the result's dtype; for uint8 the bytes whose table value is the fill."""
@@ -230,7 +230,7 @@ class Epilogue:
             return
         result = torch.from_numpy(bits).view(self.dtype)
         step = max(1, _CHUNK // source.shape[2])
-        scratch = torch.empty((step, source.shape[2]), dtype=torch.float32)
+        scratch = torch.empty((step, source.shape[2]), dtype=torch.float32, device="cpu")
         for i in range(len(source)):
             for row in range(0, source.shape[1], step):
                 chunk = scratch[: min(step, source.shape[1] - row)]

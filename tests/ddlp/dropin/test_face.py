@@ -14,8 +14,9 @@ import pytest
 import torch
 from small_sets import RANDOM, Draws, Stream, by_target, numbered
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+from torchvision import transforms as T
 
-from ddlp import DDLPLoader
+from ddlp import DDLPError, DDLPLoader
 from ddlp.sources.reach import Device
 
 
@@ -77,6 +78,9 @@ def test_contradictions_raise_as_in_dataloader(arguments):
         (dict(strategy="mte", ratio=1.5), "ratio=1.5"),
         (dict(audit=0), "audit=0"),
         (dict(seed="x"), "seed='x'"),
+        (dict(spool_bytes=0), "spool_bytes=0"),
+        (dict(transfer="pinned"), "transfer='pinned'"),
+        (dict(transfer="pinned", device="cpu"), "transfer='pinned'"),
         (dict(output=torch.int64), "output=torch.int64"),
         (dict(memory_format=torch.preserve_format), "memory_format="),
         (dict(decode="sloppy"), "decode='sloppy'"),
@@ -88,6 +92,28 @@ def test_our_own_contradictions_name_the_value(paths, arguments, words):
     with pytest.raises(ValueError, match="=") as caught:
         DDLPLoader(numbered(paths), **arguments)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("device", [0, 1, "cuda", "cuda:0", torch.device("cuda", 0)], ids=str)
+def test_a_gpu_may_be_given_by_its_number(paths, device):
+    loader = DDLPLoader(numbered(paths), 4, device=device, transfer="pinned")
+    assert loader.device is device and loader._target == torch.device(device) and loader._target.type == "cuda"
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: its own tests use it")
+    with pytest.raises(DDLPError, match="finds no GPU here"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("steps", [[T.ToTensor(), T.RandomErasing(p=1.0)], [T.PILToTensor()]], ids=["masks", "bytes"])
+def test_another_default_device_changes_no_values(paths, steps):
+    loader = DDLPLoader(numbered(paths, T.Compose([T.Resize((8, 8)), *steps])), 4)
+    expected = loader._portable_now()
+    images = torch.randint(256, (2, *expected.shape), dtype=torch.uint8)
+    boxes = torch.tensor([[[1, 2, 4, 5]]] * 2, dtype=torch.int32) if expected.pipeline.boxes else None
+    with torch.device("meta"):
+        found = loader._portable_now()
+        values = found.epilogue(images, boxes)
+    assert torch.equal(values, expected.epilogue(images, boxes))
 
 
 def test_locked_attributes(paths):
