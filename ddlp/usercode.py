@@ -248,15 +248,24 @@ def _fetches_batches(dataset: Any) -> bool:
 
 def samples_in(batch: Any) -> int:
     """How many samples a batch of any shape has: as many as its first tensor or array has rows; 1 where there is none."""
-    while not hasattr(batch, "shape"):
-        if isinstance(batch, Mapping):
-            batch = tuple(batch.values())
-        if not isinstance(batch, (tuple, list)) or not batch:
-            return 1
-        if isinstance(batch[0], (str, bytes, int, float)):  # a column of values that are no tensors
-            return len(batch)
-        batch = batch[0]
-    return int(batch.shape[0]) if len(batch.shape) else 1
+    try:
+        return _rows_of(batch)
+    except Exception:  # an object of the user's, which may be anything: it is counted here, and must not be lost
+        return 1
+
+
+def _rows_of(batch: Any) -> int:
+    if isinstance(batch, torch.Tensor):
+        return batch.size(0) if batch.dim() else 1  # a nested one has no shape
+    if hasattr(batch, "shape"):
+        return int(batch.shape[0]) if len(batch.shape) else 1
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if not isinstance(batch, (tuple, list)) or not batch:
+        return 1
+    if isinstance(batch[0], (str, bytes, int, float)):  # a column of values that are no tensors
+        return len(batch)
+    return _rows_of(batch[0])
 
 
 class _Finishing:

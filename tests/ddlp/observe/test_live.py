@@ -193,6 +193,45 @@ def test_samples_of_batches_of_any_shape():
     assert samples_in([]) == samples_in(torch.tensor(1)) == samples_in(None) == samples_in({}) == 1
 
 
+class Odd:
+    """What a collate_fn of the user's may give."""
+
+    def __init__(self, shape):
+        self.shape = shape
+
+
+class Refuses:
+    @property
+    def shape(self):
+        raise RuntimeError("no shape yet")
+
+
+def circle():
+    one: list = []
+    one.append(one)
+    return one
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(1, 3)])
+
+
+def test_samples_of_a_batch_that_is_none_of_these():
+    assert samples_in(nested()) == samples_in({"image": nested()}) == 3
+    for odd in (Odd("x"), Odd(None), Odd((None, 3)), Refuses(), [Refuses()], circle()):
+        assert samples_in(odd) == 1
+
+
+@pytest.mark.parametrize("make", [nested, lambda: Odd("x"), Refuses, circle], ids=["nested", "text", "raises", "circle"])
+def test_a_batch_is_not_lost_for_being_counted(make):
+    batches = [make(), make()]
+    given = iter(batches)
+    loader = DDLPLoader(list(range(8)), 4, collate_fn=lambda _: next(given))
+    for batch, expected in zip(loader, batches, strict=True):
+        assert batch is expected
+    assert loader.state_dict()["epoch"] == 1
+
+
 # -- pace ----------------------------------------------------------------------------------------------------------------
 
 
