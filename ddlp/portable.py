@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, _utils
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, _utils
 
 from csd_engine.errors import PipelineError
 from csd_engine.transforms import Pipeline
@@ -42,6 +42,12 @@ def portable(
             type(dataset).__name__,
             "an IterableDataset has no indices, so nothing can be taken from its end",
             ("use a map-style data set",),
+        )
+    if not loader._auto_collation and isinstance(loader.sampler, BatchSampler):
+        raise Untranslatable(
+            "batch_size=None",
+            f"{type(loader.sampler).__name__} gives lists of indices then, which the data set's own code is asked with",
+            ("pass it as batch_sampler=",),
         )
     default = _utils.collate.default_collate if loader._auto_collation else _utils.collate.default_convert
     if loader.collate_fn is not default:
