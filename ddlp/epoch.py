@@ -42,7 +42,7 @@ class EpochRun(Heard):
 
     ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
     ``on_cpu`` the host's own batches go through the epilogue before, sample by sample.
-    ``full_batch``: samples of a full batch; ``on_closed`` is called when the run has ended; ``dali`` may make host batches.
+    ``full_batch``: its samples, 0: not known yet; ``on_closed`` is called when the run is over; ``dali`` may make host batches.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EpochRun(Heard):
     ) -> None:
         self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
         self._finish, self._on_cpu, self._on_closed = finish, on_cpu, on_closed
-        self._full_batch = max(1, full_batch)
+        rates.full_batch = full_batch or rates.full_batch
         self._runs = Runs(ledger, strategy, rates.host)
         self._ready: dict[int, Pixels | Failure | Coming] = {}
         self._ahead = None if recipe.landing is None else Ahead(self._ready, ledger, strategy)

@@ -22,7 +22,11 @@ class Heard:
     rates: Rates
     _lock: threading.RLock
     _tidings: Tidings
-    _full_batch: int
+
+    @property
+    def _full_batch(self) -> int:
+        """Samples of a full batch."""
+        return max(1, self.rates.full_batch)
 
     def _act(self) -> None:
         """After something has changed that a decision may depend on; under the lock."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ddlp.generators import States
 from ddlp.ledger import Ledger
 from ddlp.live import Life
 from ddlp.notices import warn_user
+from ddlp.order import default_device
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
@@ -58,21 +60,29 @@ class EpochMemory:
     order: States | None
     seed_drawn: bool
     whole: bool
+    keeping: threading.Lock = field(default_factory=threading.Lock)  # while no batch may be forgotten
 
     def state(self) -> dict[str, Any] | None:
         """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is closed."""
         recipe, finished = self.run.recipe, self.run.ledger.done
         if finished and self.run.counts.ended_s is not None:
             return None
-        return save(
-            RangeSet(self.run.delivered()),
-            self.order,
-            seed=recipe.seed,
-            epoch=recipe.epoch,
-            seed_drawn=self.seed_drawn,
-            plan=None if self.whole else recipe.plan,
-            finished=finished,
-        )
+        with self.keeping:
+            return save(
+                RangeSet(self.run.delivered()),
+                self.order,
+                seed=recipe.seed,
+                epoch=recipe.epoch,
+                seed_drawn=self.seed_drawn,
+                plan=None if self.whole else recipe.plan,
+                finished=finished,
+            )
+
+    def forget_delivered(self) -> None:
+        """Drop from memory what was delivered and used, where it would pile up."""
+        if self.run.recipe.plan.grows:
+            with self.keeping:
+                self.run.recipe.plan.forget(self.run.ledger.delivered.first_missing())
 
 
 class _LoaderView:
@@ -81,7 +91,7 @@ class _LoaderView:
     def __init__(self, loader: DataLoader, sampler: SamplerStart, draws: bool) -> None:
         self._loader = loader
         self._index_sampler = sampler
-        self.generator = loader.generator if draws else torch.Generator()
+        self.generator = loader.generator if draws else torch.Generator(default_device())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -93,6 +103,7 @@ class EpochIterator(_BaseDataLoaderIter):
     _pin_memory_thread = None
     run_kind: Callable[..., EpochRun] = EpochRun
     keep: Any = None  # what must live as long as this iterator
+    wants_whole = False  # somebody looks at all batches of the plan when they were delivered
 
     def __init__(
         self,
@@ -120,11 +131,12 @@ class EpochIterator(_BaseDataLoaderIter):
         self._workers: list[Any] = []
         self._portable = portable
         self._transforms_targets = portable.dataset.has_target_transform
-        self._device = None if loader.device is None else torch.device(loader.device)
+        self._device = loader._target
         if landing is not None:  # "cuda" alone would be another GPU after torch.cuda.set_device
             self._device = landing.lane.device
         self._batch_transform = loader.batch_transform
-        self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
+        prefetch_factor = 2 if loader.prefetch_factor is None else loader.prefetch_factor
+        self._ahead = prefetch_factor * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
         self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
         order: States | None
@@ -134,11 +146,13 @@ class EpochIterator(_BaseDataLoaderIter):
             order = resume.order_of(loader)
             with resume.order_restored(loader):
                 self._plan = EpochPlan(
-                    self._index_sampler, portable.dataset, whole=True, batched=self._auto_collation
-                )
+                    self._index_sampler, portable.dataset, whole=True, batched=self._auto_collation,
+                    at_once=bool(devices) or self.wants_whole,
+                )  # fmt: skip
                 delivered = RangeSet([(0, len(self._plan))]) if resume.finished else resume.delivered
                 self._asked += len(delivered)
                 self._plan.read_as_far_as(self._asked)
+                self._plan.forget(delivered.first_missing())
         else:
             order = start.order
             self._plan = EpochPlan(
@@ -148,7 +162,7 @@ class EpochIterator(_BaseDataLoaderIter):
         workers = max(1, loader.num_workers)
         ledger = Ledger(
             len(self._plan) if whole or resume.finished else None,
-            host_slots=_host_slots(workers, loader.prefetch_factor or 2, bool(devices)),
+            host_slots=_host_slots(workers, prefetch_factor, bool(devices)),
             fetch_slots=FETCH_SLOTS,
             delivered=delivered.ranges(),
         )
@@ -178,7 +192,7 @@ class EpochIterator(_BaseDataLoaderIter):
             workers=workers,
             finish=_finish_in_worker(self.recipe, on_host, pin),
             on_cpu=on_host,
-            full_batch=loader.batch_size or self._plan.largest,
+            full_batch=loader.batch_size or (self._plan.largest if whole else 0),
             on_closed=closed,
             dali=dali,
         )
@@ -186,7 +200,6 @@ class EpochIterator(_BaseDataLoaderIter):
         self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
         self._closer = when_dropped(self, self.run.close)
         if not whole:
-            self.run.extend(len(self._plan), False)
             self._read_ahead(self._ahead)
 
     @property
@@ -196,10 +209,14 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _read_ahead(self, batches: int) -> None:
         """Keep so many undelivered batches of a sampler that is read as it goes."""
-        ledger = self.run.ledger
-        while not ledger.closed and ledger.length - len(ledger.delivered) < batches:
-            more = self._plan.read()
-            self.run.extend(int(more), not more)
+        run, plan, ledger = self.run, self._plan, self.run.ledger
+        while not (plan.ended or ledger.closed) and len(plan) - len(ledger.delivered) < batches:
+            plan.read()
+        more = len(plan) - ledger.length
+        if more:
+            run.rates.full_batch = run.rates.full_batch or plan.largest  # before the first of them is made
+        if more or (plan.ended and not ledger.closed):
+            run.extend(more, plan.ended)
 
     def __next__(self) -> Any:
         # DataLoader's opens a scope for torch's profiler around each batch, a tenth of what a small one costs in all.
@@ -211,6 +228,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         self._asked += 1
+        self.memory.forget_delivered()
         if self._whole:
             self._plan.read_as_far_as(self._asked)
         else:

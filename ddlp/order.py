@@ -1,11 +1,12 @@
-"""The order that torch's own samplers give, as one array: a million Python integers cost more than the first batch.
+"""The order that torch's own samplers give, as arrays: a million Python integers cost more than the first batch.
 
 The draws are torch's, number by number, and made when torch makes them. Each class is compared with torch's, once a process;
-where an installed torch draws otherwise, its sampler is read element by element.
+where an installed torch draws otherwise, or does not draw on the CPU, its sampler is read element by element.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import operator
@@ -17,19 +18,39 @@ import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-__all__ = ["begin", "gives_each_once"]
+__all__ = ["apart", "begin", "default_device", "draws_as_it_goes", "draws_on_the_cpu", "gives_each_once", "in_blocks"]
+
+_AT_ONCE = 32 * 1024  # draws with replacement; torch makes 32, and the same numbers
 
 
 def begin(sampler: Any, wanted: int) -> Iterator[np.ndarray]:
     """iter() of a sampler of torch's own: gives its indices in pieces, int64, none of which is drawn before it is asked for.
 
-    As many as are ``wanted`` come without any draw that torch makes later. To exhaust the iterator makes those as well.
+    As many as are ``wanted`` come without any draw that torch makes later, but for those between two pieces of a sampler that
+    `draws_as_it_goes`. To exhaust the iterator makes those as well.
     """
     kind: type = type(sampler)
-    drawn = _DRAWN.get(kind)
-    if drawn is None or getattr(sampler, "replacement", False) or not _agrees(kind):
+    drawn = _replacing if getattr(sampler, "replacement", False) and kind is RandomSampler else _DRAWN.get(kind)
+    if drawn is None or not (drawn is _sequential or draws_on_the_cpu(sampler)) or not _agrees(drawn):
         return _one_by_one(sampler, wanted)
     return drawn(sampler)
+
+
+def in_blocks(pieces: Iterator[np.ndarray], wanted: int, length: int) -> Iterator[np.ndarray]:
+    """The first ``wanted`` indices of these pieces, in blocks of ``length``; asks for no piece before its first is needed."""
+    held: list[np.ndarray] = []
+    have = 0
+    while wanted > 0:
+        need = min(length, wanted)
+        while have < need:
+            piece = next(pieces, None)
+            if piece is None:
+                raise RuntimeError(f"the sampler has ended {wanted - have} indices before the length that it says it has")
+            held.append(piece)
+            have += len(piece)
+        joined = held[0] if len(held) == 1 else np.concatenate(held)
+        yield joined[:need]
+        held, have, wanted = [joined[need:]], have - need, wanted - need
 
 
 def gives_each_once(sampler: Any) -> bool:
@@ -37,6 +58,32 @@ def gives_each_once(sampler: Any) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in (SequentialSampler, DistributedSampler)  # what the latter repeats goes to different ranks
+
+
+def draws_as_it_goes(sampler: Any) -> bool:
+    """True where torch draws piece by piece while an epoch goes on, instead of when it begins, and once when it ends."""
+    return type(sampler) is RandomSampler and not gives_each_once(sampler)
+
+
+def apart(sampler: RandomSampler) -> RandomSampler:
+    """A sampler that gives the same indices, and leaves this one's generator as it is."""
+    if sampler.generator is None:  # it makes one for each epoch
+        return sampler
+    other = copy.copy(sampler)
+    other.generator = torch.Generator(sampler.generator.device)
+    other.generator.set_state(sampler.generator.get_state())
+    return other
+
+
+def default_device() -> torch.device:
+    """Where torch makes tensors in this thread (torch.set_default_device)."""
+    return torch.empty(0).device
+
+
+def draws_on_the_cpu(sampler: Any) -> bool:
+    """True where a sampler's random numbers are drawn on the CPU, and in whatever thread."""
+    generator = getattr(sampler, "generator", None)
+    return default_device().type == "cpu" and (generator is None or generator.device.type == "cpu")
 
 
 def _one_by_one(sampler: Any, wanted: int) -> Iterator[np.ndarray]:
@@ -51,14 +98,29 @@ def _sequential(sampler: SequentialSampler) -> Iterator[np.ndarray]:
 
 def _random(sampler: RandomSampler) -> Iterator[np.ndarray]:
     """As RandomSampler.__iter__ without replacement, and without a list of Python integers in between."""
-    n, generator = len(sampler.data_source), sampler.generator
-    if generator is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        generator = torch.Generator()
-        generator.manual_seed(seed)
+    n, generator = len(sampler.data_source), _generator_of(sampler)
     for _ in range(sampler.num_samples // n):
         yield torch.randperm(n, generator=generator).numpy()
     yield torch.randperm(n, generator=generator).numpy()[: sampler.num_samples % n]
+
+
+def _replacing(sampler: RandomSampler) -> Iterator[np.ndarray]:
+    """As RandomSampler.__iter__ with replacement: 32 at a time give the same numbers as more."""
+    n, generator, left = len(sampler.data_source), _generator_of(sampler), sampler.num_samples
+    while left > 0:
+        count = min(left, _AT_ONCE)
+        yield torch.randint(high=n, size=(count,), dtype=torch.int64, generator=generator).numpy()
+        left -= count
+
+
+def _generator_of(sampler: RandomSampler) -> torch.Generator:
+    """The sampler's, or the one that it makes for an epoch."""
+    if sampler.generator is not None:
+        return sampler.generator
+    seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return generator
 
 
 def _distributed(sampler: DistributedSampler) -> Iterator[np.ndarray]:
@@ -72,19 +134,20 @@ def _distributed(sampler: DistributedSampler) -> Iterator[np.ndarray]:
     yield np.resize(order, sampler.total_size)[sampler.rank : sampler.total_size : sampler.num_replicas]
 
 
-_DRAWN: dict[type, Callable[[Any], Iterator[np.ndarray]]] = {
+_Drawn = Callable[[Any], Iterator[np.ndarray]]
+_DRAWN: dict[type, _Drawn] = {
     SequentialSampler: _sequential,
     RandomSampler: _random,
     DistributedSampler: _distributed,
 }
 
 
-def _samples_of(kind: type) -> Iterator[Callable[[], tuple[Any, torch.Generator]]]:
-    """Makers of small samplers, with the generator that they draw from."""
+def _samples_of(drawn: _Drawn) -> Iterator[Callable[[], tuple[Any, torch.Generator]]]:
+    """Makers of small samplers that are drawn so, with the generator that they draw from."""
 
-    def random(count: int | None) -> tuple[Any, torch.Generator]:
+    def random(count: int | None, replacement: bool = False) -> tuple[Any, torch.Generator]:
         generator = torch.Generator().manual_seed(7)
-        return RandomSampler(range(11), num_samples=count, generator=generator), generator
+        return RandomSampler(range(11), replacement, count, generator), generator
 
     def distributed(shuffle: bool, drop_last: bool) -> tuple[Any, torch.Generator]:
         data: Any = range(11)
@@ -92,24 +155,26 @@ def _samples_of(kind: type) -> Iterator[Callable[[], tuple[Any, torch.Generator]
         sampler.set_epoch(2)
         return sampler, torch.Generator()
 
-    if kind is SequentialSampler:
+    if drawn is _sequential:
         yield lambda: (SequentialSampler(range(11)), torch.Generator())
-    elif kind is RandomSampler:
+    elif drawn is _random:
         yield from (functools.partial(random, count) for count in (None, 4, 22, 25))
+    elif drawn is _replacing:
+        yield from (functools.partial(random, count, True) for count in (4, 64, 75))
     else:
         yield from (functools.partial(distributed, *both) for both in itertools.product((False, True), repeat=2))
 
 
 @functools.cache
-def _agrees(kind: type) -> bool:
-    """Whether this torch's samplers of a kind give, and leave their generator, as they are written here."""
+def _agrees(drawn: _Drawn) -> bool:
+    """Whether this torch's samplers give, and leave their generator, as they are drawn here."""
     try:
-        for make in _samples_of(kind):
+        for make in _samples_of(drawn):
             (theirs, first), (ours, second) = make(), make()
-            if [int(k) for k in theirs] != np.concatenate(list(_DRAWN[kind](ours))).tolist():
+            if [int(k) for k in theirs] != np.concatenate(list(drawn(ours))).tolist():
                 return False
             if not torch.equal(first.get_state(), second.get_state()):
                 return False
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
     return True

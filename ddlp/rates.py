@@ -53,11 +53,12 @@ class Rate:
 
 @dataclass
 class Rates:
-    """The rates of all sides of an epoch."""
+    """The rates of all sides of an epoch, and of those after it, in full batches."""
 
     host: Rate = field(default_factory=Rate)
     devices: dict[str, Rate] = field(default_factory=dict)
     training: Rate = field(default_factory=Rate)  # the training thread's time between two batches, whatever it does then
+    full_batch: int = 0  # samples of a full batch, the largest of the first ones where each has its own; 0: not known yet
 
     PAUSE = 4.0  # times the usual step: an evaluation or a checkpoint between two batches counts as so much at most
 

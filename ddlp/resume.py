@@ -208,7 +208,7 @@ def save(
     """
     pending, seen, untouched = [], {}, not delivered
     if plan is not None:
-        left = [k for k in range(len(plan)) if k not in delivered]
+        left = [k for k in range(delivered.first_missing(), len(plan)) if k not in delivered]
         pending = [[plan.indices(k), plan.occurrences(k).tolist()] for k in left]
         delivered, drawn, seen, untouched = RangeSet(), plan.drawn, plan.seen, len(left) == plan.drawn
     if untouched or finished:  # no position counts

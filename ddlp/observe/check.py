@@ -133,6 +133,7 @@ class _CheckedIterator:
 class EpochCheck(Observer):
     """The checker's books on one epoch. Threads of the epoch write into sets of their own; the training thread judges."""
 
+    wants_whole = True
     _recipe: Recipe
     _portable: Portable
     _collate: Callable[[Any], Any]

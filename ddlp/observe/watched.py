@@ -48,6 +48,7 @@ class Observer:
     """What can be watched of an epoch. Methods are called by the epoch's threads, several at once, some under its lock."""
 
     clock: float | None = None  # the wall clock at its beginning, where the observer keeps time
+    wants_whole = False  # it looks at all batches' indices when the epoch is over
 
     def began(self, iterator: WatchedIterator, event: EpochBegan) -> None:
         """The epoch is ready; its threads run already, and may have been seen. Must not keep the iterator."""
@@ -275,6 +276,7 @@ class WatchedIterator(EpochIterator):
     def __init__(self, observers: tuple[Observer, ...], loader: DDLPLoader, *others: Any, **options: Any) -> None:
         self._observers = observers
         self.run_kind = partial(WatchedRun, observers=observers)
+        self.wants_whole = any(observer.wants_whole for observer in observers)
         try:
             super().__init__(loader, *others, **options)
         except BaseException:

@@ -263,6 +263,8 @@ class DaliHost:
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool = False) -> Pixels:
         """As `ddlp.sources.host.prepare_batch`, which makes what DALI can't."""
         recipe = self._recipe
+        if not wanted():  # as there
+            raise Unwanted
         items = recipe.plan.items(position)
         landing = self._graphs.landing
         n = len(items)

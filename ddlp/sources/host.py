@@ -82,6 +82,8 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
     ``wanted`` is asked between samples, or small parts of an array's. Raises `Unwanted` once it says no, and the sample's own
     kind of error (OSError, ...) with its file's name where a sample can't be prepared.
     """
+    if not wanted():  # a run's later batches may have been delivered meanwhile, and forgotten
+        raise Unwanted
     bulk = recipe.bulk
     sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
     if bulk is not None:  # an array's rows, which always can be read

@@ -45,6 +45,8 @@ SAMPLERS = {
     "random, twice": lambda g: random(g, num_samples=2 * N),
     "random, fewer": lambda g: random(g, num_samples=7),
     "replacement": lambda g: random(g, replacement=True, num_samples=70),
+    "replacement, fewer": lambda g: random(g, replacement=True, num_samples=5),
+    "replacement, many": lambda g: random(g, replacement=True, num_samples=40_000),
     "subset": lambda g: SubsetRandomSampler([4, 9, 1, 22, -1], generator=g),
     "weighted": lambda g: WeightedRandomSampler([1.0] * N, 40, generator=g),
     **{
@@ -63,7 +65,8 @@ def generator():
 @pytest.mark.parametrize("given", [True, False], ids=["own generator", "torch's generator"])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [1, 4, 100])
-def test_batches_and_draws_are_torchs_own(name, given, drop_last, size):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_batches_and_draws_are_torchs_own(name, given, drop_last, size, at_once):
     def after(run):
         torch.manual_seed(9)
         own = generator() if given else None
@@ -71,7 +74,7 @@ def test_batches_and_draws_are_torchs_own(name, given, drop_last, size):
         return batches, torch.get_rng_state(), generator().get_state() if own is None else own.get_state()
 
     def ours(sampler):
-        plan = EpochPlan(sampler, translate_dataset(DATA), whole=True, batched=True)
+        plan = EpochPlan(sampler, translate_dataset(DATA), whole=True, batched=True, at_once=at_once)
         plan.read_as_far_as(10**9)
         return [plan.indices(k) for k in range(len(plan))]
 
@@ -96,12 +99,16 @@ def test_no_draw_comes_before_torch_makes_it(name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_occurrences_count_what_came_before(name):
+@pytest.mark.parametrize("block", [8, 1 << 16])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_occurrences_count_what_came_before(name, block, at_once, monkeypatch):
+    monkeypatch.setattr("ddlp.plan._BLOCK", block)
     sampler = SAMPLERS[name](generator())
-    plan = EpochPlan(BatchSampler(sampler, 4, False), translate_dataset(DATA), whole=True, batched=True)
+    batches = BatchSampler(sampler, 4, False)
+    drawn = EpochPlan(batches, translate_dataset(DATA), whole=True, batched=True, at_once=at_once)
     seen: Counter[int] = Counter()
-    for position in range(len(plan)):
-        for source, occurrence in plan.items(position):
+    for position in range(len(drawn)):
+        for source, occurrence in drawn.items(position):
             assert occurrence == seen[source]
             seen[source] += 1
     if order.gives_each_once(sampler):
@@ -129,6 +136,95 @@ def test_batches_that_are_added_come_after_the_whole():
     plan.append(np.array([1, 2], dtype=np.int64), np.array([1, 0], dtype=np.int64))
     assert [plan.size(k) for k in range(len(plan))] == [10, 10, 3, 2] and plan.largest == 10
     assert plan.items(3) == [(1, 1), (2, 0)]
+
+
+
+PIECEMEAL = [name for name in SAMPLERS if name.startswith(("replacement", "random, more", "random, twice"))]
+
+
+@pytest.mark.parametrize("name", PIECEMEAL)
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_generator_is_drawn_from_when_torch_draws_from_it(name, drop_last, at_once):
+    theirs, ours = generator(), generator()
+    reads = iter(BatchSampler(SAMPLERS[name](theirs), 3, drop_last))
+    sampler = BatchSampler(SAMPLERS[name](ours), 3, drop_last)
+    plan = EpochPlan(sampler, translate_dataset(DATA), whole=True, batched=True, at_once=at_once)
+    for count in range(min(len(plan), 200) + 2):
+        assert torch.equal(ours.get_state(), theirs.get_state()), count
+        next(reads, None)
+        plan.read_as_far_as(count + 1)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["own generator", "torch's generator"])
+def test_a_long_sampler_is_drawn_as_it_is_needed_and_forgotten(given, monkeypatch):
+    monkeypatch.setattr("ddlp.plan._BLOCK", 16)
+    torch.manual_seed(9)
+    endless = random(generator() if given else None, replacement=True, num_samples=10**12)
+    plan = EpochPlan(BatchSampler(endless, 4, False), translate_dataset(DATA), whole=True, batched=True, at_once=False)
+    assert len(plan) == 25 * 10**10 and plan.size(10**10) == 4
+    torch.manual_seed(9)
+    theirs = iter(BatchSampler(random(generator() if given else None, replacement=True, num_samples=10**12), 4, False))
+    seen: Counter[int] = Counter()
+    for position, expected in enumerate(itertools.islice(theirs, 500)):
+        assert [index for index, _ in plan.items(position)] == plan.indices(position) == expected
+        for source, occurrence in plan.items(position):
+            assert occurrence == seen[source]
+            seen[source] += 1
+        plan.forget(position)
+        assert len(plan._blocks) <= 2
+    with pytest.raises(KeyError):
+        plan.items(3)
+
+
+def test_what_is_drawn_at_once_takes_few_bytes():
+    sampler = random(None, replacement=True, num_samples=200_000)
+    plan = EpochPlan(BatchSampler(sampler, 4, False), translate_dataset(DATA), whole=True, batched=True)
+    held = {id(a): a.nbytes for block in plan._blocks.values() for a in (block.indices, block.sources, block.before)}
+    assert sum(held.values()) <= 4 * 200_000  # a byte for an index below 256, two for how often it came before
+
+
+def test_batches_read_one_by_one_are_forgotten():
+    plan = EpochPlan(iter([[1, 2], [1], [22, 1]]), translate_dataset(DATA), whole=False, batched=True)
+    while plan.read():
+        pass
+    plan.forget(2)
+    assert len(plan) == 3 and [plan.size(k) for k in range(3)] == [2, 0, 2] and plan.largest == 2
+    assert plan.items(0) == [(1, 0), (2, 0)]  # which devices are compared by, whenever they join
+    assert plan.items(2) == [(22, 0), (1, 2)] and plan.seen == {1: 3, 2: 1, 22: 1}
+
+
+class OnTheGpu(torch.Tensor):
+    """A tensor that numpy can not see."""
+
+    def numpy(self, *others, **options):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
+
+
+def test_where_torch_draws_elsewhere_it_is_read_element_by_element(monkeypatch):
+    """As under torch.set_default_device("cuda"): only the user's own generator fits."""
+    own, real = generator(), torch.randperm
+    expected = list(random(generator()))
+
+    def randperm(n, *, generator=None):
+        if generator is not own:
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+        return real(n, generator=generator).as_subclass(OnTheGpu)
+
+    monkeypatch.setattr(torch, "randperm", randperm)
+    order._agrees.cache_clear()
+    try:
+        plan = EpochPlan(BatchSampler(random(own), 4, False), translate_dataset(DATA), whole=True, batched=True)
+        assert [k for position in range(len(plan)) for k in plan.indices(position)] == expected
+    finally:
+        order._agrees.cache_clear()
+
+
+def test_nothing_is_drawn_here_under_another_default_device():
+    assert order.draws_on_the_cpu(random(None))
+    with torch.device("meta"):
+        assert not order.draws_on_the_cpu(random(None))
+        assert np.concatenate(list(order.begin(SequentialSampler(DATA), N))).tolist() == list(range(N))
 
 
 class Watched(Sequence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ddlp import DDLPLoader
+from ddlp import DDLPLoader, ImageArrays
 
 KINDS = (DataLoader, DDLPLoader)
 
@@ -202,3 +203,138 @@ def test_an_index_out_of_range_raises_as_in_dataloader(paths):
     for kind in KINDS:
         with pytest.raises(IndexError):
             list(kind(numbered(paths), sampler=[0, SAMPLES]))
+
+
+LONG = {
+    "replacement": lambda d, g: RandomSampler(d, replacement=True, num_samples=170, generator=g),
+    "more than all": lambda d, g: RandomSampler(d, num_samples=3 * SAMPLES + 4, generator=g),
+    "all, twice": lambda d, g: RandomSampler(d, num_samples=2 * SAMPLES, generator=g),
+}
+
+
+@pytest.mark.parametrize("after", [0, 1, 9, 12, 20, 21, 50])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("strategy", ["cpu", "wrr"])
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_sampler_broken_off_leaves_the_generator_where_dataloader_does(paths, engine, name, strategy, workers, after):
+    seen = []
+    for kind in KINDS:
+        generator, dataset = seeded(3), numbered(paths)
+        ours = dict(strategy=strategy, spool=None if strategy == "cpu" else engine) if kind is DDLPLoader else {}
+        sampler = LONG[name](dataset, generator)
+        loader = kind(dataset, 4, sampler=sampler, num_workers=workers, generator=generator, **ours)
+        iterator = iter(loader)
+        got = [batch[1].tolist() for batch in itertools.islice(iterator, after)]
+        seen.append((got if strategy == "cpu" else len(got), generator.get_state().numpy().tobytes()))
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("given", [True, False], ids=["own generator", "torch's generator"])
+def test_a_sampler_as_long_as_a_training_begins_at_once(paths, given, workers):
+    """A million million draws: DataLoader reads them piece by piece."""
+    seen = []
+    for kind in KINDS:
+        dataset = numbered(paths)
+        torch.manual_seed(3)
+        sampler = RandomSampler(dataset, replacement=True, num_samples=10**12, generator=seeded(3) if given else None)
+        loader = kind(dataset, 4, sampler=sampler, num_workers=workers)
+        iterator = iter(loader)
+        seen.append([next(iterator)[1].tolist() for _ in range(30)])
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+    assert seen[0] == seen[1]
+    assert loader.report().batches_cpu == 30 and len(loader) == 25 * 10**10
+
+
+class Endless:
+    """A batch sampler of the user's own that never ends."""
+
+    def __iter__(self) -> Any:
+        for k in itertools.count():
+            yield [(4 * k + j) % SAMPLES for j in range(4)]
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "ordered", "wrr"])
+def test_an_endless_sampler_piles_nothing_up(paths, engine, strategy):
+    spool = None if strategy == "cpu" else engine
+    loader = DDLPLoader(numbered(paths), batch_sampler=Endless(), num_workers=2, strategy=strategy, spool=spool, timeout=20)
+    iterator = iter(loader)
+    for count in range(1, 200):
+        missing = iterator.run.ledger.delivered.first_missing()
+        next(iterator)
+        plan = iterator._plan
+        assert len(plan) == count + 4
+        assert set(plan._batches) == {0, *range(missing, count + 4)}  # what came between was delivered, and used
+        assert missing == count - 1 or strategy == "wrr"
+    state = loader.state_dict()
+    assert state["drawn"] == count + 4 and len(state["pending"]) == 4
+    iterator._shutdown_workers()
+
+
+class Lists:
+    """Rows of an array, one by one or several at once: as DataLoader's bulk loading asks for them."""
+
+    def __init__(self) -> None:
+        self.images = np.random.default_rng(2).integers(0, 256, (SAMPLES, 6, 5, 3), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.images[index], index
+
+    def __ddlp__(self) -> Any:
+        return ImageArrays(self.images, list(range(SAMPLES)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_without_batches_asks_the_data_set_for_lists(workers):
+    seen = []
+    for kind in KINDS:
+        sampler = BatchSampler(SequentialSampler(range(SAMPLES)), 4, False)
+        batches = list(kind(Lists(), batch_size=None, sampler=sampler, num_workers=workers))
+        seen.append([(images.tolist(), [int(k) for k in indices]) for images, indices in batches])
+    assert seen[0] == seen[1] and len(seen[0]) == 11 and len(seen[0][0][1]) == 4
+    assert "batch_sampler=" in DDLPLoader(Lists(), batch_size=None, sampler=sampler).explain()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_prefetch_is_the_least(paths, workers):
+    """In torch's own workers nothing would ever be begun."""
+    options = dict(num_workers=workers, prefetch_factor=0) if workers else {}
+    own = Counting(SAMPLES)
+    loader = DDLPLoader(numbered(paths), 4, sampler=own, **options)
+    iterator = iter(loader)
+    assert own.drawn == 0
+    next(iterator)
+    assert own.drawn == 4
+    assert len(list(iterator)) == len(loader) - 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_batch_is_the_users_batch_samplers(paths, engine, workers):
+    """What all rates count in: the times that are held against them are those of whole batches."""
+
+    class Eights(Counting):
+        def __len__(self) -> int:
+            return 6
+
+        def __iter__(self) -> Any:
+            yield from ([k % SAMPLES for k in range(start, start + 8)] for start in range(0, 48, 8))
+
+    loader = DDLPLoader(numbered(paths), batch_sampler=Eights(48), num_workers=workers, strategy="wrr", spool=engine)
+    for _ in range(2):
+        iterator = iter(loader)
+        if workers:
+            assert iterator.run._full_batch == 8
+        next(iterator)
+        assert iterator.run._full_batch == 8
+        state = loader.state_dict()
+        list(iterator)
+    loader.load_state_dict(state)
+    assert sum(1 for _ in loader) == 5 and loader._life.rates.full_batch == 8
+    host = loader._life.rates.host
+    assert loader.report().rate_cpu == pytest.approx(8 * host.parallel / host.seconds)

@@ -60,6 +60,9 @@ ORDERS = {
     "own generator": lambda d: dict(batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(2)),
     "weighted": lambda d: dict(batch_size=4, sampler=WeightedRandomSampler(np.arange(1, 42), 30)),
     "distributed": lambda d: dict(batch_size=4, sampler=DistributedSampler(d, 2, 1)),
+    "replacement": lambda d: dict(batch_size=4, sampler=RandomSampler(d, True, 50)),
+    "replacement, own generator": lambda d: dict(batch_size=4, sampler=RandomSampler(d, True, 50, torch.Generator())),
+    "more than all": lambda d: dict(batch_size=4, sampler=RandomSampler(d, False, 90, torch.Generator())),
     "batches": lambda d: dict(batch_sampler=BatchSampler(RandomSampler(d), 5, True)),
     "own": lambda d: dict(batch_size=4, sampler=Counting(SAMPLES)),
     "own, torch": lambda d: dict(batch_size=4, sampler=Shuffled("torch")),
@@ -151,6 +154,50 @@ def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
         (0, dict(strategy=before)),
     ]
     assert samples(epoch_in_parts(make, 0, parts)) == expected
+
+
+@pytest.mark.parametrize("block", [8, 1 << 16])
+@pytest.mark.parametrize(("before", "after"), [("cpu", "wrr"), ("wrr", "cpu"), ("mte", "cpu"), ("cpu", "ordered")])
+def test_a_long_sampler_goes_on_however_it_is_drawn(paths, engine, monkeypatch, before, after, block):
+    """All of it when the epoch begins, or as it is needed."""
+    monkeypatch.setattr("ddlp.plan._BLOCK", block)
+
+    def make(strategy="cpu"):
+        dataset = numbered(paths, RANDOM)
+        sampler = RandomSampler(dataset, True, 170, torch.Generator().manual_seed(6))
+        return DDLPLoader(dataset, 4, sampler=sampler, strategy=strategy, spool=None if strategy == "cpu" else engine)
+
+    expected = samples(whole_epoch(make, 0))
+    parts = [(9, dict(strategy=before)), (7, dict(strategy=after)), (0, dict(strategy=before))]
+    assert samples(epoch_in_parts(make, 0, parts)) == expected
+
+
+@pytest.mark.parametrize("name", ["shuffled", "replacement", "more than all"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_goes_on_as_well(paths, name, workers):
+    """With its own state from the checkpoint, an epoch in two parts leaves it where a whole one does."""
+
+    def make(generator):
+        dataset = numbered(paths)
+        samplers = {
+            "shuffled": lambda: RandomSampler(dataset, generator=generator),
+            "replacement": lambda: RandomSampler(dataset, True, 170, generator),
+            "more than all": lambda: RandomSampler(dataset, False, 90, generator),
+        }
+        return DDLPLoader(dataset, 4, sampler=samplers[name](), num_workers=workers)
+
+    one, other = torch.Generator().manual_seed(2), torch.Generator()
+    loader = make(one)
+    iterator = iter(loader)
+    for _ in range(9):
+        next(iterator)
+    state = loader.state_dict()
+    other.set_state(one.get_state())
+    list(iterator)
+    loader = make(other)
+    loader.load_state_dict(state)
+    list(loader)
+    assert torch.equal(one.get_state(), other.get_state())
 
 
 @pytest.mark.parametrize("strategy", ["cpu", "ordered"])

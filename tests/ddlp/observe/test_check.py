@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, RandomSampler, Subset
 from torchvision import transforms
 
 import ddlp.epoch
@@ -56,6 +56,13 @@ def test_an_honest_epoch_is_proved(data, strategy, capsys):
     assert verdict.claims[ONCE].looked_at == verdict.claims[BITS].looked_at == verdict.claims[LABELS].looked_at == 80
     assert verdict.claims[COMPLETE].looked_at == 20 and verdict.claims[UNCHANGED].looked_at >= 30
     assert "REFUTED" not in str(verdict) and capsys.readouterr().out == ""
+
+
+def test_an_honest_epoch_of_more_samples_than_there_are_is_proved(data, monkeypatch):
+    """It is drawn as it is needed, and forgotten, where nobody looks at it."""
+    monkeypatch.setattr("ddlp.plan._BLOCK", 8)
+    verdict = verdict_on(data, sampler=RandomSampler(data, num_samples=2 * len(data) + 3))
+    assert not verdict.refuted and verdict.claims[ONCE].state == "proved" and verdict.claims[ONCE].looked_at == 163
 
 
 @pytest.mark.parametrize(
@@ -165,9 +172,10 @@ def test_a_batch_that_is_lost(data, monkeypatch):
 def test_a_sample_in_place_of_another(data, monkeypatch):
     honest = EpochPlan._read_whole
 
-    def repeats(self, sampler):
-        honest(self, sampler)
-        self._whole[10] = self._whole[3]
+    def repeats(self, *others):
+        honest(self, *others)
+        indices = self._blocks[0].indices
+        indices[10] = indices[3]
 
     monkeypatch.setattr(EpochPlan, "_read_whole", repeats)
     assert refuted(verdict_on(data, shuffle=True)) == [ONCE]
@@ -186,9 +194,10 @@ def test_another_order(data, monkeypatch):
 def test_another_order_of_samples(data, monkeypatch):
     honest = EpochPlan._read_whole
 
-    def swaps(self, sampler):
-        honest(self, sampler)
-        self._whole = self._sources = self._whole[::-1].copy()
+    def swaps(self, *others):
+        honest(self, *others)
+        indices = self._blocks[0].indices
+        indices[:] = indices[::-1].copy()
 
     monkeypatch.setattr(EpochPlan, "_read_whole", swaps)
     assert refuted(verdict_on(data)) == [ORDER]

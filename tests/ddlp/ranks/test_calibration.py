@@ -22,7 +22,8 @@ class Listener(Heard):
         self.ledger = Ledger(strategy_of, host_slots=4)
         self.rates = Rates()
         self.strategy = Mte(self.ledger, self.rates)
-        self._lock, self._tidings, self._full_batch = threading.RLock(), Tidings(), BATCH
+        self.rates.full_batch = BATCH
+        self._lock, self._tidings = threading.RLock(), Tidings()
         self.acted = 0
 
     def _act(self) -> None:
