@@ -72,7 +72,7 @@ class EpochRun(Heard):
         self._gone: set[str] = set()  # lost; may come back
         self._barred: set[str] = set()  # not to be used again in this epoch
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
-        self.counts = Counts(ledger)
+        self.counts = Counts(ledger, recipe.epoch)
         self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
@@ -160,7 +160,7 @@ class EpochRun(Heard):
         """What the epoch did so far."""
         with self._lock:
             notes = self._tidings.for_report()
-            return self.counts.report(self.strategy.name, self.recipe.epoch, self.rates, self._full_batch, notes)
+            return self.counts.report(self.strategy.name, self.rates, self._full_batch, notes)
 
     def live(self, life: Life) -> Live:
         """Where the epoch stands at this moment; ``life``: its loader's."""

@@ -126,10 +126,10 @@ class Life:
             return sums
 
 
-def counted(counts: Counts, total: Sums, batches: int | None, epoch: int = 0) -> Live:
+def counted(counts: Counts, total: Sums, batches: int | None) -> Live:
     """An epoch of which no more is known than what was counted at its delivery: the host alone, by means of its own."""
-    report = counts.report("cpu", epoch, Rates(), 1, ())
-    return Live(report, total, batches, report.batches_cpu, counts.waiting_now_s)
+    report = counts.report("cpu", Rates(), 1, ())
+    return Live(report, total, batches, counts.before + report.batches_cpu, counts.waiting_now_s)
 
 
 def length(loader: Any) -> int | None:

@@ -24,6 +24,7 @@ from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
 from ddlp.live import Life
 from ddlp.notices import warn_user
+from ddlp.observe.pace import live
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.plan import is_random
 from ddlp.portable import Portable, portable
@@ -371,10 +372,14 @@ class DDLPLoader(DataLoader):
         self._resume, self._next_epoch, self._loaded = resume, epoch, state
 
     def report(self) -> EpochReport:
-        """What the last epoch did, or the one under way so far. Raises DDLPError before the first, and for user code."""
-        if not isinstance(self._last, EpochMemory):
-            raise DDLPError("report(): no epoch of portable batches has begun; iterate over the loader first")
-        return self._last.run.report()
+        """What the last epoch did, or the one under way so far. Raises DDLPError before the first.
+
+        Of what torch's own workers prepare there are no rates, and no processor time.
+        """
+        now = live(self)
+        if not now.total.epochs:
+            raise DDLPError("report(): no epoch has begun; iterate over the loader first")
+        return now.report
 
     def explain(self) -> str:
         """What travels to a device, what does not, and why; printed and returned."""

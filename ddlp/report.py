@@ -25,7 +25,7 @@ class EpochReport:
     samples: int
     seconds: float
     waiting_s: float  # the training loop waited for a batch
-    host_cpu_s: float  # processor time of the host's workers and of bringing the devices' batches in
+    host_cpu_s: float  # processor time of the host's workers and of bringing the devices' batches in; 0: not measured
     rate_cpu: float | None
     rate_csd: float | None
     notes: tuple[str, ...] = ()  # what the devices say of themselves
@@ -42,9 +42,14 @@ class EpochReport:
 
 @dataclass
 class Counts:
-    """What an epoch has counted so far; times are the monotonic clock's. ``ledger``: where the epoch has one."""
+    """What an epoch has counted so far; times are the monotonic clock's.
+
+    ``ledger``: where the epoch has one; ``before``: where it has none, the batches delivered before a resume.
+    """
 
     ledger: Ledger | None = None
+    epoch: int = 0
+    before: int = 0
     sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
     samples: int = 0
     waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
@@ -100,12 +105,12 @@ class Counts:
         self.host_cpu_s += now - before
         return now
 
-    def report(self, strategy: str, epoch: int, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
+    def report(self, strategy: str, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
         """As a report; ``full_batch`` turns batches a second into samples."""
         r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
         return EpochReport(
             strategy=strategy,
-            epoch=epoch,
+            epoch=self.epoch,
             batches_cpu=self.sides[Side.HOST],
             batches_csd=self.sides[Side.CSD],
             samples=self.samples,

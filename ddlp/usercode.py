@@ -273,10 +273,10 @@ class _Finishing:
 
     _base_seed: Any
 
-    def __init__(self, loader: Any, view: KeyedView | None, finish: Callable[[Any], Any]) -> None:
+    def __init__(self, loader: Any, view: KeyedView | None, finish: Callable[[Any], Any], counts: Counts) -> None:
         self._finish = finish
         self._in_batches = loader._auto_collation
-        self.counts = Counts()
+        self.counts = counts
         self.view = view
         if view is not None:
             view.of(self)
@@ -307,7 +307,7 @@ class _Finishing:
 
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
-        self.counts = Counts()
+        self.counts = _counts(epoch, resume)
         if self.view is not None:
             self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         if resume.seed is not None:
@@ -345,7 +345,12 @@ def iterate_user_code(
     """
     kind = _Single if loader.num_workers == 0 else _Multi
     iterable = isinstance(loader.dataset, IterableDataset)
-    return kind(loader, None if iterable else KeyedView(loader, seed, epoch, resume), finish)
+    view = None if iterable else KeyedView(loader, seed, epoch, resume)
+    return kind(loader, view, finish, _counts(epoch, resume))
+
+
+def _counts(epoch: int, resume: Resume) -> Counts:
+    return Counts(epoch=epoch, before=len(resume.delivered))
 
 
 class Finish:

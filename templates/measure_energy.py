@@ -29,8 +29,9 @@ from training import Task, train
 
 def report_of(epoch: Epoch, strategy: str) -> EpochReport:
     """What the meter wants to know of an epoch. In a loop of yours: loader.report()."""
+    torchs = epoch.rate_cpu is None and not epoch.batches_csd  # DataLoader, or transforms of yours: no device took part
     return EpochReport(
-        strategy="cpu" if strategy == "dataloader" else strategy,
+        strategy="cpu" if torchs else strategy,
         epoch=epoch.number,
         batches_cpu=epoch.batches_cpu,
         batches_csd=epoch.batches_csd,

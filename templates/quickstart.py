@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
-from ddlp import DDLPLoader
+from ddlp import DDLPLoader, Untranslatable
 from ddlp.observe import progress
 from ddlp.sampledata import SampleDataError, make_imagefolder
 
@@ -48,7 +48,7 @@ class Outcome:
     batches_cpu: int
     batches_csd: int
     waiting_s: float
-    host_cpu_s: float
+    host_cpu_s: float  # 0: not measured (transforms of your own, which torch's workers run)
     rate_cpu: float | None  # images/s of the host alone
     rate_csd: float | None  # images/s of the engine alone
     bound_s: float | None
@@ -72,7 +72,7 @@ def arguments() -> argparse.Namespace:
         "--workers",
         type=int,
         default=max(1, min(8, cores - 1)),
-        help="num_workers, the host's processes that prepare batches (default here: %(default)s)",
+        help="num_workers, the host's threads that prepare batches (default here: %(default)s)",
     )
     parser.add_argument(
         "--strategies",
@@ -216,7 +216,7 @@ def table(outcomes: list[Outcome]) -> str:
             f"{outcome.batches_cpu / outcome.epochs:.0f}",
             f"{outcome.batches_csd / outcome.epochs:.0f}",
             f"{outcome.waiting_s / outcome.epochs:.2f}",
-            f"{outcome.host_cpu_s / outcome.epochs:.2f}",
+            f"{outcome.host_cpu_s / outcome.epochs:.2f}" if outcome.host_cpu_s else "-",
             "-" if outcome.bound_s is None else f"{outcome.bound_s:.2f}",
             f"{outcome.loss:.2f}",
             f"{outcome.accuracy:.0%}",
@@ -288,7 +288,14 @@ def main() -> int:
             return 1
     train, val = ImageFolder(data / "train", TRAIN), ImageFolder(data / "val", EVALUATE)
     print(f"{options.model} on {options.device}, batches of {options.batch_size}, {options.workers} host workers")
-    outcomes = [run(strategy, train, val, options) for strategy in options.strategies]
+    outcomes = []
+    for strategy in options.strategies:
+        try:
+            outcomes.append(run(strategy, train, val, options))
+        except Untranslatable as error:  # csd, with a transform of your own
+            print(f"quickstart: --strategies {strategy}: {error}", file=sys.stderr)
+    if not outcomes:
+        return 1
     print(f"\n{table(outcomes)}\n\n{reading(outcomes, options)}")
     return 0
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 
 from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
-from ddlp import DDLPError, DDLPLoader
+from ddlp import DDLPError, DDLPLoader, Untranslatable
 from ddlp.observe import progress
 
 
@@ -69,28 +69,33 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
     )  # fmt: skip
     if strategy == "dataloader":
         return DataLoader(task.train, **common)
-    return DDLPLoader(
-        task.train,
-        **common,
+    common.update(
         strategy=strategy,
         csd=None if strategy == "cpu" else options.csd,
         device=device,
         seed=seed,
-        memory_format=torch.channels_last if task.channels_last else None,
         record=record_directory(options, strategy, seed),
         **(task.loader_options if strategy != "csd" else {}),
     )
+    if task.channels_last:
+        # Not for transforms of your own: torch's workers run them, and to_device brings their batches into this layout.
+        with contextlib.suppress(ValueError):
+            return DDLPLoader(task.train, **common, memory_format=torch.channels_last)
+    return DDLPLoader(task.train, **common)
 
 
 def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
     """Have the device, or the engine on this machine, make one batch, so that no figure holds its start.
 
-    Keep the loader that is returned: an engine on this machine ends with the last one.
+    Keep the loader that is returned: an engine on this machine ends with the last one. None where none is used.
     """
     if strategy in ("dataloader", "cpu"):
         return None
     few: Any = Subset(task.train, range(min(options.batch_size, len(task.train))))
-    loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd)
+    try:
+        loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd)
+    except Untranslatable:  # transforms of your own: this host alone runs them
+        return None
     for _ in loader:
         pass
     return loader
@@ -225,15 +230,16 @@ def train_epoch(
         epoch.samples += len(labels)
     epoch.loss = total.item() / max(epoch.samples, 1)  # .item() waits for the GPU: the epoch's time ends after its last step
     epoch.seconds = time.perf_counter() - started
-    del batches  # DataLoader's workers end here, and their processor time is known
+    del batches  # torch's workers end here, and their processor time is known
+    # Without workers it prepares in the loop's own thread, while that waits.
+    torchs_cpu_s = _host_cpu_s() - cpu_before if options.workers else epoch.waiting_s
     if isinstance(loader, DDLPLoader):
         report = loader.report()
-        epoch.batches_cpu, epoch.batches_csd, epoch.host_cpu_s = report.batches_cpu, report.batches_csd, report.host_cpu_s
+        epoch.batches_cpu, epoch.batches_csd = report.batches_cpu, report.batches_csd
+        epoch.host_cpu_s = report.host_cpu_s or torchs_cpu_s  # transforms of your own are run by torch's workers here, too
         epoch.rate_cpu, epoch.rate_csd, epoch.bound_s = report.rate_cpu, report.rate_csd, report.bound_s
     else:
-        epoch.batches_cpu = epoch.batches
-        # Without workers it prepares in the loop's own thread, while that waits.
-        epoch.host_cpu_s = _host_cpu_s() - cpu_before if options.workers else epoch.waiting_s
+        epoch.batches_cpu, epoch.host_cpu_s = epoch.batches, torchs_cpu_s
 
 
 def _host_cpu_s() -> float:

@@ -25,7 +25,7 @@ def live(loader: DDLPLoader) -> Live:
     life, last = loader._life, loader._last
     if isinstance(last, EpochMemory):
         return last.run.live(life)
-    return counted(life.last, life.total(), length(loader), max(0, loader._next_epoch - 1))
+    return counted(life.last, life.total(), length(loader))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -89,6 +90,21 @@ def test_a_run_broken_off_and_resumed_trains_on_the_same_batches(
         assert parts == ([at % STEPS, STEPS - at % STEPS] if at % STEPS else [STEPS])
     for name, value in trained.plain.state_dict().items():
         assert torch.equal(value, again.plain.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "wrr"])
+def test_a_transform_of_the_users_own(dataset: ImageFiles, tmp_path: Path, strategy: str) -> None:
+    """Torch's own workers run it, with a warning where a device was asked for; channels_last is the Task's default."""
+    transform = T.Compose([T.Resize((8, 8)), T.ToTensor(), lambda image: 1 - image])
+    own = task(ImageFiles(dataset.paths, dataset.targets, transform))
+    told = contextlib.nullcontext() if strategy == "cpu" else pytest.warns(UserWarning, match="the host prepares all batches")
+    with told:
+        run, _ = train(own, options(tmp_path, strategy), strategy, 0)
+    assert run.complete and len(run.epochs) == 2
+    for epoch in run.epochs:
+        assert (epoch.samples, epoch.batches, epoch.batches_cpu, epoch.batches_csd) == (IMAGES, STEPS, STEPS, 0)
+        assert epoch.rate_cpu is epoch.rate_csd is epoch.bound_s is None
+        assert epoch.host_cpu_s > 0  # of torch's workers
 
 
 def test_ctrl_c_reports_what_was_done(dataset: ImageFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

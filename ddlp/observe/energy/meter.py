@@ -265,7 +265,7 @@ class EnergyMeter:
             made = report.batches_cpu + report.batches_csd
             batches = made if batches is None else batches
             samples = report.samples if samples is None else samples
-            host_cpu_s = report.host_cpu_s if host_cpu_s is None else host_cpu_s
+            host_cpu_s = (report.host_cpu_s or None) if host_cpu_s is None else host_cpu_s
             if report.rate_cpu and made:
                 preparing_s = report.samples * report.batches_cpu / made / report.rate_cpu
             elif not report.batches_cpu:

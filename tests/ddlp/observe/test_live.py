@@ -17,10 +17,11 @@ from scene import engine_pid
 from torch.utils.data import IterableDataset
 from torchvision import transforms
 
-from ddlp import DDLPLoader, ImageArrays
+from ddlp import DDLPError, DDLPLoader, ImageArrays
 from ddlp.ledger import Ledger, Side
 from ddlp.live import Life, counted
 from ddlp.observe import live
+from ddlp.observe.energy import EnergyMeter
 from ddlp.observe.pace import Window, overall
 from ddlp.report import CAUSES, Counts
 from ddlp.usercode import samples_in
@@ -174,6 +175,44 @@ def test_what_torchs_own_workers_prepare(data, options):
     assert live(loader).report.seconds == seconds
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_report_of_what_torchs_own_workers_prepare(data, workers):
+    user_code = type(data)(data.paths[:7], data.targets[:7], lambda image: torch.zeros(1))
+    loader = DDLPLoader(user_code, 2, num_workers=workers)
+    with pytest.raises(DDLPError, match="no epoch has begun"):
+        loader.report()
+    loader.set_epoch(5)
+    with EnergyMeter() as meter:
+        list(loader)
+    loader.set_epoch(9)  # of the next one: the report is of the last
+    report = loader.report()
+    assert (report.epoch, report.strategy, report.samples, report.batches_cpu, report.batches_csd) == (5, "cpu", 7, 4, 0)
+    assert report.rate_cpu is report.rate_csd is report.bound_s is None
+    assert 0 < report.waiting_s <= report.seconds and report == live(loader).report
+    assert meter.result(report).host_cpu_s is None  # not 0
+    with pytest.raises(DDLPError, match="no epoch has begun"):
+        pickle.loads(pickle.dumps(DDLPLoader(Stream(), 2))).report()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_resumed_epoch_of_torchs_own_workers(data, options):
+    user_code = type(data)(data.paths[:7], data.targets[:7], lambda image: torch.zeros(1))
+    broken_off = DDLPLoader(user_code, 2)
+    iterator = iter(broken_off)
+    next(iterator), next(iterator)
+    loader = DDLPLoader(user_code, 2, **options)
+    list(loader)
+    loader.load_state_dict(broken_off.state_dict())
+    iterator = iter(loader)
+    assert (live(loader).delivered, loader.report().batches_cpu) == (2, 0)
+    next(iterator)
+    assert (live(loader).delivered, loader.report().batches_cpu) == (3, 1)
+    list(iterator)
+    assert (live(loader).delivered, live(loader).batches, loader.report().samples) == (4, 4, 3)
+    list(loader)
+    assert (live(loader).delivered, loader.report().batches_cpu) == (4, 4)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(torch.arange(5))
@@ -182,7 +221,7 @@ class Stream(IterableDataset):
 def test_a_stream_without_a_length():
     loader = DDLPLoader(Stream(), 2)
     assert len(list(loader)) == 3
-    assert (live(loader).batches, live(loader).report.samples) == (None, 5)
+    assert (live(loader).batches, loader.report().samples, loader.report().batches_cpu) == (None, 5, 3)
 
 
 def test_samples_of_batches_of_any_shape():

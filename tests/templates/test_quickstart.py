@@ -1,0 +1,38 @@
+"""The quick start with another transform than its own, as a user would put it there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision import transforms as T
+
+from ddlp.sampledata import make_thumbnails
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "templates"))
+
+import quickstart  # noqa: E402
+
+
+def test_a_transform_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under csd it is an error, which ends no other strategy's run."""
+    make_thumbnails(tmp_path / "images", 12, 4)
+    monkeypatch.setattr(quickstart, "TRAIN", T.Compose([T.Resize((64, 64)), T.ToTensor(), lambda image: 1 - image]))
+    given = ["--data", str(tmp_path / "images"), "--strategies", "csd", "wrr", "cpu", "--batch-size", "4", "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", *given, "--device", "cpu", "--train-size", "32"])
+    threads = torch.get_num_threads()
+    try:
+        with pytest.warns(UserWarning, match="the host prepares all batches"):
+            assert quickstart.main() == 0
+    finally:
+        torch.set_num_threads(threads)
+    said = capsys.readouterr()
+    assert "--strategies csd: " in said.err and "Ways out" in said.err
+    table = [line.split() for line in said.out.partition("s/epoch")[2].splitlines()[2:4]]
+    assert [row[0] for row in table] == ["wrr", "cpu"]
+    for row in table:
+        assert row[3:5] == ["3", "0"] and row[6:8] == ["-", "-"]  # from CPU, from CSD; processor time, bound
