@@ -342,11 +342,17 @@ class DDLPLoader(DataLoader):
     # -- state, report -------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iter() is; its random draws depend on it. Passed on to a sampler that has the method."""
+        """The epoch that the next iter() is; its random draws depend on it.
+
+        Passed on to a sampler, a batch sampler and a data set that have the method.
+        """
         if self._loaded is not None and epoch != self._next_epoch and not self._resume.partly:
             self._resume, self._loaded = resuming.Resume(), resuming.between(epoch)  # what was loaded is of another epoch
         self._next_epoch = epoch
         resuming.set_epoch(self, epoch)
+        dataset: Any = self.dataset
+        if callable(getattr(dataset, "set_epoch", None)):  # Hugging Face's streams shuffle anew by it
+            dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: with `load_state_dict`, the next iter() delivers what is left of this epoch.

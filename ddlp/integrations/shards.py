@@ -1,14 +1,14 @@
-"""Several processes, and a sampler that does not share the data set among them."""
+"""Several processes, and a sampler or a stream that does not share the samples among them."""
 
 from __future__ import annotations
 
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
 from ddlp.notices import warn_user
 from ddlp.plan import is_built_in
@@ -18,24 +18,46 @@ if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
 _TOLD: weakref.WeakSet[DDLPLoader] = weakref.WeakSet()
+_SHARING = ("num_replicas", "num_processes", "_distributed")  # of torch's sampler, accelerate's shards, Hugging Face's streams
+
+
+def is_shared(source: Any) -> bool:
+    """True for a sampler or a stream that says that it gives each process a part of its own."""
+    return any(getattr(source, name, None) for name in _SHARING)
 
 
 def warn_if_not_shared(loader: DDLPLoader) -> None:
-    """Warn, once a loader, where accelerate would have shared the data set and nobody else does.
+    """Warn, once a loader, where accelerate would have shared the samples and nobody else does, as far as can be seen.
 
-    ``Accelerator.prepare`` leaves a `DDLPLoader` as it is, so each of its processes would go over the whole data set.
+    ``Accelerator.prepare`` leaves a `DDLPLoader` as it is, so each of its processes would go over all of them.
     """
     if "accelerate" not in sys.modules or loader in _TOLD:
         return
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     processes = torch.distributed.get_world_size() if distributed else int(os.environ.get("WORLD_SIZE", "1"))
-    sampler = sampler_of(loader)
-    whole = is_built_in(loader._index_sampler) and not hasattr(sampler, "num_replicas")
-    if processes < 2 or not whole or isinstance(loader.dataset, IterableDataset):
+    stream = isinstance(loader.dataset, IterableDataset)
+    index_sampler = loader._index_sampler
+    if processes < 2 or any(map(is_shared, (loader.dataset,) if stream else (index_sampler, sampler_of(loader)))):
         return
     _TOLD.add(loader)
-    warn_user(
-        f"ddlp: each of the {processes} processes goes over the whole data set: {type(sampler).__name__} does not share "
-        "it among them, and accelerate leaves a DDLPLoader as it is. Pass "
-        "sampler=torch.utils.data.DistributedSampler(dataset, shuffle=...) and call loader.set_epoch(epoch)."
-    )
+    given = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    name = type(loader.dataset if stream else given).__name__
+    left = "and accelerate leaves a DDLPLoader as it is"
+    own_way = f"If {name} shares in a way of its own, give it an attribute num_replicas, and this is not said."
+    if stream:
+        warn_user(
+            f"ddlp: each of the {processes} processes may go over the whole stream: {name} does not say that it shares its "
+            f"samples among them, {left}. Pass accelerate.data_loader.IterableDatasetShard(dataset, batch_size, "
+            f"num_processes=..., process_index=...) and call loader.set_epoch(epoch). {own_way}"
+        )
+    elif is_built_in(index_sampler):
+        warn_user(
+            f"ddlp: each of the {processes} processes goes over the whole data set: {name} does not share it among them, "
+            f"{left}. Pass sampler=torch.utils.data.DistributedSampler(dataset, shuffle=...) and call "
+            "loader.set_epoch(epoch)."
+        )
+    else:
+        warn_user(
+            f"ddlp: each of the {processes} processes may go over the whole data set: {name} does not say that it shares it "
+            f"among them, {left}. Have each process's give another part, as torch's DistributedSampler does. {own_way}"
+        )

@@ -8,16 +8,23 @@ Nothing of transformers is imported before the loader is made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
+from ddlp.integrations.shards import is_shared
 from ddlp.loader import DDLPLoader
 
 
 def name_fields(batch: Any) -> Any:
-    """[images, labels] as the keyword arguments of transformers' image classifiers; anything else as it is."""
+    """A batch as the keyword arguments of transformers' models.
+
+    [images, labels] become ``pixel_values`` and ``labels``; in a dict ``label`` or ``label_ids`` becomes ``labels``, as by
+    transformers' default_data_collator. Anything else stays as it is.
+    """
+    if isinstance(batch, Mapping):
+        return {"labels" if name in ("label", "label_ids") else name: values for name, values in batch.items()}
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         return {"pixel_values": batch[0], "labels": batch[1]}
     return batch
@@ -35,6 +42,7 @@ class DDLPTrainerMixin:
 
     def get_train_dataloader(self: Any) -> DDLPLoader:
         """The training loader, over this process's share of ``train_dataset``. Raises ValueError without one."""
+        from accelerate.data_loader import IterableDatasetShard
         from transformers import default_data_collator
 
         if self.train_dataset is None:
@@ -53,16 +61,20 @@ class DDLPTrainerMixin:
             options.update(collate_fn=self.data_collator, batch_transform=None)
         if not isinstance(dataset, IterableDataset):
             options.update(sampler=self._ddlp_sampler(dataset), drop_last=args.dataloader_drop_last)
-        return DDLPLoader(dataset, **{**options, **self.ddlp_options})
+        options.update(self.ddlp_options)
+        if isinstance(dataset, IterableDataset) and args.world_size > 1 and not is_shared(dataset):
+            dataset = IterableDatasetShard(
+                dataset, options["batch_size"], num_processes=args.world_size, process_index=args.process_index
+            )
+        return DDLPLoader(dataset, **options)
 
-    def _ddlp_sampler(self: Any, dataset: Any) -> Any:
+    def _ddlp_sampler(self: Any, dataset: Any) -> DistributedSampler:
+        """Of one process, too: each epoch's order follows from (seed, epoch), so a resumed epoch has its own."""
         args = self.args
         seed = args.seed if args.data_seed is None else args.data_seed
-        if args.world_size > 1:
-            return DistributedSampler(
-                dataset, args.world_size, args.process_index, seed=seed, drop_last=args.dataloader_drop_last
-            )
-        return RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+        return DistributedSampler(
+            dataset, args.world_size, args.process_index, seed=seed, drop_last=args.dataloader_drop_last
+        )
 
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's. Raises ValueError where it would resume by skipping batches: accelerate puts a plain
@@ -73,6 +85,6 @@ class DDLPTrainerMixin:
             raise ValueError(
                 f"resume_from_checkpoint={resumes!r} with ignore_data_skip=False: Trainer would skip batches by a plain "
                 "DataLoader in DDLPLoader's place. Set TrainingArguments(ignore_data_skip=True); the epoch that was "
-                "broken off begins again, in a new order."
+                "broken off begins again, with the same batches."
             )
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import subprocess
+import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_sets import RANDOM, SAMPLES, Draws, by_target, numbered
+from small_sets import RANDOM, SAMPLES, Draws, Stream, by_target, numbered
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageFiles
@@ -78,6 +84,42 @@ def test_a_data_set_that_nobody_shares_is_warned_of_once(paths, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(DDLPLoader(classes(paths), 4, sampler=DistributedSampler(classes(paths), 2, 0)))
+
+
+class EveryOther(Sampler):
+    """Of the user's own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, SAMPLES, 2))
+
+    def __len__(self) -> int:
+        return len(range(0, SAMPLES, 2))
+
+
+@pytest.mark.parametrize("given", [dict(dataset=Stream()), dict(sampler=EveryOther()), dict(batch_sampler=[[1, 2], [3]])])
+def test_what_may_not_be_shared_is_warned_of_once(paths, monkeypatch, given):
+    need("accelerate")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    given = {"dataset": classes(paths), **given}
+    loader = DDLPLoader(**given)
+    with pytest.warns(UserWarning, match="each of the 2 processes may go over the whole .* attribute num_replicas") as caught:
+        for _ in range(2):
+            list(loader)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_who_says_that_he_shares_is_believed(paths, monkeypatch):
+    shard = need("accelerate").data_loader.IterableDatasetShard(Stream(), 1, num_processes=2, process_index=1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    own, split = EveryOther(), Stream()
+    own.num_replicas = 2
+    split._distributed = object()  # of datasets.distributed.split_dataset_by_node
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(DDLPLoader(classes(paths), 4, sampler=own))
+        list(DDLPLoader(classes(paths), batch_sampler=BatchSampler(own, 4, drop_last=False)))
+        list(DDLPLoader(split))
+        assert torch.cat(list(DDLPLoader(shard))).tolist() == list(range(1, 20, 2))
 
 
 def test_skipping_batches_by_accelerate_gives_the_same_batches(paths, accelerator):
@@ -205,6 +247,74 @@ def test_the_trainer_of_hugging_face(paths, engine, tmp_path):
     with pytest.raises(ValueError, match="ignore_data_skip=True"):
         trainer().train(resume_from_checkpoint=checkpoint)
     assert trainer(ignore_data_skip=True).train(resume_from_checkpoint=checkpoint).global_step == 18
+
+
+class Remembers(Net):
+    """Keeps the labels of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
+        self.seen.append(labels.tolist())
+        return super().forward(pixel_values, labels % 3)
+
+
+def test_the_trainer_resumes_with_the_epochs_own_order(paths, tmp_path):
+    need("accelerate")
+    transformers = need("transformers")
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
+        pass
+
+    def trained(checkpoint: str | None = None) -> list[list[int]]:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=3, use_cpu=True, report_to=[],
+            save_strategy="epoch", disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
+            ignore_data_skip=True, seed=7,
+        )
+        net = Remembers()
+        ImageTrainer(model=net, args=arguments, train_dataset=numbered(paths, SMALL)).train(resume_from_checkpoint=checkpoint)
+        return net.seen
+
+    whole = trained()
+    epochs = [whole[:11], whole[11:22], whole[22:]]
+    assert all(sorted(sum(epoch, [])) == list(range(SAMPLES)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert trained(str(tmp_path / "checkpoint-11")) == epochs[1] + epochs[2]
+
+
+def test_fields_get_the_names_that_models_know():
+    from ddlp.integrations.transformers import name_fields
+
+    images, labels = torch.zeros(2, 3), torch.ones(2)
+    for batch in ([images, labels], {"pixel_values": images, "label": labels}, {"pixel_values": images, "label_ids": labels}):
+        named = name_fields(batch)
+        assert named.keys() == {"pixel_values", "labels"} and named["pixel_values"] is images and named["labels"] is labels
+    assert name_fields(images) is images
+
+
+def test_the_trainer_shares_a_stream_among_its_processes(tmp_path):
+    """Each number once in an epoch, but for those that fill up the last batches; another order in each epoch."""
+    need("accelerate"), need("transformers")
+    program = Path(__file__).with_name("train_a_stream.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(tmp_path)],
+        capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "processes" not in done.stderr  # of no warning
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    orders = []
+    for epoch in range(2):
+        of_one, of_other = first[6 * epoch : 6 * epoch + 6], second[6 * epoch : 6 * epoch + 6]
+        assert [len(batch) for batch in of_one + of_other] == [4] * 12
+        orders.append([number for pair in zip(of_one, of_other) for batch in pair for number in batch])
+        assert sorted(orders[-1][:SAMPLES]) == list(range(SAMPLES))
+        assert orders[-1][SAMPLES:] == orders[-1][:7]
+    assert len(first) == len(second) == 12 and orders[0] != orders[1]
 
 
 def test_plain_loaders_of_the_same_program_are_left_alone(paths, accelerator):

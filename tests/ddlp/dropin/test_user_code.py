@@ -17,6 +17,7 @@ from small_sets import (
     Invert,
     Seen,
     Stream,
+    Told,
     by_target,
     numbered,
     order,
@@ -115,6 +116,14 @@ def test_iterable_data_sets(workers, batch_size):
     for _ in range(2):
         assert [torch.as_tensor(b).tolist() for b in ours] == [torch.as_tensor(b).tolist() for b in theirs]
     assert len(ours) == len(theirs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_is_told_its_epoch(workers):
+    loader = DDLPLoader(Told(), 4, num_workers=workers)
+    for epoch in (3, 1):
+        loader.set_epoch(epoch)
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(100 * epoch, 100 * epoch + 20))
 
 
 def test_worker_info_and_worker_init_fn():
