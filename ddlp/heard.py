@@ -1,4 +1,4 @@
-"""What an epoch hears of its devices that changes no batch: progress, speeds, remarks, warnings."""
+"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings; one has no room for now."""
 
 from __future__ import annotations
 

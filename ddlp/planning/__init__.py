@@ -1,4 +1,4 @@
-"""What can be said about an epoch without running it: the simulator, and later the cost model and decisions.
+"""What can be said about an epoch without running it: the simulator.
 
 Drives the very ledger and strategies that the loader runs. No threads, sockets, files or clocks live here.
 """
