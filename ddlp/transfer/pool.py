@@ -5,6 +5,7 @@ Fresh memory costs 70 us of page faults for a float32 image of 224x224 (370 us w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from typing import Any
@@ -17,6 +18,7 @@ from csd_engine.fresh import fresh
 __all__ = ["Pool"]
 
 SMALL_BYTES = 16 << 20  # short batches come back many at a time (`ddlp.runs`)
+SIZES = 4  # full batches and the last one, each as bytes and as what the epilogue makes of them
 
 
 class Pool:
@@ -27,7 +29,7 @@ class Pool:
 
     Args:
         spare: at most so many blocks of a size wait for their next use, or as many as `SMALL_BYTES` hold; those that waited
-            longest are freed.
+            longest are freed. Blocks of `SIZES` sizes wait; where batches are of many, the size used longest ago is freed.
         pinned: the memory is page-locked, for copies to a GPU. Whoever starts one keeps the array until it is done.
     """
 
@@ -37,6 +39,7 @@ class Pool:
         # By size in bytes. A block may come back in any thread at any moment, whatever locks that thread holds: so no lock
         # here, but operations of deques and dicts that are atomic, also without the GIL.
         self._blocks: dict[int, deque[np.ndarray]] = {}
+        self._turns, self._last_turn = itertools.count(), dict[int, int]()  # when a block of each size came back
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An array of undefined content, C-ordered.
@@ -64,9 +67,15 @@ class Pool:
             return None
 
     def _give_back(self, block: np.ndarray) -> None:
-        blocks = self._blocks.setdefault(block.nbytes, deque())
+        size = block.nbytes
+        self._last_turn[size] = next(self._turns)
+        blocks = self._blocks.setdefault(size, deque())
         blocks.append(block)
         self._trim(blocks)
+        if len(self._blocks) > SIZES:
+            oldest = min(list(self._blocks), key=lambda one: self._last_turn.get(one, -1))
+            self._blocks.pop(oldest, None)
+            self._last_turn.pop(oldest, None)
 
     def _trim(self, blocks: deque[np.ndarray]) -> None:
         try:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from at_once import at_once  # noqa: E402
 
-from ddlp.transfer.pool import SMALL_BYTES, Pool  # noqa: E402
+from ddlp.transfer.pool import SIZES, SMALL_BYTES, Pool  # noqa: E402
 
 SHAPE = (4, 37, 53, 3)
 
@@ -106,6 +106,24 @@ def test_what_waits_is_bounded_and_goes_at_the_end(size, waiting):
     del kept
     assert block() is None
     pool.close()
+
+
+def waiting_bytes(pool):
+    return sum(len(blocks) * size for size, blocks in pool._blocks.items())
+
+
+def test_what_waits_is_bounded_over_all_sizes_and_the_size_used_longest_ago_goes():
+    """As with Poisson sampling: each batch has another number of samples."""
+    pool = Pool(spare=2)
+    largest = SMALL_BYTES // 2 + 200
+    usual = address(pool.empty((100,), np.uint8))
+    for k in range(200):
+        pool.empty((SMALL_BYTES // 2 + k,), np.uint8)
+        assert waiting_bytes(pool) <= SIZES * 2 * largest
+        assert address(pool.empty((100,), np.uint8)) == usual, "in use all the time"
+    assert len(pool._blocks) == len(pool._last_turn) == SIZES
+    pool.close()
+    assert waiting_bytes(pool) == 0
 
 
 def test_threads_share_a_pool():
