@@ -22,7 +22,7 @@ def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[A
     ``close`` may join threads and take locks; it must not hold ``thing``. Returns the finalizer, for `detach`.
     """
     _register()
-    _pending.difference_update([one for one in _pending if not one.alive])
+    _pending.difference_update([one for one in list(_pending) if not one.alive])  # a copy: other threads add
     finalizer = weakref.finalize(thing, _end_aside, os.getpid(), close)
     finalizer.atexit = False  # _end_all calls it
     _pending.add(finalizer)

@@ -7,6 +7,7 @@ most once and last.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -286,7 +287,8 @@ class EngineLink:
             reason = f"{type(error).__name__}: {error}"
             self._greeting.put(EngineGone(reason))
         finally:
-            with self._lock if self.welcome is not None else threading.Lock():
+            # Before the greeting `open` holds the lock, and waits for this thread.
+            with self._lock if self.welcome is not None else contextlib.nullcontext():
                 self._lost = self._lost or reason
                 jobs = list(self._jobs.values())
                 asking, self._asking = self._asking, deque()

@@ -44,7 +44,7 @@ class Reach:
         self._devices = {device.label: device for device in devices}
         self._options = options
         self._transfer = transfer
-        self._lock = threading.RLock()  # a finalizer may come in while this very thread holds it
+        self._lock = threading.RLock()  # at exit, without threads, a finalizer may come in while this very thread holds it
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opening: set[EngineLink] = set()
         self._links: dict[str, Place] = {}
