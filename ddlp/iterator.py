@@ -173,6 +173,7 @@ class EpochIterator(_BaseDataLoaderIter):
             portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool,
             landing,
         )  # fmt: skip
+        self.recipe.get_ready()
         on_host = landing is None and (self._device is None or self._device.type == "cpu")
         pin = self._pin_memory_device if self._pin_memory and self._device is None else None
         dali = None if graphs is None else DaliHost(self.recipe, graphs)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
+from PIL import Image
 
 from csd_engine.datasets import Reader
 from csd_engine.errors import SampleError
@@ -55,6 +57,18 @@ class Recipe:
     def bulk(self) -> Bulk | None:
         """Makes many samples at once, where they are rows of an array; None where each is made by itself."""
         return Bulk.of(self.pipeline, self.reader.rows())
+
+    def get_ready(self) -> None:
+        """Have done what the first batch does once a process, imports above all: called before there is any other thread.
+
+        Where a thread imports while this process is forked (a DataLoader starts its workers), the child waits for ever for that
+        module's lock; and so it is with the locks of cached properties before Python 3.12.
+        """
+        Image.preinit()  # the common formats
+        first = self.reader.paths([0]) if len(self.reader) else None
+        if first is not None and os.path.splitext(first[0])[1].lower() not in Image.EXTENSION:
+            Image.init()  # all that Pillow knows
+        _ = self.files, self.bulk  # and with them the kernel
 
 
 @dataclass(frozen=True)
@@ -146,12 +160,15 @@ class Rows:
         self._epilogue, self._finished = epilogue, finished
         self._bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
         self._pool, self._shape = recipe.pool, (most if convert else samples, *recipe.shape)
+        self._bytes: np.ndarray | None = None
         self.boxes = no_boxes(recipe, samples)
 
-    @functools.cached_property
+    @property
     def _images(self) -> np.ndarray:
-        """Not there where the kernel makes the result at once."""
-        return self._pool.empty(self._shape, np.uint8)
+        """Made when first asked for: where the kernel makes the result at once, nobody does."""
+        if self._bytes is None:
+            self._bytes = self._pool.empty(self._shape, np.uint8)
+        return self._bytes
 
     def place(self, part: slice) -> np.ndarray:
         """Where to make a part, uint8 (samples, height, width, channels); `done` before the next one."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
-from scene import descendants, engine_pid, make_loader, train, until
+from PIL import Image
+from scene import REPOSITORY, descendants, engine_pid, make_loader, train, until
 from torch.utils.data import DataLoader
 
 from ddlp import DDLPLoader
@@ -148,3 +151,35 @@ def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing,
     finally:
         gc.enable()
     truth.check(train(loader, 0.01), 3)
+
+
+IMPORTS = """
+import sys, threading
+from torchvision import transforms as T
+from ddlp import DDLPLoader, ImageFiles
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            print(threading.current_thread().name, "imports", name, flush=True)
+
+sys.meta_path.insert(0, Finder())
+strategy, paths = sys.argv[1], sys.argv[2:]
+transform = T.Compose([T.RandomResizedCrop(16), T.ToTensor(), T.RandomErasing(0.5)])
+loader = DDLPLoader(ImageFiles(paths, [0] * len(paths), transform), 2, num_workers=2, strategy=strategy)
+print(len(list(loader)), "batches")
+"""
+
+
+@pytest.mark.parametrize("strategy, suffix, kernel", [("cpu", "jpg", ""), ("cpu", "tif", "off"), ("csd", "jpg", "")])
+def test_no_thread_imports_anything(tmp_path, paths, strategy, suffix, kernel):
+    """A process that is forked meanwhile, a DataLoader's worker, would wait for that module's lock for ever."""
+    copies = [tmp_path / f"{k}.{suffix}" for k in range(8)]
+    for path, copy in zip(paths, copies):
+        Image.open(path).save(copy)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, strategy, *map(str, copies)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "DDLP_KERNEL": kernel},
+        capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert done.stdout == "4 batches\n", done.stdout + done.stderr
