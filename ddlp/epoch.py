@@ -3,11 +3,12 @@
 A monitor: one lock around the ledger, and a condition for each kind of thread (`ddlp.waiting`). Each thread asks the strategy
 one question and does what it answers, outside the lock. The training thread asks `next_delivery`; the host's workers
 `next_claim`; the fetcher `next_fetch`; leases are given whenever something has changed. Nobody polls: who waits is woken when
-there is an answer for it, and looks up once a second for what only the clock can tell (a lease that has stalled).
+there is an answer for it, and looks up once a second for what only the clock can tell (a lease has stalled, a fetch hangs).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -22,13 +23,15 @@ from ddlp.delivered import Delivered, Failure
 from ddlp.heard import Heard
 from ddlp.ledger import Cancel, Ledger
 from ddlp.live import Life, Live, devices_live
+from ddlp.notices import warn_user
 from ddlp.rates import Rates
 from ddlp.report import Counts, EpochReport
 from ddlp.runs import Runs
 from ddlp.sources.dali import DaliHost
 from ddlp.sources.devicejob import DeviceJob
 from ddlp.sources.host import Pixels, Recipe, Unwanted, prepare_batch
-from ddlp.strategies import Strategy
+from ddlp.strategies import STALLED_AT_LEAST_S, Strategy
+from ddlp.threads import Threads
 from ddlp.tidings import Tidings
 from ddlp.waiting import Waiting
 
@@ -80,10 +83,15 @@ class EpochRun(Heard):
         self._pid = os.getpid()
         self._prepare = self._preparing(dali)
         rates.host.parallel = workers
-        loops = [self._host_worker] * workers + [self._fetcher] * (FETCHERS if ledger.devices else 0)
-        self._threads = [threading.Thread(target=loop, name=f"ddlp-{k}", daemon=True) for k, loop in enumerate(loops)]
-        for thread in self._threads:
-            thread.start()
+        self._threads = Threads()
+        try:
+            for _ in range(workers):
+                self._threads.start(self._host_worker)
+            for _ in range(FETCHERS if ledger.devices else 0):
+                self._threads.start(self._fetcher, may_hang=True)
+        except BaseException:  # as many threads as there may be, or Ctrl-C
+            self.close()
+            raise
 
     def _preparing(self, dali: DaliHost | None) -> Callable[[int, Callable[[], bool], bool], Pixels]:
         """What makes a batch of the host."""
@@ -102,7 +110,7 @@ class EpochRun(Heard):
         began = time.monotonic()
         deadline = began + timeout_s if timeout_s > 0 else None
         told = False
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as at_end:
             if self._left is not None:
                 left_s, part = self._left
                 self.rates.trained(began - left_s, part)
@@ -122,10 +130,13 @@ class EpochRun(Heard):
                 if (position := self.strategy.next_delivery()) is not None:
                     break
                 now = time.monotonic()
+                if self.strategy.hanging_fetch(now) is not None:
+                    self._act()
                 if deadline is not None and now >= deadline:
                     raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
                 if not told and now - began >= WAITING_S:
                     told = True
+                    at_end.callback(self._tell_waiting, False)  # also where it ends by an error, or by Ctrl-C
                     self._tell_waiting(True)
                 self.counts.asked_s = began
                 limit = min(LOOK_UP_S if told else WAITING_S, math.inf if deadline is None else max(0.0, deadline - now))
@@ -134,8 +145,6 @@ class EpochRun(Heard):
             made = made.there() if isinstance(made, Coming) else made  # no room: raises, and the batch is the next one still
             del self._ready[position]
             side = self.ledger.deliver(position)
-            if told:
-                self._tell_waiting(False)
             now, samples = time.monotonic(), self.recipe.plan.size(position)
             self._left = now, samples / self._full_batch
             self.counts.delivered(position, side, samples, began, now)
@@ -190,15 +199,16 @@ class EpochRun(Heard):
             self._ends.notify_all()
         if not first:
             return
-        for job in jobs:
-            job.close()  # first: a batch that is on the way is not waited for
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-        self._ready.clear()
-        self.recipe.reader.close()
-        self.recipe.pool.close()
-        self._on_closed()
+        try:
+            for job in jobs:
+                job.close()  # first: a batch that is on the way is not waited for
+            if not self._threads.join(STALLED_AT_LEAST_S) and not self._tidings.hanging:  # else it was told
+                warn_user("ddlp: a device's spool does not answer; the threads that read from it are left to themselves")
+        finally:  # Ctrl-C: the threads end by themselves
+            self._ready.clear()
+            self.recipe.reader.close()
+            self.recipe.pool.close()
+            self._on_closed()
 
     # -- the host's workers --------------------------------------------------------------------------------------
 
@@ -268,6 +278,7 @@ class EpochRun(Heard):
                 trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
             with self._lock:
                 cpu = self.counts.cpu(cpu)
+                given_up = lease not in self.ledger.fetching
                 if made is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
@@ -278,8 +289,10 @@ class EpochRun(Heard):
                             self._tidings.warn(text)
                 elif self.ledger.verified(lease):
                     self._ready[position] = made
-                fetch = self._fetch()  # while the lock is held anyway
+                fetch = None if given_up else self._fetch()  # while the lock is held anyway
                 self._act()
+            if given_up:
+                return  # another thread is in this one's place
 
     def _distrust(self, device: str, reason: str) -> None:
         with self._lock:
@@ -301,10 +314,10 @@ class EpochRun(Heard):
         return None
 
     def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
-        """A device may be given leases from now on; one that was lost comes back so."""
+        """A device may be given leases from now on; one that was lost comes back so. Unless it was lost meanwhile."""
         with self._lock:
             before: DeviceJob | None = job
-            if not self._closing and device not in self._barred:
+            if not self._closing and device not in self._barred and job.open:
                 self._gone.discard(device)
                 if not self.ledger.devices[device].failing:  # else its first batch tells
                     self._tidings.back(device)
@@ -317,18 +330,6 @@ class EpochRun(Heard):
                 self._act()
         if before is not None:
             before.close()
-
-    def lost_or_over(self, device: str) -> bool:
-        """Wait until a device is lost, or the epoch is over for it. True where it was lost and may come back."""
-        with self._lock:
-            while not (self._closing or device in self._gone):
-                self._ends.wait()
-            return not self._closing and device not in self._barred
-
-    def over_within(self, seconds: float) -> bool:
-        """Wait, but not longer than the epoch. True where it is over."""
-        with self._lock:
-            return self._ends.wait_for(lambda: self._closing, seconds)
 
     def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
         """A device's batch stands in the spool."""
@@ -374,11 +375,14 @@ class EpochRun(Heard):
         """Take the published batch that should be brought in now, if any."""
         if self._closing or (position := self.strategy.next_fetch()) is None:
             return None
-        device, lease = self.ledger.fetch(position)
+        device, lease = self.ledger.fetch(position, time.monotonic())
         return position, device, lease, self._files.pop(lease)
 
     def _act(self) -> None:
-        """After every event: pass on what the ledger has dropped, give leases, wake who can go on."""
+        """After every event: give up what hangs, pass on what the ledger has dropped, give leases, wake who can go on."""
+        while not self._closing and (hanging := self.strategy.hanging_fetch(time.monotonic())) is not None:
+            self._tidings.hangs(self.ledger.give_up(hanging))
+            self._threads.start(self._fetcher, may_hang=True)  # in the place of the one that hangs
         self._drain()  # first: the space that a lease needs is given back before it
         if not self._closing:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published

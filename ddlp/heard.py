@@ -1,4 +1,4 @@
-"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings; one has no room for now."""
+"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings, no room; and its end."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ class Heard:
     rates: Rates
     _lock: threading.RLock
     _tidings: Tidings
+    _closing: bool
+    _gone: set[str]
+    _barred: set[str]
+    _ends: threading.Condition
 
     @property
     def _full_batch(self) -> int:
@@ -79,3 +83,15 @@ class Heard:
         """So many ranks share a device."""
         with self._lock:
             self.rates.device(device).ranks = ranks
+
+    def lost_or_over(self, device: str) -> bool:
+        """Wait until a device is lost, or the epoch is over for it. True where it was lost and may come back."""
+        with self._lock:
+            while not (self._closing or device in self._gone):
+                self._ends.wait()
+            return not self._closing and device not in self._barred
+
+    def over_within(self, seconds: float) -> bool:
+        """Wait, but not longer than the epoch. True where it is over."""
+        with self._lock:
+            return self._ends.wait_for(lambda: self._closing, seconds)

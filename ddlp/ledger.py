@@ -8,13 +8,14 @@ Each batch may exist in two copies; `ddlp.copies` has their states and why the p
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from ddlp.accounts import FAILURES, Account
 from ddlp.copies import CsdCopy, Entry, Event, HostCopy, LedgerError
+from ddlp.effects import Cancel, Effect, Release
 from ddlp.ranges import RangeSet
 
 __all__ = ["Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
@@ -27,25 +28,6 @@ class Side(Enum):
 
     HOST = "cpu"
     CSD = "csd"
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Tell the device to stop working on this lease."""
-
-    device: str
-    lease: int
-
-
-@dataclass(frozen=True)
-class Release:
-    """Tell the device that this lease's file is not needed (any more): unlink it, give the quota back."""
-
-    device: str
-    lease: int
-
-
-Effect = Cancel | Release
 
 
 class Ledger:
@@ -75,6 +57,7 @@ class Ledger:
         self._open: dict[int, Entry] = {}
         self._claims: dict[int, int] = {}  # claims a worker is still busy with, dropped ones included
         self._leases: dict[int, int] = {}  # leases whose copy is wanted, until delivery
+        self.fetching: dict[int, tuple[str, float]] = {}  # leases being read: whose, and since when
         self._in_memory_csd = 0
         self._in_memory_host = 0  # claims, dropped ones included, and ready batches
         self._numbers = 0
@@ -111,7 +94,7 @@ class Ledger:
     @property
     def any_device(self) -> bool:
         """True while a device is at work or about to join."""
-        return any(a.alive or a.joining for a in self.devices.values())
+        return any(a.at_work or a.joining for a in self.devices.values())
 
     def entry(self, position: int) -> Entry | None:
         """The holders of a batch; None where it is free, returned or delivered."""
@@ -203,11 +186,6 @@ class Ledger:
         """A device says that its spool has no room for leases now, or that it has again."""
         self.devices[device].held_back = held_back
 
-    def shut_out(self, device: str) -> bool:
-        """True where others fill a device's spool: nothing of this epoch lies there that its delivery could free."""
-        account = self.devices[device]
-        return account.held_back and account.held == len(account.outstanding)
-
     def distrust(self, device: str) -> None:
         """A device has computed wrong pixels: it gets no more leases, and what it published is not used."""
         self.leave(device)
@@ -221,8 +199,7 @@ class Ledger:
 
     def can_lease(self, device: str) -> bool:
         """True where the device is there and has room in its window and its spool."""
-        account = self.devices[device]
-        return account.alive and account.held < account.quota and len(account.outstanding) < account.window
+        return self.devices[device].has_room
 
     def lease(self, device: str, position: int, now: float) -> int:
         """Give a free batch to a device; its space in the spool is reserved. Returns the lease's number."""
@@ -268,21 +245,36 @@ class Ledger:
             self._lose_csd(entry)
             self.devices[device].failures += FAILURES if fatal else 1
 
-    def fetch(self, position: int) -> tuple[str, int]:
-        """A published batch is being read and verified. Returns its device and lease."""
+    def fetch(self, position: int, now: float = math.inf) -> tuple[str, int]:
+        """A published batch is being read and verified. Returns its device and lease. ``now``: unless it can't hang."""
         entry = self._open[position]
         entry.step_csd(Event.FETCH)
         self.in_spool.remove(position)
         self._in_memory_csd += 1
         assert entry.device is not None and entry.lease is not None
+        self.fetching[entry.lease] = entry.device, now
         return entry.device, entry.lease
 
+    def give_up(self, lease: int) -> str:
+        """A fetch hangs: all that its device has comes back, which gets no lease before that has ended. Returns its name."""
+        device, _ = self.fetching.pop(lease)
+        self._in_memory_csd -= 1
+        account = self.devices[device]
+        account.hanging.add(lease)
+        if (entry := self._fetched(lease)) is not None:  # None: the host's copy was first
+            self._lose_csd(entry)
+        self.effects.extend(Cancel(device, one) for one in account.outstanding)
+        for position in list(account.outstanding.values()):
+            self._lose_csd(self._open[position])
+        self._drop_published(device)
+        return device
+
     def verified(self, lease: int) -> bool:
-        """A fetched batch is whole, in memory. False where the host's copy was first: throw it away."""
-        entry = self._fetched(lease)
+        """A fetched batch is whole, in memory. False where the host's copy was first, or it was given up: throw it away."""
+        entry = self._end_fetch(lease)
         if entry is None:
-            self._in_memory_csd -= 1
             return False
+        self._in_memory_csd += 1
         entry.step_csd(Event.VERIFY)
         self.ready_csd.add(entry.position)
         self._return_space(entry)
@@ -294,10 +286,9 @@ class Ledger:
     def damaged(self, lease: int) -> bool:
         """A fetched batch is not what it should be, or not there: the file goes, the batch comes back.
 
-        False where the host's copy was first: nobody misses it.
+        False where nobody misses it: the host's copy was first, or it was given up.
         """
-        self._in_memory_csd -= 1
-        entry = self._fetched(lease)
+        entry = self._end_fetch(lease)
         if entry is None:
             return False
         self._lose_csd(entry)
@@ -339,6 +330,14 @@ class Ledger:
         account = self.devices.get(device)
         position = account.outstanding.get(lease) if account else None
         return None if position is None else self._open[position]
+
+    def _end_fetch(self, lease: int) -> Entry | None:
+        if self.fetching.pop(lease, None) is not None:
+            self._in_memory_csd -= 1
+        else:  # it was given up
+            for account in self.devices.values():
+                account.hanging.discard(lease)
+        return self._fetched(lease)
 
     def _fetched(self, lease: int) -> Entry | None:
         position = self._leases.get(lease)

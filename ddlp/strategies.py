@@ -1,7 +1,8 @@
 """The choice of the next source: what the host takes up, what a device is given, what is delivered next.
 
 Pure, like the ledger they look at. A strategy is told no events; it reads the ledger and the rates and answers four
-questions, with None for "nothing now": `next_claim`, `next_lease`, `next_fetch`, `next_delivery`.
+questions, with None for "nothing now": `next_claim`, `next_lease`, `next_fetch`, `next_delivery`. And by `hanging_fetch` it
+tells what is not to be waited for any more.
 
 Two rules hold in every strategy, so that no schedule locks up: a batch that came back is the host's, before all else;
 and where the order is fixed, one host slot and one fetch slot are kept for the batch whose turn it is.
@@ -16,8 +17,8 @@ from ddlp.ledger import Ledger
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 
-# A lease that has not moved for so long is taken back, also by a strategy that would rather wait.
-STALLED_S = 30.0  # while the device's speed is not known
+# A lease that has not moved for so long is taken back, also by a strategy that would rather wait; and a fetch is given up.
+STALLED_S = 30.0  # while the device's speed is not known; a fetch: in any case
 STALLED_AT_LEAST_S = 5.0
 GUESS = 16.0  # the host's speed over a device's, before either is known
 SLACK = 0.5  # of a device's batch: leased so much earlier than its speed asks for
@@ -90,6 +91,13 @@ class Strategy:
                 return None  # the last slot is for the batch whose turn it is
         return position
 
+    def hanging_fetch(self, now: float) -> int | None:
+        """The lease whose fetch should be given up: its file system, or its device, does not answer any more."""
+        for lease, (device, since) in self.ledger.fetching.items():
+            if now - since > self._fetch_limit_s(device):
+                return lease
+        return None
+
     # -- rules behind --------------------------------------------------------------------------------------------
 
     def first(self, positions: RangeSet) -> int:
@@ -105,11 +113,17 @@ class Strategy:
     def _stalled(self, entry: Entry, now: float) -> bool:
         """True where a device that answers does not get on with a lease: its worker hangs, or others fill its spool."""
         assert entry.device is not None
-        if self.ledger.shut_out(entry.device):
+        if self.ledger.devices[entry.device].shut_out:
             return True
         rate = self.rates.device(entry.device)
         limit = max(STALLED_AT_LEAST_S, STALLED_BATCHES * rate.seconds) if rate.count else STALLED_S
         return now - entry.progress_s > limit
+
+    def _fetch_limit_s(self, device: str) -> float:
+        """A spool that is slow, or far, is given its time; but where the device is gone that is the likely reason."""
+        if not self.ledger.devices[device].alive:
+            return STALLED_AT_LEAST_S
+        return max(STALLED_S, STALLED_BATCHES * self.rates.device(device).seconds)
 
     def _late(self, entry: Entry, now: float) -> bool:
         """True where the host would be ready with a leased batch before the device."""
@@ -264,7 +278,7 @@ class Mte(Strategy):
         ledger, n = self.ledger, self.ledger.length
         if not ledger.any_device:
             return None  # nobody to share with: the host's order it stays
-        joined = [name for name, a in ledger.devices.items() if a.alive]
+        joined = [name for name, a in ledger.devices.items() if a.at_work]
         known = joined and all(self.rates.device(name).known() for name in joined) and self.rates.host.known()
         if not known:
             if ledger.free or ledger.returned:

@@ -178,6 +178,10 @@ class _WatchedJob:
         self._inner, self._device, self._watch = inner, device, watch
         self.release, self.waiting, self.close = inner.release, inner.waiting, inner.close
 
+    @property
+    def open(self) -> bool:
+        return self._inner.open
+
     def lease(self, lease: int, position: int) -> None:
         self._watch.saw(LeaseGiven(self._device, lease, position, time.monotonic()))
         self._inner.lease(lease, position)
@@ -238,7 +242,7 @@ class WatchedRun(EpochRun):
         return run
 
     def _fetcher(self) -> None:
-        self._watch.hands.number = next(self._fetchers_numbers)
+        self._watch.hands.number = next(self._fetchers_numbers) % FETCHERS  # more: in the place of one that hangs
         super()._fetcher()
 
     def _next_fetch(self) -> Any:

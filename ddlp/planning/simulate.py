@@ -25,7 +25,7 @@ class World:
     host_s: Callable[[int], float]
     train_s: Callable[[int], float] = lambda position: 0.0
     device_s: dict[str, Callable[[int], float]] = field(default_factory=dict)
-    fetch_s: Callable[[int], float] = lambda position: 0.0
+    fetch_s: Callable[[int], float] = lambda position: 0.0  # infinite: it hangs
     host_workers: int = 1
     device_workers: int = 1
     quota: int = 1 << 30
@@ -114,6 +114,8 @@ class Simulation:
         """Ask the strategy everything until it has no more answers."""
         busy = True
         while busy:
+            while (lease := self.strategy.hanging_fetch(self.now)) is not None:
+                self.ledger.give_up(lease)
             self._read_sampler()
             busy = self._deliver() | self._fetch() | self._lease() | self._claim()
             self._drain()
@@ -164,7 +166,8 @@ class Simulation:
         position = self.strategy.next_claim(self.now)
         if position is None:
             # A real worker asks again after a while: what is late is known by the clock alone.
-            if not self._heap and not self.ledger.done and any(True for _ in self.ledger.leased()):
+            late = self.ledger.fetching or any(True for _ in self.ledger.leased())
+            if not self._heap and not self.ledger.done and late:
                 self._at(1.0, lambda: None)
             return False
         claim = self.ledger.claim(position)
@@ -249,8 +252,10 @@ class Simulation:
         position = self.strategy.next_fetch()
         if position is None:
             return False
-        _, lease = self.ledger.fetch(position)
-        self._at(self.world.fetch_s(position), lambda: self._fetched(position, lease))
+        _, lease = self.ledger.fetch(position, self.now)
+        seconds = self.world.fetch_s(position)
+        if not math.isinf(seconds):
+            self._at(seconds, lambda: self._fetched(position, lease))
         return True
 
     def _fetched(self, position: int, lease: int) -> None:

@@ -11,6 +11,10 @@ from ddlp.sources.host import Pixels
 class DeviceJob(Protocol):
     """What an epoch asks of a device that has joined it. None of these but `read` blocks."""
 
+    @property
+    def open(self) -> bool:
+        """False once the device was lost, or after `close`."""
+
     def lease(self, lease: int, position: int) -> None:
         """Prepare the batch at this position."""
 
@@ -26,7 +30,8 @@ class DeviceJob(Protocol):
     def read(self, lease: int, position: int, path: Path) -> Pixels:
         """A published batch, verified. Called by several threads at once.
 
-        Blocks, but not after `close`; raises `csd_engine.errors.DamagedBatch`, `EngineGone` or OSError.
+        Blocks, over the socket not after `close`, but for as long as the spool's file system does. Raises
+        `csd_engine.errors.DamagedBatch`, `EngineGone` or OSError.
         """
 
     def close(self) -> None:

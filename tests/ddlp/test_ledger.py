@@ -101,6 +101,33 @@ def test_a_device_that_computes_wrong_pixels_is_not_used_any_more():
     assert list(ledger.returned) == [1, 2, 3] and ledger.devices["d"].held == 0
 
 
+def test_a_fetch_that_hangs_is_given_up_and_its_device_left_alone_until_it_has_ended():
+    ledger = ledger_with_device(6, window=5)
+    leases = {p: ledger.lease("d", p, 0.0) for p in (5, 4, 3)}
+    ledger.published("d", leases[5])
+    ledger.published("d", leases[4])
+    ledger.fetch(5, now=0.0)
+    assert ledger.give_up(leases[5]) == "d"
+    assert list(ledger.returned) == [3, 4, 5] and not ledger.in_spool and ledger.free_fetch_slots == 2
+    assert Cancel("d", leases[3]) in ledger.effects and ledger.devices["d"].held == 0
+    assert not ledger.can_lease("d") and not ledger.any_device
+    assert ledger.made(ledger.claim(5)) and ledger.deliver(5) is Side.HOST
+    assert not ledger.verified(leases[5]), "too late"
+    assert ledger.free_fetch_slots == 2 and ledger.can_lease("d")
+
+
+def test_a_fetch_that_hangs_gives_its_slot_back_where_the_host_was_first():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, now=0.0)
+    claim = ledger.claim(3)
+    ledger.published("d", lease)
+    ledger.fetch(3, now=0.0)
+    assert ledger.made(claim)
+    ledger.give_up(lease)
+    assert ledger.free_fetch_slots == 2 and ledger.is_ready(3) and not ledger.can_lease("d")
+    assert not ledger.damaged(lease) and ledger.can_lease("d")
+
+
 def test_a_device_that_comes_back_starts_with_an_empty_spool():
     ledger = ledger_with_device(4, quota=2)
     first, second = ledger.lease("d", 3, now=0.0), ledger.lease("d", 2, now=0.0)

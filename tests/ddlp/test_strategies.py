@@ -38,7 +38,7 @@ class Watched(Simulation):
         if self._host_idle and room and name != "csd":
             assert not ledger.free and not ledger.returned, "an idle worker, a slot and a batch to prepare"
         for device, account in ledger.devices.items():
-            if name != "cpu" and account.alive and not account.outstanding and account.held < account.quota:
+            if name != "cpu" and account.at_work and not account.outstanding and account.held < account.quota:
                 pays = name == "csd" or self.strategy._worth_leasing(device)
                 assert not (ledger.free and pays), "an idle device and work for it"
 
@@ -55,12 +55,18 @@ def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World,
         spread = rng.choice([0.0, 0.3, 1.0])
         return lambda _: math.inf if rng.random() < stalls else mean * math.exp(spread * rng.gauss(0, 1))
 
-    stalls = rng.choice([0.0, 0.0, 0.05, 0.3])
+    stalls, hangs = rng.choice([0.0, 0.0, 0.05, 0.3]), rng.choice([0.0, 0.0, 0.05, 0.3])
+    ends_s = rng.choice([math.inf, 20.0, 60.0])  # of a fetch that hangs
+
+    def fetch_speed(mean: float):
+        usual = speed(mean)
+        return lambda position: ends_s if rng.random() < hangs else usual(position)
+
     world = World(
         host_s=speed(1.0),
         train_s=speed(rng.choice([0.0, 0.1, 1.0, 3.0])),
         device_s={d: speed(rng.choice([0.3, 1, 3, 10, 40]), stalls) for d in devices},
-        fetch_s=speed(rng.choice([0.0, 0.05, 2.0])),
+        fetch_s=fetch_speed(rng.choice([0.0, 0.05, 2.0])),
         host_workers=rng.randint(1, 4),
         device_workers=rng.randint(1, 3),
         quota=rng.choice([1, 2, 3, 8, 1000]),
@@ -308,3 +314,30 @@ def test_csd_waits_for_its_device_and_the_host_steps_in_when_it_dies():
     world = World(host_s=lambda _: 0.1, device_s={"d": lambda _: 1.0}, device_dies_s={"d": 5.5})
     outcome = Simulation(Ledger(20, host_slots=3), world, lambda led, r: STRATEGIES["csd"](led, r)).run()
     assert outcome.order == list(range(20)) and outcome.from_csd == 5
+
+
+@pytest.mark.parametrize("name", ["csd", "mte", "ordered", "wrr"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_spool_that_hangs_stops_nobody(name, dies):
+    """All of one device's batches, from the third on; the other device's are fetched all the same."""
+    n, owner, fetches = 60, {}, []
+
+    class Owners(Simulation):
+        def _fetch(self):
+            owner.update((p, self.ledger.entry(p).device) for p in self.ledger.in_spool)
+            return super()._fetch()
+
+    def fetch_s(position):
+        fetches.append(owner[position])
+        return math.inf if owner[position] == "bad" and len(fetches) > 2 else 0.0
+
+    world = World(
+        host_s=lambda _: 4.0, device_s=dict.fromkeys(("bad", "good"), lambda _: 2.0), fetch_s=fetch_s,
+        device_dies_s={"bad": 20.0} if dies else {},
+    )  # fmt: skip
+    options = {"host_batches": 10} if name == "mte" else {}
+    ledger = Ledger(n, host_slots=3)
+    outcome = Owners(ledger, world, lambda led, r: STRATEGIES[name](led, r, **options)).run()
+    assert sorted(outcome.order) == list(range(n))
+    assert 0 < len(ledger.devices["bad"].hanging) <= 2, "no more than were under way when the first one hung"
+    assert fetches.count("good") > 15

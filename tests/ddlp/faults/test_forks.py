@@ -146,7 +146,7 @@ def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing,
             thread.start()
             thread.join(10)
             assert not thread.is_alive()
-            until(lambda run=run: not any(t.is_alive() for t in run._threads), 5, "the end of the run")
+            until(lambda run=run: not run._threads.at_work, 5, "the end of the run")
             del run, collect, thread
     finally:
         gc.enable()

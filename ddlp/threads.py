@@ -1,0 +1,38 @@
+"""The threads of an epoch: started together, ended together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["Threads"]
+
+
+class Threads:
+    """Daemon threads, named ddlp-0, ddlp-1 and so on. Started and joined by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._all: list[threading.Thread] = []
+        self._may_hang: set[threading.Thread] = set()
+
+    def start(self, loop: Callable[[], None], may_hang: bool = False) -> None:
+        """Start one. ``may_hang``: a system call of its may never return."""
+        thread = threading.Thread(target=loop, name=f"ddlp-{len(self._all)}", daemon=True)
+        self._all.append(thread)
+        if may_hang:
+            self._may_hang.add(thread)
+        thread.start()
+
+    def join(self, limit_s: float) -> bool:
+        """Wait until all have ended, but not longer than ``limit_s`` for those that may hang. False where some are left."""
+        until = time.monotonic() + limit_s
+        for thread in self._all:
+            if thread is not threading.current_thread() and thread.ident is not None:  # None: it could not be started
+                thread.join(max(0.0, until - time.monotonic()) if thread in self._may_hang else None)
+        return not self.at_work
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any is left, beside the one that asks."""
+        return any(thread.is_alive() for thread in self._all if thread is not threading.current_thread())

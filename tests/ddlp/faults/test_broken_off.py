@@ -1,0 +1,137 @@
+"""An epoch that is broken off, by an error, by Ctrl-C, or after its first batch, leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from scene import engine_pid, make_loader, train, until
+
+import ddlp.epoch
+from ddlp import ending
+from ddlp.sources import csd
+from ddlp.sources.reach import EMBEDDED
+
+
+def ours(prefix: str = "ddlp-") -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
+
+
+def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data, told, monkeypatch):
+    """Else the engine works first for an iterator that nobody asks."""
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "300")
+    loader = make_loader(data, "csd")
+    iterator = iter(loader)
+    until(lambda: iterator.run._jobs, 30, "the engine's part in the epoch")
+    (job,) = iterator.run._jobs.values()
+    iterator._timeout = 0.2
+    with pytest.raises(RuntimeError, match="timed out"):
+        for _ in iterator:
+            pass
+    assert not job.handle._waiting
+    iterator._shutdown_workers()
+
+
+def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, told):
+    """A device is not asked to join epochs that are over: an engine refuses its 257th job."""
+    loader = make_loader(data, "wrr")
+    most = 0
+    for _ in range(300):
+        next(iter(loader))
+        most = max(most, len(ours("ddlp-attend")))
+    assert not len(told), list(told)
+    until(lambda: len(ours("ddlp-attend")) <= 1, 20, "the end of the threads that bring the device in")
+
+
+def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, data, truth, told, monkeypatch):
+    """It counts as gone, and is tried again."""
+    loader = make_loader(data, "csd")
+    compare, tries = csd.host_digest, []
+
+    def digest(recipe, item):
+        if not tries:
+            os.kill(engine_pid(), signal.SIGKILL)
+            link = loader._reach._links[EMBEDDED].link
+            until(lambda: link.lost is not None, 20, "the loss to be noticed")
+        tries.append(item)
+        return compare(recipe, item)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(csd, "host_digest", digest)
+        truth.check(train(loader, at={10: lambda: until(lambda: len(tries) > csd.PROBES, 30, "another try")}))
+    assert len(told) >= 1 and "is gone" in told[0], list(told)
+
+
+def test_a_close_that_is_interrupted_ends_the_run(leaves_nothing, data, monkeypatch):
+    prepare, busy, closed = ddlp.epoch.prepare_batch, threading.Event(), []
+
+    def slow(*arguments):
+        busy.set()
+        time.sleep(1)
+        return prepare(*arguments)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ddlp.epoch, "prepare_batch", slow)
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    try:
+        iterator = iter(make_loader(data, "cpu"))
+        iterator.run._on_closed = lambda: closed.append(True)
+        busy.wait()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt):
+            iterator._shutdown_workers()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert closed == [True]
+    until(lambda: not ours(), 10, "the end of the threads")
+
+
+def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
+    start = threading.Thread.start
+
+    def third_fails(thread):
+        if thread.name == "ddlp-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", third_fails)
+    loader = make_loader(data, "cpu", num_workers=4)
+    with pytest.raises(RuntimeError, match="new thread"):
+        iter(loader)
+    until(lambda: not ours(), 10, "the end of those that were started")
+
+
+def test_threads_that_make_iterators_at_once():
+    """`when_dropped` looks through what is pending while others add to it."""
+    errors, interval = [], sys.getswitchinterval()
+
+    class Thing:
+        pass
+
+    def make():
+        try:
+            for _ in range(400):
+                ending.when_dropped(Thing(), lambda: None)
+        except BaseException as error:
+            errors.append(error)
+
+    kept = [Thing() for _ in range(300)]
+    finalizers = [ending.when_dropped(one, lambda: None) for one in kept]
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=make) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        for finalizer in finalizers:
+            finalizer.detach()
+    assert not errors

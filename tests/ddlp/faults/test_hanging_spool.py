@@ -1,0 +1,70 @@
+"""A spool's file system that does not answer: no read from it ends, while the device itself is well."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from scene import device, make_loader, train, until
+
+from ddlp.sources.csd import CsdJob
+
+
+@pytest.fixture
+def spool_that_hangs(monkeypatch):
+    """(address of the device whose batches can't be read, what ends that); a device's fetch is given up after a second."""
+    monkeypatch.setattr("ddlp.strategies.STALLED_S", 1.0)
+    monkeypatch.setattr("ddlp.strategies.STALLED_BATCHES", 0)
+    monkeypatch.setattr("ddlp.epoch.STALLED_AT_LEAST_S", 1.0)
+    read, hangs, ends = CsdJob.read, [], threading.Event()
+
+    def hung(job, *arguments):
+        if job.handle._link.address in hangs:
+            ends.wait()
+        return read(job, *arguments)
+
+    monkeypatch.setattr(CsdJob, "read", hung)
+    yield hangs, ends
+    ends.set()
+
+
+def test_a_spool_that_does_not_answer(engines, data, truth, told, images, spool_that_hangs):
+    """As a network file system whose server is gone. The other device goes on; the first one once its spool answers again."""
+    hangs, ends = spool_that_hangs
+    first = engines("--root", str(images), "--quota-batches", "4")  # else it would have made half of all by then
+    second = engines("--root", str(images), "--slowdown", "3")
+    loader = make_loader(data, "csd", csd=[device(first), device(second)])
+    train(loader)
+    hangs.append(first.address)
+    devices = []
+
+    def given_up():
+        devices.append(loader._last.run.ledger.devices)
+        until(lambda: len(told) or devices[0][first.address].hanging, 20, "a fetch to be given up")
+        assert not devices[0][first.address].at_work and devices[0][second.address].at_work
+
+    def back():
+        ends.set()
+        until(lambda: devices[0][first.address].at_work, 20, "its return")
+
+    truth.check(train(loader, 0.05, at={20: given_up, 30: back}), 1)
+    assert loader.report().batches_csd > 20
+    assert len(told) == 1 and first.address in told[0] and "does not answer" in told[0], list(told)
+
+
+@pytest.mark.parametrize("strategy", ["csd", "wrr"])
+def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spool_that_hangs, strategy):
+    """The host makes all that is missing; nobody waits for the threads that hang."""
+    hangs, ends = spool_that_hangs
+    engine = engines("--root", str(images))
+    hangs.append(engine.address)
+    loader = make_loader(data, strategy, csd=device(engine))
+    truth.check(train(loader, 0.0 if strategy == "csd" else 0.1))
+    assert len(told) == 1 and "does not answer" in told[0], list(told)
+    del told[:]
+    iterator = iter(loader)
+    until(lambda: iterator.run.ledger.fetching, 20, "a fetch")
+    iterator._shutdown_workers()
+    assert len(told) == 2 and "left to themselves" in told[1], list(told)
+    ends.set()
+    until(lambda: not iterator.run._threads.at_work, 10, "the end of the threads")
