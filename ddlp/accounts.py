@@ -16,10 +16,10 @@ class Account:
     alive: bool = False
     joining: bool = True
     held: int = 0
+    hanging: set[int] = field(default_factory=set)  # leases whose fetch was given up, and has not ended
     held_back: bool = False  # it says that it has no room for now
     outstanding: dict[int, int] = field(default_factory=dict)  # lease -> position, in the order given
     failures: int = 0  # leases in a row: it has published none between; a loss and a return end no row
-    hanging: set[int] = field(default_factory=set)  # leases whose fetch was given up, and has not ended
 
     @property
     def failing(self) -> bool:

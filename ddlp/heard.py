@@ -1,4 +1,4 @@
-"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings, no room; and its end."""
+"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings, and that one has no room."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ __all__ = ["Heard"]
 
 
 class Heard:
-    """The part of an `EpochRun` that listens. Its methods may be called from any thread."""
+    """The part of an `EpochRun` that listens, and that tells who brings devices in when it is over.
+
+    Its methods may be called from any thread.
+    """
 
     recipe: Recipe
     ledger: Ledger
     rates: Rates
     _lock: threading.RLock
-    _tidings: Tidings
+    _ends: threading.Condition
     _closing: bool
     _gone: set[str]
     _barred: set[str]
-    _ends: threading.Condition
+    _tidings: Tidings
 
     @property
     def _full_batch(self) -> int:

@@ -18,10 +18,10 @@ class Tidings:
 
     _warnings: list[str] = field(default_factory=list)
     _vanished: list[tuple[float, str, str]] = field(default_factory=list)  # (when, device, warning)
+    hanging: set[str] = field(default_factory=set)  # devices of which `hangs` told
     notes: dict[str, str] = field(default_factory=dict)  # what a device says of itself now
     remarks: dict[str, str] = field(default_factory=dict)  # what there is to say about a device
     _away: set[str] = field(default_factory=set)  # devices whose loss was told, and their return not yet
-    hanging: set[str] = field(default_factory=set)  # devices of which `hangs` told
 
     def __bool__(self) -> bool:
         """Whether there is a warning, due or not yet."""
@@ -30,6 +30,12 @@ class Tidings:
     def warn(self, text: str) -> None:
         """Tell this."""
         self._warnings.append(text)
+
+    def hangs(self, device: str) -> None:
+        """A device's batch is read and read: told once."""
+        if device not in self.hanging:
+            self.hanging.add(device)
+            self.warn(f"the spool of device {device} does not answer; the host prepares its batches until it does.")
 
     def vanished(self, device: str, text: str, now: float) -> None:
         """Tell of a file that is gone, unless `gone` tells that its device is gone as well."""
@@ -50,12 +56,6 @@ class Tidings:
         if device in self._away:
             self._away.remove(device)
             self.warn(f"device {device} is back.")
-
-    def hangs(self, device: str) -> None:
-        """A device's batch is read and read: told once."""
-        if device not in self.hanging:
-            self.hanging.add(device)
-            self.warn(f"the spool of device {device} does not answer; the host prepares its batches until it does.")
 
     def take(self, now: float, over: bool) -> list[str]:
         """The warnings that are due, once; all of them where the epoch is over."""
