@@ -152,7 +152,7 @@ def test_a_device_that_fails_every_lease_leaves_the_tail_to_the_other(engines, d
     """It has the files that both sides compare and no others, so each of its leases fails, and the host makes that batch."""
     for path in paths[:BATCH]:
         shutil.copy(path, tmp_path)
-    whole, empty = engines("--root", str(images), "--slowdown", "8"), engines("--root", f"{images}={tmp_path}")
+    whole, empty = engines("--root", str(images), "--slowdown", "24"), engines("--root", f"{images}={tmp_path}")
     loader = make_loader(data, "csd", csd=[device(whole), device(empty)])
     for epoch in range(20):  # on a busy machine it may come when an epoch is over
         truth.check(train(loader), epoch)
