@@ -191,14 +191,13 @@ class EpochRun(Heard):
         if os.getpid() != self._pid:
             return  # a forked child: the threads and the devices are its parent's
         with self._lock:
-            first = not self._closing
+            if self._closing:
+                return
             self._closing = True
             self.counts.ended_s = self.counts.ended_s or time.monotonic()
             jobs, self._jobs = list(self._jobs.values()), {}
             self._waiting.wake_all()
             self._ends.notify_all()
-        if not first:
-            return
         try:
             for job in jobs:
                 job.close()  # first: a batch that is on the way is not waited for
