@@ -159,8 +159,7 @@ class EpochRun(Heard):
     def extend(self, batches: int, ended: bool) -> None:
         """The sampler gave further batches, or has ended."""
         with self._lock:
-            if batches:
-                self.ledger.extend(batches)
+            self.ledger.extend(batches)
             if ended:
                 self.ledger.close()
             self._act()

@@ -22,8 +22,6 @@ from sshd import kill_tree, programs, python_path
 from csd_engine import build as own
 from ddlp import DDLPError, load_operators
 from ddlp.deploy import book, deployment
-from ddlp.deploy.findings import Level
-from ddlp.deploy.prove import check_port
 from ddlp.sources import device as reach
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -365,62 +363,6 @@ def test_a_new_device_with_nothing_said_about_its_directories(device: Device, ca
     told = ddlp(capsys, "deploy", "board", *device.sshd.options, status=1)
     assert "board needs --root DIR" in told and "--spool DIR" in told
     assert not book.directory("board").exists()
-
-
-def _bare(device: Device, capsys, *more: str) -> book.DeviceRecord:
-    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0", *more)
-    arguments = json.loads((device.home / "engine.json").read_text())["arguments"]
-    assert arguments[arguments.index("--listen") + 1] == f"tcp://0.0.0.0:{device.port}"
-    return book.load("csd0")
-
-
-def test_the_interpreter_that_was_given_holds(device: Device, capsys) -> None:
-    python = device.sshd.home / "their python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    ddlp(capsys, *device.arguments("--python", str(python)))
-    for more in ([], ["--upgrade"]):
-        assert _bare(device, capsys, *more).python == str(python)
-    python.unlink()
-    told = ddlp(capsys, "deploy", "--name", "csd0", status=1)
-    assert f"{python} does not run" in told and "--python /path/to/python3" in told
-    ddlp(capsys, "deploy", "--name", "csd0", "--python", "python3")
-    assert _bare(device, capsys).python == str(Path(sys.executable).with_name("python3"))
-
-
-def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -> None:
-    """A gate in front of the device that forwards another port, and is closed at first."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        gate = free.getsockname()[1]
-    given = f"tcp://127.0.0.1:{gate}"
-    told = ddlp(capsys, *device.arguments("--address", given), status=1)
-    assert "is closed, though the engine runs" in told and book.load("csd0").address == ""
-    told = ddlp(capsys, "doctor", "csd0", status=1)
-    assert f"no engine at {given}: port {gate} of 127.0.0.1 is closed" in told and "a firewall" in told
-    assert "(These are options of: ddlp deploy --name csd0)" in told
-    forward = ["ssh", *device.sshd.options, "-N", "-L", f"127.0.0.1:{gate}:127.0.0.1:{device.port}", "board"]
-    with subprocess.Popen(forward) as ssh:
-        try:
-            until(lambda: check_port(given).level is Level.OK, 20, "the gate to open")
-            told = ddlp(capsys, "doctor", "csd0", status=1)
-            assert "Do this first: Run it again: ddlp deploy --name csd0" in told
-            for _ in range(2):
-                assert _bare(device, capsys).address == given
-            ddlp(capsys, "doctor", "csd0")
-        finally:
-            ssh.terminate()
-
-
-def test_another_port_holds_though_it_was_closed_at_first(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    with socket.socket() as other:
-        other.bind(("0.0.0.0", 0))
-        other.listen()
-        device.port = other.getsockname()[1]
-        assert "in use" in ddlp(capsys, "deploy", "--name", "csd0", "--listen-port", str(device.port), status=1)
-    assert "is ready" in ddlp(capsys, "deploy", "--name", "csd0")
-    assert _bare(device, capsys).address == f"tcp://127.0.0.1:{device.port}"
 
 
 def test_two_at_once_is_one_too_many(device: Device, capsys) -> None:
