@@ -36,15 +36,18 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
     iterator._shutdown_workers()
 
 
-def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, told):
-    """A device is not asked to join epochs that are over: an engine refuses its 257th job."""
+def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
+    """A device that is slow to come is not asked to join epochs that are over: an engine refuses its 257th job."""
     loader = make_loader(data, "wrr")
-    most = 0
-    for _ in range(300):
-        next(iter(loader))
-        most = max(most, len(ours("ddlp-attend")))
+    with loader._reached()._connecting[EMBEDDED]:
+        for _ in range(300):
+            next(iter(loader))
+        assert len(ours("ddlp-attend")) == 300, "the device is on the way"
+    until(lambda: not ours("ddlp-attend"), 30, "the end of the threads that bring it in")
+    truth.check(train(loader, 0.05), 300)
+    assert loader.report().batches_csd
+    assert next(loader._reach._links[EMBEDDED].link._numbers) < 10, "jobs"
     assert not len(told), list(told)
-    until(lambda: len(ours("ddlp-attend")) <= 1, 20, "the end of the threads that bring the device in")
 
 
 def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, data, truth, told, monkeypatch):
