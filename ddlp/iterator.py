@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -185,10 +186,12 @@ class EpochIterator(_BaseDataLoaderIter):
                 landing.settle()
             on_closed()
 
+        strategy = make_strategy(ledger, life.rates)
+        strategy.sample_bytes = math.prod(portable.shape)
         self.run = self.run_kind(
             self.recipe,
             ledger,
-            make_strategy(ledger, life.rates),
+            strategy,
             life.rates,
             workers=workers,
             finish=_finish_in_worker(self.recipe, on_host, pin),

@@ -23,6 +23,7 @@ STALLED_AT_LEAST_S = 5.0
 GUESS = 16.0  # the host's speed over a device's, before either is known
 SLACK = 0.5  # of a device's batch: leased so much earlier than its speed asks for
 STALLED_BATCHES = 4  # the time of so many batches: its turn may come after another lease's, or another job's
+SLOWEST_BYTES_S = 1 << 19  # of a fetch, beside others: through a link that brings less a device is of no use
 
 
 class Strategy:
@@ -34,6 +35,7 @@ class Strategy:
     def __init__(self, ledger: Ledger, rates: Rates) -> None:
         self.ledger = ledger
         self.rates = rates
+        self.sample_bytes = 0  # of a device's batch; 0: not known
 
     # -- what a subclass answers ---------------------------------------------------------------------------------
 
@@ -123,7 +125,8 @@ class Strategy:
         """A spool that is slow, or far, is given its time; but where the device is gone that is the likely reason."""
         if not self.ledger.devices[device].alive:
             return STALLED_AT_LEAST_S
-        return max(STALLED_S, STALLED_BATCHES * self.rates.device(device).seconds)
+        slow_s = self.rates.full_batch * self.sample_bytes / SLOWEST_BYTES_S
+        return max(STALLED_S, STALLED_BATCHES * self.rates.device(device).seconds, slow_s)
 
     def _late(self, entry: Entry, now: float) -> bool:
         """True where the host would be ready with a leased batch before the device."""

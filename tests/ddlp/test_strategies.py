@@ -341,3 +341,18 @@ def test_a_spool_that_hangs_stops_nobody(name, dies):
     assert sorted(outcome.order) == list(range(n))
     assert 0 < len(ledger.devices["bad"].hanging) <= 2, "no more than were under way when the first one hung"
     assert fetches.count("good") > 15
+
+
+def test_a_large_batch_over_a_slow_link_is_given_its_time():
+    """150 MB at a megabyte a second, two at once: 300 seconds, and nothing hangs."""
+    ledger, rates = Ledger(10, host_slots=3), Rates()
+    strategy = STRATEGIES["wrr"](ledger, rates)
+    ledger.join("csd0", quota=4, window=2)
+    lease = ledger.lease("csd0", 9, now=0.0)
+    ledger.published("csd0", lease)
+    ledger.fetch(9, now=0.0)
+    assert strategy.hanging_fetch(29.0) is None and strategy.hanging_fetch(31.0) == lease
+    rates.full_batch, strategy.sample_bytes = 1024, 224 * 224 * 3
+    assert strategy.hanging_fetch(290.0) is None and strategy.hanging_fetch(300.0) == lease
+    ledger.leave("csd0")
+    assert strategy.hanging_fetch(6.0) == lease, "a dead device's is given up at once"
