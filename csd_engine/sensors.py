@@ -120,14 +120,16 @@ def hwmon(sys: str = "/sys") -> List[Sensor]:
         chip = _text(monitor / "name") or _text(monitor / "device" / "name")
         part = next((part for part, names in _CHIPS if names.fullmatch(chip)), "")
         directory = monitor if (monitor / "name").exists() else monitor / "device"  # kernels before 3.15
-        for label, files, counts in _channels(directory, chip.startswith("ina")):
+        for place, (label, files, counts) in enumerate(_channels(directory, chip.startswith("ina"))):
             name = base = f"{chip or monitor.name}/{label}"
             number = 1
             while name in seen:
                 number += 1
                 name = f"{base}-{number}"
             seen.add(name)
-            found.append(Sensor(name, part, files, counts))
+            # Intel's xe: the card is channel 1, its package channel 2, and older cards have the latter alone.
+            inside = chip == "xe" and place > 0
+            found.append(Sensor(name, "" if inside else part, files, counts))
     return found
 
 

@@ -105,6 +105,20 @@ def test_counters_of_energy_before_powers_and_equal_names_apart(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_package_within_an_intel_card_is_not_counted_beside_it(tmp_path):
+    write(tmp_path, {
+        "class/hwmon/hwmon0/name": "xe",
+        "class/hwmon/hwmon0/energy1_input": 7000000, "class/hwmon/hwmon0/energy1_label": "card",
+        "class/hwmon/hwmon0/energy2_input": 5000000, "class/hwmon/hwmon0/energy2_label": "pkg",
+        "class/hwmon/hwmon1/name": "xe",
+        "class/hwmon/hwmon1/energy2_input": 3000000, "class/hwmon/hwmon1/energy2_label": "pkg",
+    })  # fmt: skip
+    readings = sensors.read_all(sensors.hwmon(str(tmp_path)))
+    assert readings == [
+        Reading("xe/card", "gpu", 7.0, None), Reading("xe/pkg", "", 5.0, None), Reading("xe/pkg-2", "gpu", 3.0, None),
+    ]  # fmt: skip
+
+
 def test_nothing_where_there_is_nothing(tmp_path):
     assert sensors.sensors(str(tmp_path)) == []
     assert isinstance(sensors.sensors(), list)  # this machine's own
