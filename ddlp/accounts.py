@@ -32,6 +32,11 @@ class Account:
         return self.alive and not self.hanging
 
     @property
+    def there(self) -> bool:
+        """At work or about to join; not one that is lost."""
+        return self.at_work or self.joining
+
+    @property
     def has_room(self) -> bool:
         """True where it may be given a lease now: there is room in its window and its spool."""
         return self.at_work and self.held < self.quota and len(self.outstanding) < self.window

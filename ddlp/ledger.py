@@ -92,9 +92,9 @@ class Ledger:
         return len(self._claims)
 
     @property
-    def any_device(self) -> bool:
-        """True while a device is at work or about to join."""
-        return any(a.at_work or a.joining for a in self.devices.values())
+    def devices_there(self) -> list[str]:
+        """The devices at work or about to join."""
+        return [name for name, account in self.devices.items() if account.there]
 
     def entry(self, position: int) -> Entry | None:
         """The holders of a batch; None where it is free, returned or delivered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -71,7 +72,10 @@ class Rates:
         usual = self.training
         self.training.add(min(seconds, self.PAUSE * usual.seconds * part) if usual.count >= 3 else seconds, part)
 
-    def csd_per_s(self) -> float | None:
-        """All devices together, batches a second; None before the first batch of any."""
-        known = [r.per_s for r in self.devices.values() if r.per_s is not None]
+    def csd_per_s(self, names: Iterable[str]) -> float | None:
+        """These devices together, batches a second; None before the first batch of any.
+
+        They are named, since the rates outlive an epoch, and what was known of a device that is lost since must not count.
+        """
+        known = [per_s for name in names if name in self.devices and (per_s := self.devices[name].per_s) is not None]
         return sum(known) if known else None

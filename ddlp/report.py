@@ -27,7 +27,7 @@ class EpochReport:
     waiting_s: float  # the training loop waited for a batch
     host_cpu_s: float  # processor time of the host's workers and of bringing the devices' batches in; 0: not measured
     rate_cpu: float | None
-    rate_csd: float | None
+    rate_csd: float | None  # of the devices that are there; one that is lost counts no more
     notes: tuple[str, ...] = ()  # what the devices say of themselves
     waiting: Mapping[str, float] = field(default_factory=dict)  # waiting_s by `CAUSES`
     leases_taken_back: int = 0  # the host had the batch first
@@ -80,6 +80,14 @@ class Counts:
         """Leases that came to nothing on the device's side."""
         return 0 if self.ledger is None else self.ledger.came_back
 
+    def _devices(self) -> list[str]:
+        """Those at work, or about to be; a lost one is looked for anew in each epoch, and an epoch may be over before that."""
+        if self.ledger is None:
+            return []
+        if self.ended_s is None:
+            return self.ledger.devices_there
+        return [name for name, account in self.ledger.devices.items() if account.alive]
+
     def published(self, position: int) -> None:
         """A device has made this batch."""
         self._published[position] = time.monotonic()
@@ -107,7 +115,7 @@ class Counts:
 
     def report(self, strategy: str, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
         """As a report; ``full_batch`` turns batches a second into samples."""
-        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
+        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(self._devices())
         return EpochReport(
             strategy=strategy,
             epoch=self.epoch,

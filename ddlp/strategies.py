@@ -11,6 +11,7 @@ and where the order is fixed, one host slot and one fetch slot are kept for the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ddlp.copies import CsdCopy, Entry, HostCopy
 from ddlp.ledger import Ledger
@@ -195,11 +196,11 @@ class Csd(Cpu):
     name = "csd"
 
     def _next_free(self) -> int | None:
-        return None if self.ledger.any_device else super()._next_free()
+        return None if self.ledger.devices_there else super()._next_free()
 
     def _claim_turn(self, turn: int, entry: Entry | None, now: float) -> bool:
         if entry is None:
-            return turn in self.ledger.returned or not self.ledger.any_device
+            return turn in self.ledger.returned or not self.ledger.devices_there
         return entry.csd is CsdCopy.LEASED and self._stalled(entry, now)
 
     def _take_back(self, now: float) -> int | None:
@@ -279,7 +280,7 @@ class Mte(Strategy):
 
     def _calibrated(self) -> int | None:
         ledger, n = self.ledger, self.ledger.length
-        if not ledger.any_device:
+        if not ledger.devices_there:
             return None  # nobody to share with: the host's order it stays
         joined = [name for name, a in ledger.devices.items() if a.at_work]
         known = joined and all(self.rates.device(name).known() for name in joined) and self.rates.host.known()
@@ -289,11 +290,12 @@ class Mte(Strategy):
             return min((e.position for e in ledger.leased()), default=n)  # too short to calibrate: they have met
         committed = ledger.free.first() if ledger.free else n  # up to here the host has made them: no going back
         begun = ledger.delivered.first_missing()
-        share = self.split(n - len(ledger.delivered), self.rates, sum(ledger.devices[name].quota for name in joined))
+        quota = sum(ledger.devices[name].quota for name in joined)
+        share = self.split(n - len(ledger.delivered), self.rates, ledger.devices_there, quota)
         return None if share is None else min(n, max(begun + share, committed))
 
     @classmethod
-    def split(cls, n: int, rates: Rates, quota: int) -> int | None:
+    def split(cls, n: int, rates: Rates, devices: Iterable[str], quota: int) -> int | None:
         """How many of ``n`` batches are trained on ascending, at these rates; None where one of them is not known.
 
         The paper's n * r_cpu / (r_cpu + r_csd) at most. The host has made its s after s / r_cpu, and training on the others
@@ -305,7 +307,7 @@ class Mte(Strategy):
         Where R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of what the devices
         make (`Rate.per_s`): ranks train in step, so all are given as much, whoever's directory is filled first.
         """
-        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s()
+        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(devices)
         if r_cpu is None or r_csd is None:
             return None
         paper = n * r_cpu / (r_cpu + r_csd)
@@ -335,7 +337,7 @@ class Mte(Strategy):
 
     def _hosts_part(self, before: int, after: int) -> float:
         """The part (0 to 1) that the host should make of these ``after`` batches, beside the ``before`` earlier ones."""
-        r_cpu, r_csd = self.rates.host.per_s, self.rates.csd_per_s()
+        r_cpu, r_csd = self.rates.host.per_s, self.rates.csd_per_s(self.ledger.devices_there)
         if r_cpu is None or r_csd is None:
             return 0.0
         backlog = sum(self._backlog(name) for name in self.ledger.devices)

@@ -235,15 +235,33 @@ def rates_of(host_s, device_s, train_s):
 
 
 def test_mtes_split_is_the_papers_unless_training_or_the_spool_ask_for_less():
-    roomy = 10**6
-    assert Mte.split(1000, rates_of(1.0, 3.0, None), roomy) == 750, "the paper's; how long a step takes is not known"
-    assert Mte.split(1000, rates_of(1.0, 3.0, 2.0), roomy) == 750, "training is slower than the host: any order does"
-    assert Mte.split(1000, rates_of(1.0, 3.0, 0.8), roomy) == 0, "faster than the host, slower than both: it must not wait"
+    d, roomy = ["d"], 10**6
+    assert Mte.split(1000, rates_of(1.0, 3.0, None), d, roomy) == 750, "the paper's; how long a step takes is not known"
+    assert Mte.split(1000, rates_of(1.0, 3.0, 2.0), d, roomy) == 750, "training is slower than the host: any order does"
+    assert Mte.split(1000, rates_of(1.0, 3.0, 0.8), d, roomy) == 0, "faster than the host, slower than both: it must not wait"
     for train_s in (0.1, 0.3, 0.5, 0.7):
-        s = Mte.split(1000, rates_of(1.0, 3.0, train_s), roomy)
+        s = Mte.split(1000, rates_of(1.0, 3.0, train_s), d, roomy)
         assert 0 < s <= 750 and s * 1.0 + (1000 - s) * train_s <= 750
-    assert Mte.split(1000, rates_of(1.0, 3.0, None), 20) == 54, "while the host makes them the device makes 18"
-    assert Mte.split(10, Rates(), roomy) is None
+    assert Mte.split(1000, rates_of(1.0, 3.0, None), d, 20) == 54, "while the host makes them the device makes 18"
+    assert Mte.split(10, Rates(), d, roomy) is None
+
+
+def test_mte_reckons_with_the_devices_that_are_there():
+    """Of two one was lost: its rate is known from before, and counts no more."""
+    rates = rates_of(1.0, 1.0, None)
+    rates.device("lost").add(0.25)
+    for rate in (rates.host, *rates.devices.values()):
+        rate.count = 10
+    ledger = Ledger(100, host_slots=3)
+    for name in ("d", "lost"):
+        ledger.expect(name)
+        ledger.join(name, quota=1000, window=2)
+    ledger.leave("lost")
+    strategy = Mte(ledger, rates)
+    assert strategy.turn() == 0 and strategy.host_batches == 50
+    assert strategy._hosts_part(0, 50) == 0.5
+    ledger.expect("lost")  # about to come back: what is left is for three
+    assert strategy._hosts_part(0, 60) == pytest.approx(1 / 6)
 
 
 def test_mtes_order_is_the_same_in_every_run_where_the_split_is_given():

@@ -18,6 +18,7 @@ from csd_engine import protocol
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.keys import make_keys
 from ddlp import DDLPError, Device, ImageArrays
+from ddlp.observe import live
 from ddlp.sources.system import boot
 
 TCP = "tcp://127.0.0.1:0"
@@ -56,6 +57,22 @@ def test_two_devices_of_which_one_is_killed(engines, data, truth, told, images, 
     batches = train(loader, 0.02)
     truth.check(batches, 2)
     assert loader.report().batches_csd
+    (left,) = (one for one in live(loader).devices if one.alive)
+    assert loader.report().rate_csd == left.rate, "the lost one's counts no more"
+
+
+def test_a_device_that_is_lost_is_not_in_the_bound_of_later_epochs(engines, data, truth, told, images):
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "csd", csd=device(engine))
+    train(loader)
+    assert loader.report().rate_csd and live(loader).bound
+    engine.process.kill()
+    engine.process.wait()
+    truth.check(train(loader), 1)
+    report = loader.report()
+    assert (report.batches_cpu, report.rate_csd) == (40, None) and len(told) == 1
+    assert report.rate_cpu and live(loader).bound == report.rate_cpu
+    assert report.bound_s == pytest.approx(report.samples / report.rate_cpu)
 
 
 def test_a_device_comes_back(engines, data, truth, told, images):

@@ -38,8 +38,8 @@ def test_each_rank_reckons_with_an_equal_part(ranks):
     one.shared("d", ranks)
     one.rates.device("d").parallel = 2
     one.rates.device("d").add(0.5)
-    assert one.rates.csd_per_s() == pytest.approx(4 / ranks)
-    assert Mte.split(120, one.rates, 1000) == round(120 / (1 + 4 / ranks))
+    assert one.rates.csd_per_s(["d"]) == pytest.approx(4 / ranks)
+    assert Mte.split(120, one.rates, ["d"], 1000) == round(120 / (1 + 4 / ranks))
 
 
 def test_what_another_rank_has_measured_counts():
