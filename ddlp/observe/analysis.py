@@ -57,7 +57,7 @@ class Rates:
     """Images a second of each stage with all its workers at work, and nothing else in its way. None: it made nothing."""
 
     host: float | None
-    devices: dict[str, float]  # those that published something
+    devices: dict[str, float]  # those that published something; of one that several ranks share, this rank's part
     transfer: float | None  # of the devices' batches, by the fetchers
     training: float | None
 
@@ -329,11 +329,12 @@ class _Epoch:
         samples = sum(step.samples for step in self.steps)
         a_batch = samples / len(self.steps) if self.steps else 0.0
 
-        def rate(workers: int, spans: Iterable[Span]) -> float | None:
+        def rate(workers: float, spans: Iterable[Span]) -> float | None:
             took = [end - begin for begin, end in spans]
             return workers * a_batch * len(took) / sum(took) if a_batch and sum(took) > 0 else None
 
-        devices = {d.device: rate(d.workers, (work.span for work in d.work if work.published)) for d in self.devices}
+        # What several ranks share is there for each of them in part, as in a loader's own report.
+        devices = {d.device: rate(d.workers / d.ranks, (work.span for work in d.work if work.published)) for d in self.devices}
         return Rates(
             host=rate(self.trace.began.workers, ((b.began_at, b.ended_at) for b in self.host if b.outcome == "made")),
             devices={name: one for name, one in devices.items() if one is not None},

@@ -28,6 +28,7 @@ class DeviceTime:
     device: str
     workers: int = 1
     quota: int = 0
+    ranks: int = 1  # that share it
     work: list[DeviceWork] = field(default_factory=list)
     busy_s: float = 0.0
     waiting_s: float = 0.0  # without a lease while others were to come, or with one that its workers were not at: it was on
@@ -90,7 +91,7 @@ def _device_time(trace: EpochTrace, device: str) -> DeviceTime:
             continue
         if isinstance(event, Joined):
             queue.workers = time.workers = event.workers
-            time.quota = event.quota
+            time.quota, time.ranks = event.quota, event.ranks
         until(event.at)
         if isinstance(event, Joined):
             present = True

@@ -253,7 +253,7 @@ class WatchedRun(EpochRun):
 
     def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
         """As `EpochRun.joined`."""
-        self.saw(Joined(device, time.monotonic(), workers, quota))
+        self.saw(Joined(device, time.monotonic(), workers, quota, self.rates.device(device).ranks))
         super().joined(device, _WatchedJob(job, device, self._watch), quota=quota, workers=workers)
 
     def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:

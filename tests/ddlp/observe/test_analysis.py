@@ -62,6 +62,20 @@ def test_every_second_has_its_place(tmp_path):
     assert analysis.counts["leases taken back"] == 1 and analysis.counts["leases given"] == 2
 
 
+def test_of_a_device_that_ranks_share_each_has_a_part(tmp_path):
+    events = [e._replace(ranks=2) if isinstance(e, Joined) else e for e in TWO_SIDES]
+    analysis = found(tmp_path, events)
+    assert analysis.rates.devices == {"d": pytest.approx(2 / 6 / 2)}
+    assert analysis.bound_s == pytest.approx(8 / (2 / 4 + 2 / 6 / 2))
+
+
+def test_a_file_of_before_ranks_were_recorded(tmp_path):
+    path = written(tmp_path / "0000.jsonl", TWO_SIDES)
+    path.write_text(path.read_text().replace(',"ranks":1', ""))
+    assert '"ranks"' not in path.read_text()
+    assert analyse(read_epoch(path)) == found(tmp_path, TWO_SIDES)
+
+
 def step(position: int, side: str, asked: float, got: float, held: int = 0) -> Step:
     return Step(position, side, 2, asked, got, got, 0, 0, 0, held)
 

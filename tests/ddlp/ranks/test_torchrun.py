@@ -21,6 +21,8 @@ from train import BATCH, SEED, dataset  # noqa: E402
 
 from csd_engine.groups import CALIBRATION  # noqa: E402
 from ddlp import DDLPLoader  # noqa: E402
+from ddlp.observe import read_run  # noqa: E402
+from ddlp.observe.events import Joined  # noqa: E402
 from ddlp.sources.joint import JointEngine  # noqa: E402
 
 
@@ -58,6 +60,9 @@ def test_two_ranks_train_with_one_engine(torchrun, images):
         assert said[0]["ranks"] == said[1]["ranks"] == 2
         if phase.startswith("csd"):
             assert all(one["csd"] == steps(2) for one in said), phase
+    for rank in (0, 1):
+        (recorded,) = read_run(job.out / f"recorded.{rank}")
+        assert [joined.ranks for joined in recorded.of(Joined)] == [2]
     wrr, mte = ([job.said(phase, rank) for rank in (0, 1)] for phase in ("wrr", "mte"))
     assert all(one["csd"] for one in wrr)
     assert all(one["measured"] >= 3 for one in mte)

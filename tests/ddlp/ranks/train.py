@@ -81,7 +81,8 @@ def main() -> None:
         sampler = DistributedSampler(data, seed=7)
         strategy = phase.partition("-")[0]
         where = None if device == "cpu" else device
-        loader = DDLPLoader(data, BATCH, sampler=sampler, num_workers=1, strategy=strategy, seed=SEED, device=where)
+        options = {"record": out / f"recorded.{rank}"} if phase == "csd" else {}
+        loader = DDLPLoader(data, BATCH, sampler=sampler, num_workers=1, strategy=strategy, seed=SEED, device=where, **options)
         loader.set_epoch(epoch)
         told.clear()
         labels, digests, pid = [], [], None
