@@ -32,7 +32,7 @@ _ENOUGH = 0.98  # of the time metered counts as all of it
 _told: set[str] = set()
 
 
-class _Watched:
+class _Reader:
     """One source while it is measured, and the thread that reads it and lets it go in the end."""
 
     def __init__(self, source: Source, clock: Callable[[], float]) -> None:
@@ -141,7 +141,7 @@ class EnergyMeter:
         self._devices = devices
         self._tariff = tariff
         self._clock = clock
-        self._watched: list[_Watched] = []
+        self._readers: list[_Reader] = []
         self._failed: list[Absent] = []
         self._began_s = 0.0
         self._running = False
@@ -197,17 +197,17 @@ class EnergyMeter:
         """Begin to measure; what was measured before is forgotten. Raises DDLPError while a measurement is under way."""
         if self._running:
             raise DDLPError("this EnergyMeter measures already; stop it first, or make another one")
-        self._watched, self._failed, self._seconds, self._running = [], [], None, True
+        self._readers, self._failed, self._seconds, self._running = [], [], None, True
         try:
             for source in self.sources:
                 try:
                     source.open()
-                    self._watched.append(_Watched(source, self._clock))
+                    self._readers.append(_Reader(source, self._clock))
                 except _TROUBLE as error:
                     why, _, todo = str(error).partition("; ")
                     self._failed.append(Absent(source.name, why, todo))
             self._began_s = self._clock()
-            for one in self._watched:
+            for one in self._readers:
                 one.start()
         except BaseException:
             self.stop()
@@ -221,9 +221,9 @@ class EnergyMeter:
         self._running = False
         ended_s = self._clock()
         self._seconds = ended_s - self._began_s
-        for one in self._watched:
+        for one in self._readers:
             one.stop(ended_s)
-        for one in self._watched:
+        for one in self._readers:
             one.join()
             for _, tally in one.tallies.values():
                 tally.finish(self._began_s, ended_s)
@@ -254,8 +254,8 @@ class EnergyMeter:
             raise DDLPError("nothing was measured yet: result() comes after the with block (or after stop())")
         seconds = self._seconds
         strategy = report.strategy if report is not None else None
-        notes = [text for one in self._watched for _, tally in one.tallies.values() for text in tally.notes]
-        notes += [f"{one.source.name}: {one.trouble}" for one in self._watched if one.trouble]
+        notes = [text for one in self._readers for _, tally in one.tallies.values() for text in tally.notes]
+        notes += [f"{one.source.name}: {one.trouble}" for one in self._readers if one.trouble]
         parts = self._measured(seconds, notes)
         self._add_modelled(parts, strategy, workers, seconds, notes)
         if int(os.environ.get("LOCAL_RANK") or 0):
@@ -288,7 +288,7 @@ class EnergyMeter:
 
     def _measured(self, seconds: float, notes: list[str]) -> list[PartEnergy]:
         found: dict[str, list[tuple[str, Tally]]] = {}
-        for one in self._watched:
+        for one in self._readers:
             for sensor, (part, tally) in one.tallies.items():
                 if tally.covered_s > 0:
                     found.setdefault(part, []).append((sensor, tally))

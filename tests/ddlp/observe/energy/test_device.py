@@ -39,10 +39,10 @@ def test_the_device_is_measured_beside_the_host(engine, recorded, monkeypatch):
     monkeypatch.setattr("ddlp.observe.energy.device._POWER_INTERVAL_S", 0.02)
     meter = EnergyMeter.auto(device(engine), sys=str(recorded.root.parent / "nothing"))
     with meter:
-        (watched,) = (one for one in meter._watched if one.source.name == "csd0")
-        until(lambda: watched.tallies)
+        (reader,) = (one for one in meter._readers if one.source.name == "csd0")
+        until(lambda: reader.tallies)
         power = recorded.write("class/hwmon/hwmon0/power1_input", 4_500_000)
-        until(lambda: watched.tallies["csd0 ina219/power1"][1]._last[0] == 4.5)
+        until(lambda: reader.tallies["csd0 ina219/power1"][1]._last[0] == 4.5)
         power.unlink()  # it sleeps
         time.sleep(0.1)
         recorded.write("class/hwmon/hwmon0/power1_input", 4_500_000)
@@ -92,7 +92,7 @@ def test_sensors_that_are_chosen(engine, recorded):
 def test_a_device_that_dies_on_the_way(engine):
     meter = EnergyMeter([DeviceSensors(device(engine))], devices=1)
     with meter:
-        until(lambda: meter._watched[0].tallies)
+        until(lambda: meter._readers[0].tallies)
         engine.process.kill()
         engine.process.wait()
     result = meter.result()

@@ -116,17 +116,17 @@ def test_one_meter_measures_each_epoch_anew(recorded, clock):
 
 def test_a_domain_that_sleeps_and_one_that_vanishes(recorded, clock):
     with (meter := measured_here(recorded, clock)):
-        (watched,) = meter._watched
+        (reader,) = meter._readers
         recorded.package(50_000_000)
         file = recorded.dram(7_000_000)
         clock.now += 10
-        watched._read()
+        reader._read()
         file.unlink()  # it sleeps
         clock.now += 10
-        watched._read()
+        reader._read()
         recorded.dram(9_000_000)
         clock.now += 10
-        watched._read()
+        reader._read()
         file.unlink()  # and is gone
         recorded.package(90_000_000)
         clock.now += 10
@@ -144,11 +144,11 @@ def test_a_counter_with_a_short_range_is_read_while_it_goes_round(recorded):
     assert sources[0].interval_s == pytest.approx(150 / 4000 / 2)
     with (meter := EnergyMeter(sources)):
         assert len(energy_threads()) == 1
-        (watched,) = meter._watched
+        (reader,) = meter._readers
         for step in range(1, 7):
             uj = step * 100_000_000 % 150_000_000
             recorded.write("class/powercap/intel-rapl:0/energy_uj", uj)
-            until(lambda uj=uj: watched.tallies["rapl/package-0"][1]._last[0] == uj / 1e6)
+            until(lambda uj=uj: reader.tallies["rapl/package-0"][1]._last[0] == uj / 1e6)
     cpu = meter.result().parts[0]
     assert cpu.joules == pytest.approx(600, abs=1e-3), meter.result().notes
     assert not energy_threads()
