@@ -110,7 +110,7 @@ def test_a_fetch_that_hangs_is_given_up_and_its_device_left_alone_until_it_has_e
     assert ledger.give_up(leases[5]) == "d"
     assert list(ledger.returned) == [3, 4, 5] and not ledger.in_spool and ledger.free_fetch_slots == 2
     assert Cancel("d", leases[3]) in ledger.effects and ledger.devices["d"].held == 0
-    assert not ledger.can_lease("d") and not ledger.any_device
+    assert not ledger.can_lease("d") and not ledger.devices_there
     assert ledger.made(ledger.claim(5)) and ledger.deliver(5) is Side.HOST
     assert not ledger.verified(leases[5]), "too late"
     assert ledger.free_fetch_slots == 2 and ledger.can_lease("d")

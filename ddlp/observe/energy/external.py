@@ -5,7 +5,9 @@ r"""A meter of your own: a file that some program keeps up to date, or a command
     csd=file:/run/board.watts
 
 The text is a number and a unit: W, mW, kW, or, of a counter that only grows, J, mJ, uJ, kJ, Wh, kWh. A number alone is watts.
-The part before '=' is what is measured: machine (the default: all that trains), cpu, dram, gpu, csd, or a name of yours.
+The part before '=' is what is measured: machine (the default: all that trains), cpu, dram, gpu, csd (all devices), or a name of
+yours. Sensors that `EnergyMeter.auto` finds for the same part are not used: that part would count twice. Several meters of
+yours for one part are added.
 """
 
 from __future__ import annotations

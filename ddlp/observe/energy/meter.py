@@ -16,8 +16,9 @@ from ddlp.observe.energy.external import ExternalMeter
 from ddlp.observe.energy.model import CSD, HOST, PaperModel, Tariff
 from ddlp.observe.energy.nvml import find_gpus
 from ddlp.observe.energy.result import MACHINE, EnergyResult, PartEnergy
-from ddlp.observe.energy.sources import Absent, Source, local_sources
+from ddlp.observe.energy.sources import YOURS, Absent, Source, local_sources
 from ddlp.observe.energy.tally import Tally
+from ddlp.ranks import here
 
 if TYPE_CHECKING:
     from ddlp.report import EpochReport
@@ -68,6 +69,11 @@ class _Reader:
         if self._thread.is_alive():
             self.trouble = "it did not answer any more"
 
+    @property
+    def parts(self) -> set[str]:
+        """What it has measured."""
+        return {part for part, tally in self.tallies.values() if tally.covered_s > 0}
+
     def _run(self) -> None:
         try:
             if not self.source.prompt:
@@ -114,7 +120,8 @@ class EnergyMeter:
             for images, labels in loader: ...
         print(meter.result(loader.report(), workers=loader.num_workers))
 
-    It counts the whole computer, whoever works there: of several ranks on one, let one measure.
+    It counts the whole computer, whoever works there: of several ranks on one, let one measure. Of what that rank alone knows
+    (its report, its workers) the result has as much for each of the others: all train as many batches.
 
     Args:
         sources: what is read; `auto` finds them.
@@ -162,7 +169,7 @@ class EnergyMeter:
 
         Args:
             csd: the devices, as DDLPLoader's ``csd=``; None: the engine on this machine, which the host's meters see.
-            external: meters of yours, see `ddlp.observe.energy.external`.
+            external: meters of yours, see `ddlp.observe.energy.external`. What is found here for their parts is not used.
             csd_sensors: which of the devices' sensors count; none: those that together are the whole device.
             model, tariff: see the class.
             sys: where /sys is.
@@ -170,14 +177,20 @@ class EnergyMeter:
         Raises:
             DDLPError: an external meter that does not work, or a device that is not known.
         """
-        local, absent = local_sources(sys)
+        meters = [ExternalMeter(spec) for spec in external]
+        yours = {one.part for one in meters}
+        local, absent = local_sources(sys, yours)
         gpus, no_gpus = find_gpus()
+        if gpus is not None and "gpu" in yours:
+            no_gpus, gpus = Absent(gpus.name, YOURS), None
         sources: list[Source] = [*local, *([gpus] if gpus is not None else [])]
         absent += [no_gpus] if no_gpus is not None else []
         devices = _devices(csd)
-        sources += [DeviceSensors(one, tuple(csd_sensors)) for one in devices]
-        for spec in external:
-            meter = ExternalMeter(spec)
+        if CSD in yours:
+            absent += [Absent(one.label, YOURS) for one in devices]
+        else:
+            sources += [DeviceSensors(one, tuple(csd_sensors)) for one in devices]
+        for meter in meters:
             meter.open()
             sources.append(meter)
         for one in absent:
@@ -242,8 +255,8 @@ class EnergyMeter:
 
         Args:
             report: the loader's, of the epoch that was measured: strategy, batches, samples, the host's times.
-            workers: worker processes beside the training one, for the model.
-            batches, samples: without a report, or where more than its epoch was measured.
+            workers: worker processes beside the training one, for the model; of several ranks, this one's.
+            batches, samples: without a report, or where more than its epoch was measured; of all ranks on this computer.
             label: what it is called in comparisons; the strategy by default.
             host_cpu_s: processor seconds of the host, without a report.
 
@@ -256,18 +269,22 @@ class EnergyMeter:
         strategy = report.strategy if report is not None else None
         notes = [text for one in self._readers for _, tally in one.tallies.values() for text in tally.notes]
         notes += [f"{one.source.name}: {one.trouble}" for one in self._readers if one.trouble]
+        those = here()
+        ranks = 1 if those is None else those.local_ranks
         parts = self._measured(seconds, notes)
-        self._add_modelled(parts, strategy, workers, seconds, notes)
+        self._add_modelled(parts, strategy, workers, ranks, seconds, notes)
+        if ranks > 1:
+            notes.append(f"{ranks} ranks on this computer: the report and the workers are one's, and count {ranks} times")
         if int(os.environ.get("LOCAL_RANK") or 0):
             notes.append("every rank's meter counts the whole computer: add up those of one rank a computer only")
         preparing_s = None
         if report is not None:
             made = report.batches_cpu + report.batches_csd
-            batches = made if batches is None else batches
-            samples = report.samples if samples is None else samples
-            host_cpu_s = (report.host_cpu_s or None) if host_cpu_s is None else host_cpu_s
+            batches = ranks * made if batches is None else batches
+            samples = ranks * report.samples if samples is None else samples
+            host_cpu_s = (ranks * report.host_cpu_s or None) if host_cpu_s is None else host_cpu_s
             if report.rate_cpu and made:
-                preparing_s = report.samples * report.batches_cpu / made / report.rate_cpu
+                preparing_s = ranks * report.samples * report.batches_cpu / made / report.rate_cpu
             elif not report.batches_cpu:
                 preparing_s = 0.0
         return EnergyResult(
@@ -301,20 +318,29 @@ class EnergyMeter:
             parts.append(PartEnergy(part, sum(tally.joules for _, tally in those), False, names, covered))
         return parts
 
+    def _unmetered(self) -> int:
+        """How many devices nothing has measured; at least the engine on this computer is one."""
+        metering = [one.source for one in self._readers if CSD in one.parts]
+        if any(isinstance(one, ExternalMeter) for one in metering):
+            return 0  # a meter of the user's counts them all
+        return max(0, max(1, self._devices) - len(metering))
+
     def _add_modelled(
-        self, parts: list[PartEnergy], strategy: str | None, workers: int, seconds: float, notes: list[str]
+        self, parts: list[PartEnergy], strategy: str | None, workers: int, ranks: int, seconds: float, notes: list[str]
     ) -> None:
         if self._model is None:
             return
-        there = {one.part for one in parts}
-        watts = self._model.watts(strategy or ("wrr" if self._devices else None), workers)
+        there, unmetered = {one.part for one in parts}, self._unmetered()
+        strategy = strategy or ("wrr" if self._devices else None)
+        watts = self._model.watts(strategy, workers, ranks=ranks, devices=unmetered)
         host_measured = bool(there & {HOST, MACHINE})
         for part, power_w in watts.items():
-            if part in there or (part == HOST and host_measured):
+            if (part == HOST and host_measured) or (part == CSD and not unmetered):
                 continue
             if part == CSD and host_measured and not self._devices:
                 notes.append("the engine ran on this computer: its joules are among the host's")
                 continue
             if part == CSD and not self._devices:
                 notes.append("csd: the engine ran on this computer; the watts are a device's that would prepare as fast")
-            parts.append(PartEnergy(part, power_w * seconds, True, (f"{power_w:g} W",), 1.0))
+            name = f"unmetered {part}" if part in there else part  # apart from what was measured of the other devices
+            parts.append(PartEnergy(name, power_w * seconds, True, (f"{power_w:g} W",), 1.0))

@@ -21,13 +21,13 @@ class PaperModel:
     watts_per_process: float = 5.0
     watts_csd: float = 0.25
 
-    def watts(self, strategy: str | None, workers: int) -> dict[str, float]:
-        """Watts of each part while this strategy runs with so many worker processes beside the training one.
+    def watts(self, strategy: str | None, workers: int, *, ranks: int = 1, devices: int = 1) -> dict[str, float]:
+        """Watts of each part while this strategy runs with so many worker processes beside each rank's training one.
 
         ``strategy`` None: nothing of a CSD is known, the host alone.
         """
-        host = {} if strategy == "csd" else {HOST: self.watts_per_process * (1 + workers)}
-        return host if strategy in (None, "cpu") else {**host, CSD: self.watts_csd}
+        host = {} if strategy == "csd" else {HOST: self.watts_per_process * ranks * (1 + workers)}
+        return host if strategy in (None, "cpu") else {**host, CSD: self.watts_csd * devices}
 
 
 @dataclass(frozen=True)

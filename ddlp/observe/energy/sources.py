@@ -7,7 +7,7 @@ is missing in one reading sleeps or is gone; where it comes back it goes on.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,8 +16,9 @@ from csd_engine import sensors
 from csd_engine.sensors import Reading, Sensor
 from ddlp.observe.energy.tally import interval_s
 
-__all__ = ["Absent", "LocalSensors", "Source", "local_sources"]
+__all__ = ["YOURS", "Absent", "LocalSensors", "Source", "local_sources"]
 
+YOURS = "your meter counts it"
 _POWER_INTERVAL_S = 0.1  # a read of a file or two
 
 
@@ -87,18 +88,22 @@ class LocalSensors:
         """Nothing is open."""
 
 
-def local_sources(sys: str) -> tuple[list[LocalSensors], list[Absent]]:
-    """RAPL and hwmon: those that measure a part of their own and can be read, and why the others are not used."""
+def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSensors], list[Absent]]:
+    """RAPL and hwmon: those that measure a part of their own and can be read, and why the others are not used.
+
+    ``yours``: parts that a meter of the user's counts; added to it they would count twice.
+    """
     used: list[LocalSensors] = []
     absent: list[Absent] = []
-    _rapl(sys, used, absent)
+    _rapl(sys, yours, used, absent)
     monitors = sensors.hwmon(sys)
     # Of the rails of a board, those that together are all of it; a GPU's sensor stands for itself.
     readable = sensors.read_all(monitors)
     counted = {one.sensor for one in sensors.whole([one for one in readable if one.part == "machine"])}
     counted |= {one.sensor for one in readable if one.part == "gpu"}
-    if counted:
-        used.append(LocalSensors("hwmon", [one for one in monitors if one.name in counted]))
+    found = _without_yours("hwmon", [one for one in monitors if one.name in counted], yours, absent)
+    if found:
+        used.append(LocalSensors("hwmon", found))
     left = [one.name for one in monitors if one.name not in counted]
     if left:
         absent.append(Absent(f"hwmon {', '.join(left)}", "part of what is counted already, not readable, or of no known part"))
@@ -107,13 +112,20 @@ def local_sources(sys: str) -> tuple[list[LocalSensors], list[Absent]]:
     return used, absent
 
 
-def _rapl(sys: str, used: list[LocalSensors], absent: list[Absent]) -> None:
-    domains = sensors.rapl(sys)
-    counted = [one for one in domains if one.part]
-    if not counted:
+def _without_yours(name: str, found: list[Sensor], yours: Collection[str], absent: list[Absent]) -> list[Sensor]:
+    dropped = [one.name for one in found if one.part in yours]
+    if dropped:
+        absent.append(Absent(f"{name} {', '.join(dropped)}", YOURS))
+    return [one for one in found if one.part not in yours]
+
+
+def _rapl(sys: str, yours: Collection[str], used: list[LocalSensors], absent: list[Absent]) -> None:
+    domains = [one for one in sensors.rapl(sys) if one.part]
+    if not domains:
         why = f"no processor package in {sys}/class/powercap"
         absent.append(Absent("RAPL", why, "Virtual machines, containers and most ARM boards have none"))
         return
+    counted = _without_yours("RAPL", domains, yours, absent)
     refused = [one for one in counted if _refused(one.files[0])]
     readable = [one for one in counted if one not in refused]
     if refused:

@@ -63,6 +63,17 @@ def test_a_device_without_sensors_is_modelled_and_named(engine, recorded):
     assert "csd0: it has no sensor of its power" in result.absent
 
 
+def test_a_meter_of_yours_counts_the_devices_instead(engine, tmp_path):
+    (tmp_path / "board").write_text("7 W\n")
+    meter = EnergyMeter.auto(device(engine), [f"csd=file:{tmp_path}/board"], sys=str(tmp_path))
+    with meter:
+        time.sleep(0.05)
+    result = meter.result()
+    (csd,) = (one for one in result.parts if "csd" in one.part)
+    assert csd.joules == pytest.approx(7 * result.seconds) and not csd.modelled
+    assert "csd0: your meter counts it" in result.absent
+
+
 def test_a_boards_input_that_sleeps_is_not_replaced_by_its_other_rails(engine, recorded):
     shutil.rmtree(recorded.root / "class/hwmon")
     recorded.write("class/hwmon/hwmon0/name", "ina3221")

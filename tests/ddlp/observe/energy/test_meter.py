@@ -11,13 +11,14 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from engine_process import until
 
 from csd_engine.sensors import Reading
 from ddlp.errors import DDLPError
-from ddlp.observe.energy import EnergyMeter, EnergyResult, PaperModel, Tariff
+from ddlp.observe.energy import EnergyMeter, EnergyResult, ExternalMeter, PaperModel, Tariff
 from ddlp.observe.energy.sources import local_sources
 from ddlp.report import EpochReport
 
@@ -275,6 +276,34 @@ def test_auto_finds_what_is_there(recorded, no_gpu):
     assert any("nct6798/power1" in text for text in result.absent)
 
 
+def watts(path: Path, value: float) -> str:
+    path.write_text(f"{value} W\n")
+    return f"file:{path}"
+
+
+@pytest.mark.parametrize(("part", "dropped"), [("machine", "hwmon power_meter/power1"), ("cpu", "RAPL rapl/package-0")])
+def test_a_part_that_a_meter_of_yours_counts_is_not_counted_twice(recorded, no_gpu, tmp_path, part, dropped):
+    recorded.write("class/hwmon/hwmon0/name", "power_meter")
+    recorded.write("class/hwmon/hwmon0/power1_average", 250_000_000)
+    meter = EnergyMeter.auto(external=[f"{part}={watts(tmp_path / 'wall', 250)}"], sys=str(recorded.root), model=None)
+    with meter:
+        recorded.package(999_000_000)
+        time.sleep(0.05)
+    result = meter.result()
+    (mine,) = (one for one in result.parts if one.part == part)
+    assert mine.joules == pytest.approx(250 * result.seconds) and mine.sensors[0].startswith("external")
+    assert f"{dropped}: your meter counts it" in result.absent
+    assert sorted(one.part for one in result.parts) == ["cpu", "dram", "machine"]
+    assert result.total_j == pytest.approx(250 * result.seconds)
+
+
+def test_several_meters_of_yours_for_one_part_are_added(recorded, no_gpu, tmp_path):
+    both = [watts(tmp_path / "left", 100), watts(tmp_path / "right", 150)]
+    with (meter := EnergyMeter.auto(external=both, sys=str(tmp_path), model=None)):
+        time.sleep(0.05)
+    assert meter.result().total_j == pytest.approx(250 * meter.result().seconds)
+
+
 def test_this_machines_own_counters_where_it_has_any():
     """The real ones; virtual machines and containers have none, and then that is what must be said."""
     sources, absent = local_sources("/sys")
@@ -286,6 +315,46 @@ def test_this_machines_own_counters_where_it_has_any():
         assert next(one for one in meter.result().parts if one.part == "cpu").joules > 0
     else:
         assert any(one.name.startswith("RAPL") for one in absent)
+
+
+def test_what_one_of_several_ranks_tells_counts_for_each_of_them(clock, monkeypatch):
+    """The joules are of the whole computer: so must the batches be that they are divided by, and the model's processes."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "MASTER_ADDR": "a",
+                        "MASTER_PORT": 1}.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    with (meter := EnergyMeter([Wall()], clock=clock)):
+        clock.now += 10
+    result = meter.result(REPORT, workers=3)
+    assert (result.batches, result.samples, result.host_cpu_s) == (4 * 40, 4 * 1280, 4 * 8.0)
+    assert result.host_preparing_s == pytest.approx(4 * 1280 * 30 / 40 / 120)
+    assert result.j_per_batch == pytest.approx(2000 / 160) and any("4 ranks" in text for text in result.notes)
+    assert meter.result(REPORT, batches=40, samples=7).batches == 40, "what is given is taken as it is"
+    with (modelled := EnergyMeter(clock=clock)):
+        clock.now += 10
+    cpu, _ = modelled.result(REPORT, workers=3).parts
+    assert cpu.joules == 10 * 5 * 4 * (1 + 3)
+
+
+@dataclass
+class Board(Wall):
+    """The sensor of a device."""
+
+    def read(self) -> list[Reading]:
+        return [Reading(self.name, "csd", None, 3.0)]
+
+
+def test_each_device_without_a_meter_is_modelled(clock, tmp_path):
+    def parts(*sources) -> dict[str, tuple[float, bool]]:
+        with (meter := EnergyMeter([Wall(), *sources], devices=2, clock=clock)):
+            clock.now += 4
+        result = meter.result(REPORT)
+        assert result.total_j == pytest.approx(sum(one.joules for one in result.parts))
+        return {one.part: (one.joules, one.modelled) for one in result.parts if one.part != "machine"}
+
+    assert parts() == {"csd": (2 * 0.25 * 4, True)}
+    assert parts(Board("csd0")) == {"csd": (12, False), "unmetered csd": (0.25 * 4, True)}
+    assert parts(Board("csd0"), Board("csd1")) == {"csd": (24, False)}
+    assert parts(ExternalMeter(f"csd={watts(tmp_path / 'boards', 5)}")) == {"csd": (20, False)}, "it counts both"
 
 
 def test_every_rank_counts_the_whole_computer(clock, monkeypatch):
