@@ -30,6 +30,7 @@ class Gpus:
         self._wanted = wanted
         self._nvml: Any = None
         self._gpus: list[tuple[str, Any, bool]] = []  # name, handle, whether it has the counter
+        self.one_of_several_kinds = False  # of GPUs that differ some were left out; known once it was open
         self.interval_s = _POWER_INTERVAL_S
 
     def open(self) -> None:
@@ -44,24 +45,28 @@ class Gpus:
             raise DDLPError(str(error)) from None
         self._nvml = pynvml
         self._gpus = []
-        for number in range(pynvml.nvmlDeviceGetCount()):
+        kinds, count = set(), pynvml.nvmlDeviceGetCount()
+        for number in range(count):
             try:
-                self._add(number)
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+                kind = _text(pynvml.nvmlDeviceGetName(handle))
+                kinds.add(kind)
+                self._add(number, kind, handle)
             except pynvml.NVMLError:
                 continue  # e.g. one that has fallen off the bus
+        self.one_of_several_kinds = len(kinds) > 1 and len(self._gpus) < count
         if not self._gpus:
             self.close()
             raise DDLPError("none of its GPUs tells energy or power" if self._wanted is None else "no GPU that it knows is "
                             f"among CUDA_VISIBLE_DEVICES={','.join(self._wanted)}")  # fmt: skip
         self.interval_s = interval_s(0.0) if all(counts for _, _, counts in self._gpus) else _POWER_INTERVAL_S
 
-    def _add(self, number: int) -> None:
+    def _add(self, number: int, kind: str, handle: Any) -> None:
         nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
         uuid = _text(nvml.nvmlDeviceGetUUID(handle))
         if self._wanted is not None and not any(_is_it(one, number, uuid) for one in self._wanted):
             return
-        name = f"gpu{number} {_text(nvml.nvmlDeviceGetName(handle))}"
+        name = f"gpu{number} {kind}"
         try:
             nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
             self._gpus.append((name, handle, True))
@@ -103,7 +108,7 @@ def _is_it(wanted: str, number: int, uuid: str) -> bool:
 
 
 def find_gpus() -> tuple[Gpus | None, Absent | None]:
-    """The GPUs, or why there are none."""
+    """The GPUs, or why there are none; both where it may be another GPU than the one that CUDA uses."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = None if visible is None else [one.strip() for one in visible.split(",") if one.strip()]
     if wanted and all(one.startswith("MIG-") for one in wanted):
@@ -116,4 +121,9 @@ def find_gpus() -> tuple[Gpus | None, Absent | None]:
         return None, Absent("NVML", why, todo)
     finally:
         gpus.close()
+    numbers = [one for one in wanted or () if one.isdigit()]
+    if numbers and gpus.one_of_several_kinds and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        why = "the GPUs here differ, CUDA counts them from the fastest on, the driver by their PCI bus, and so did the meter"
+        todo = "CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count as the meter does"
+        return gpus, Absent(f"NVML, of CUDA_VISIBLE_DEVICES={visible}", why, todo)
     return gpus, None

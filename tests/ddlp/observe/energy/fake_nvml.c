@@ -1,5 +1,5 @@
 /* Stands in for NVIDIA's libnvidia-ml.so.1 where there is none. The file $FAKE_NVML has a line a GPU: its energy in mJ (-1: it
- * has no counter) and its power in mW (-1: it does not answer). Read anew at each call. */
+ * has no counter) and its power in mW (-1: it does not answer). Read anew at each call. $FAKE_NVML_NAME: what all are called. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -38,7 +38,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
 }
 int nvmlDeviceGetName(void *device, char *name, unsigned length)
 {
-    snprintf(name, length, "Fake %ld", (long)device - 1);
+    const char *one = getenv("FAKE_NVML_NAME");
+    if (one)
+        snprintf(name, length, "%s", one);
+    else
+        snprintf(name, length, "Fake %ld", (long)device - 1);
     return OK;
 }
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length)

@@ -29,7 +29,9 @@ if gpus is None:
     print(json.dumps(str(absent)))
     sys.exit()
 now = 0.0
-meter = EnergyMeter([gpus], clock=lambda: now, model=None)
+meter = EnergyMeter([gpus], [absent] if absent else [], clock=lambda: now, model=None)
+if sys.argv[3:]:
+    meter = EnergyMeter.auto(external=sys.argv[3:], sys="/nothing", model=None)
 with meter:
     now = 2.0
     Path(sys.argv[1]).write_text(sys.argv[2])
@@ -53,12 +55,13 @@ def library(tmp_path_factory) -> Path:
 def measure(library, tmp_path):
     """Measure for two seconds between two states of the GPUs; the result's data, or why there is none."""
 
-    def run(before: str, after: str, **environment: str):
+    def run(before: str, after: str, *external: str, **environment: str):
         state = tmp_path / "gpus"
         state.write_text(before)
         environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(state), **environment}
         done = subprocess.run(
-            [sys.executable, "-c", MEASURE, state, after], capture_output=True, text=True, env=environment, check=False
+            [sys.executable, "-c", MEASURE, state, after, *external],
+            capture_output=True, text=True, env=environment, check=False,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -79,6 +82,28 @@ def test_the_counter_where_there_is_one_else_power(measure):
 def test_only_what_cuda_may_see(measure, visible):
     (gpu,) = measure("1000 1\n2000 1\n", "9000 1\n7000 1\n", CUDA_VISIBLE_DEVICES=visible)["parts"]
     assert gpu["sensors"] == ["gpu1 Fake 1"] and gpu["joules"] == pytest.approx(5)
+
+
+@needs_pynvml
+def test_a_meter_of_yours_counts_them_instead(measure, tmp_path):
+    (tmp_path / "meter").write_text("80 W")
+    result = measure("1000 1\n", "9000 1\n", f"gpu=file:{tmp_path}/meter")
+    (gpu,) = result["parts"]
+    assert gpu["joules"] == pytest.approx(80 * result["seconds"]) and "NVML: your meter counts it" in result["absent"]
+
+
+@needs_pynvml
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [({"CUDA_VISIBLE_DEVICES": "1"}, True), ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, True),
+     ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, False), ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, False),
+     ({"CUDA_VISIBLE_DEVICES": "1,0"}, False), ({}, False), ({"CUDA_VISIBLE_DEVICES": "1", "FAKE_NVML_NAME": "A"}, False)],
+)  # fmt: skip
+def test_numbers_of_gpus_that_differ_may_not_be_cudas(measure, monkeypatch, environment, told):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    absent = measure("1000 1\n2000 1\n", "9000 1\n7000 1\n", **environment)["absent"]
+    assert any("CUDA_DEVICE_ORDER=PCI_BUS_ID" in text for text in absent) == told
 
 
 @needs_pynvml
