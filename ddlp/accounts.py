@@ -15,6 +15,7 @@ class Account:
     window: int = 0  # leases not yet published
     alive: bool = False
     joining: bool = True
+    left_s: float = 0.0  # when it was lost
     held: int = 0
     hanging: set[int] = field(default_factory=set)  # leases whose fetch was given up, and has not ended
     held_back: bool = False  # it says that it has no room for now

@@ -298,7 +298,7 @@ class EpochRun(Heard):
                 self._gone.add(device)
                 self._barred.add(device)
                 self._ends.notify_all()
-                self.ledger.distrust(device)
+                self.ledger.distrust(device, time.monotonic())
                 self._tidings.warn(f"device {device} is not used any more in this epoch: {reason}.")
                 self._act()
 
@@ -361,7 +361,7 @@ class EpochRun(Heard):
             self._gone.add(device)
             self._ends.notify_all()
             self._tidings.gone(device, reason if error is None else None)
-            self.ledger.leave(device)
+            self.ledger.leave(device, time.monotonic())
             if error is not None:
                 self._barred.add(device)
                 self._error = error

@@ -173,10 +173,11 @@ class Ledger:
         account.quota, account.window = quota, window
         account.alive, account.joining, account.held_back = True, False, False
 
-    def leave(self, device: str) -> int:
+    def leave(self, device: str, now: float) -> int:
         """A device is gone. Its unpublished leases come back (returns how many); what it published may still be read."""
         account = self.devices[device]
         account.alive = account.joining = False
+        account.left_s = now
         gone = list(account.outstanding.values())
         for position in gone:
             self._lose_csd(self._open[position])
@@ -186,9 +187,9 @@ class Ledger:
         """A device says that its spool has no room for leases now, or that it has again."""
         self.devices[device].held_back = held_back
 
-    def distrust(self, device: str) -> None:
+    def distrust(self, device: str, now: float) -> None:
         """A device has computed wrong pixels: it gets no more leases, and what it published is not used."""
-        self.leave(device)
+        self.leave(device, now)
         self._drop_published(device)
 
     def _drop_published(self, device: str) -> None:

@@ -97,7 +97,10 @@ class Strategy:
     def hanging_fetch(self, now: float) -> int | None:
         """The lease whose fetch should be given up: its file system, or its device, does not answer any more."""
         for lease, (device, since) in self.ledger.fetching.items():
-            if now - since > self._fetch_limit_s(device):
+            account = self.ledger.devices[device]
+            # What comes over a socket ends with its link: a loss is news to be waited for, not what the fetch hung by.
+            begun = since if account.alive else max(since, account.left_s)
+            if now - begun > self._fetch_limit_s(device):
                 return lease
         return None
 

@@ -189,7 +189,7 @@ class Simulation:
     def _die(self, name: str) -> None:
         self._dead.add(name)
         self._queues[name].clear()
-        self.ledger.leave(name)
+        self.ledger.leave(name, self.now)
         if name in self.world.device_returns_s:
             self._at(self.world.device_returns_s[name], partial(self._return, name))
 

@@ -81,7 +81,7 @@ def test_a_device_that_leaves_gives_back_what_it_has_not_published():
     ledger = ledger_with_device(window=3)
     first, second = ledger.lease("d", 3, 0.0), ledger.lease("d", 2, 0.0)
     ledger.published("d", first)
-    assert ledger.leave("d") == 1
+    assert ledger.leave("d", now=0.0) == 1
     assert list(ledger.returned) == [2] and list(ledger.in_spool) == [3]
     assert not ledger.published("d", second), "a copy from a lease taken back"
     assert Release("d", second) in ledger.effects
@@ -95,7 +95,7 @@ def test_a_device_that_computes_wrong_pixels_is_not_used_any_more():
     ledger.published("d", leases[3])
     ledger.published("d", leases[2])
     ledger.fetch(3)
-    ledger.distrust("d")
+    ledger.distrust("d", now=0.0)
     assert list(ledger.returned) == [1, 2] and not ledger.in_spool and not ledger.can_lease("d")
     ledger.damaged(leases[3])
     assert list(ledger.returned) == [1, 2, 3] and ledger.devices["d"].held == 0
@@ -132,7 +132,7 @@ def test_a_device_that_comes_back_starts_with_an_empty_spool():
     ledger = ledger_with_device(4, quota=2)
     first, second = ledger.lease("d", 3, now=0.0), ledger.lease("d", 2, now=0.0)
     ledger.published("d", first)
-    assert ledger.leave("d") == 1 and not ledger.can_lease("d")
+    assert ledger.leave("d", now=0.0) == 1 and not ledger.can_lease("d")
     ledger.join("d", quota=2, window=2)
     assert list(ledger.returned) == [2, 3] and not ledger.in_spool, "what it held before is the host's"
     assert ledger.effects[-1] == Release("d", first) and ledger.devices["d"].held == 0
@@ -154,7 +154,7 @@ def test_a_device_that_fails_its_leases_in_a_row_can_prepare_none_as_it_seems():
     assert not account.failing, "there was one between"
     ledger.failed("d", leases[5])
     assert account.failing
-    assert ledger.leave("d") == 4
+    assert ledger.leave("d", now=0.0) == 4
     ledger.join("d", quota=12, window=12)
     assert account.failing, "a return proves nothing"
     ledger.published("d", ledger.lease("d", 10, 0.0))
@@ -167,7 +167,7 @@ def test_leases_that_a_lost_device_had_are_no_failures():
     ledger = ledger_with_device(6, window=6)
     for position in range(6):
         ledger.lease("d", position, 0.0)
-    assert ledger.leave("d") == 6 and not ledger.devices["d"].failing
+    assert ledger.leave("d", now=0.0) == 6 and not ledger.devices["d"].failing
 
 
 def test_a_doubled_message_changes_nothing():

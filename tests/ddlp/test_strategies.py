@@ -256,7 +256,7 @@ def test_mte_reckons_with_the_devices_that_are_there():
     for name in ("d", "lost"):
         ledger.expect(name)
         ledger.join(name, quota=1000, window=2)
-    ledger.leave("lost")
+    ledger.leave("lost", now=0.0)
     strategy = Mte(ledger, rates)
     assert strategy.turn() == 0 and strategy.host_batches == 50
     assert strategy._hosts_part(0, 50) == 0.5
@@ -372,5 +372,6 @@ def test_a_large_batch_over_a_slow_link_is_given_its_time():
     assert strategy.hanging_fetch(29.0) is None and strategy.hanging_fetch(31.0) == lease
     rates.full_batch, strategy.sample_bytes = 1024, 224 * 224 * 3
     assert strategy.hanging_fetch(290.0) is None and strategy.hanging_fetch(300.0) == lease
-    ledger.leave("csd0")
-    assert strategy.hanging_fetch(6.0) == lease, "a dead device's is given up at once"
+    ledger.leave("csd0", now=20.0)
+    assert strategy.hanging_fetch(24.0) is None, "what comes over a socket ends with the link, at once"
+    assert strategy.hanging_fetch(26.0) == lease, "what a dead device's spool does not give is given up soon"
