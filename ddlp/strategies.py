@@ -290,7 +290,7 @@ class Mte(Strategy):
         if not known:
             if ledger.free or ledger.returned:
                 return None
-            return min((e.position for e in ledger.leased()), default=n)  # too short to calibrate: they have met
+            return n  # too short to calibrate: they have met, and the turn must not jump over what the host holds
         committed = ledger.free.first() if ledger.free else n  # up to here the host has made them: no going back
         begun = ledger.delivered.first_missing()
         quota = sum(ledger.devices[name].quota for name in joined)
