@@ -14,6 +14,7 @@ from csd_engine.datasets import ArraySet, ConcatSet, Dataset, fingerprints
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.manifest import Manifest
 from csd_engine.protocol import MAX_PART_BYTES
+from csd_engine.spool import FINGERPRINT, PART
 
 __all__ = ["ARRAY", "ARRAY_SUFFIX", "MANIFEST", "FileCache", "array_path", "needed_files", "pack", "read_part"]
 
@@ -21,9 +22,6 @@ MANIFEST, ARRAY = "manifest", "array"
 ARRAY_SUFFIX = ".npy"
 MAX_MANIFEST_BYTES = 1 << 30
 _COMPRESSION = 1  # paths shrink to a fifth already; more costs the host time at every first use
-
-_FINGERPRINT = "[0-9a-f]{32}"
-_PART = re.compile(_FINGERPRINT + r"\.[0-9]+\.part")
 
 Key = Tuple[Hashable, str]
 
@@ -81,7 +79,7 @@ class FileCache:
         self.directory = directory
         self._kind = kind
         self._suffix = ARRAY_SUFFIX if kind == ARRAY else ""
-        self._own = re.compile(_FINGERPRINT + re.escape(self._suffix))
+        self._own = re.compile(FINGERPRINT + re.escape(self._suffix))
         self._limit_bytes = limit_bytes
         self._room_bytes = room_bytes
         self._incoming: Dict[Key, _Incoming] = {}
@@ -89,7 +87,7 @@ class FileCache:
         try:
             directory.mkdir(exist_ok=True)
             for left in directory.iterdir():
-                if _PART.fullmatch(left.name):
+                if re.fullmatch(PART, left.name):
                     left.unlink()
         except OSError as error:
             why = f"the directory {directory} cannot be used: {error.strerror}. Check --spool."

@@ -25,17 +25,19 @@ from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.errors import EngineError, SpoolError
 from csd_engine.regular import open_regular
 
-__all__ = ["JOB", "KEPT", "MADE", "MARK", "OURS", "Spool", "free_bytes", "look_at", "remove_tree"]
+__all__ = ["FINGERPRINT", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "Spool", "free_bytes", "look_at", "remove_tree"]
 
 MARK = "ddlp-spool"
 KEPT = ("files", "manifests", "arrays")
 # Regular expressions of names, for Python and for grep -E on a device.
 JOB = "job-[0-9]+-[0-9a-f]{8}"
 _SIGN = "here-[0-9a-f]{16}"
+FINGERPRINT = "[0-9a-f]{32}"  # of what hosts have sent: with a suffix, or as a part that is still coming
+PART = rf"{FINGERPRINT}\.[0-9]+\.part"
 # What engines and hosts make in a spool, and in those of its directories that are kept: all else there is the user's.
 MADE = (
-    rf"\./({JOB}|{_SIGN}|\.lock|\.large)|files/tmp[a-z0-9_]{{8}}|manifests/[0-9a-f]{{32}}(\.[0-9]+\.part)?"
-    r"|arrays/[0-9a-f]{32}(\.npy|\.[0-9]+\.part)"
+    rf"\./({JOB}|{_SIGN}|\.lock|\.large)|files/tmp[a-z0-9_]{{8}}"
+    rf"|manifests/({FINGERPRINT}|{PART})|arrays/({FINGERPRINT}\.npy|{PART})"
 )
 OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what a spool holds that has no mark: an earlier version's
 
