@@ -60,7 +60,10 @@ place() {
 }
 place place.home "$home"; place place.spool "$spool"; say foreign "$(foreign)"
 for root in "$@"; do place place.root "$root"; done
-if [ -n "$python" ]; then set -- "$python"; else
+if [ -n "$python" ]; then
+  set -- "$python"  # and what pip has put beside it, if it was for this one
+  [ "$home/venv/bin/python" -ef "$(command -v "$python")" ] && set -- "$python" "$home/venv/bin/python"
+else
   set -- "$home/venv/bin/python" python3
   for minor in 14 13 12 11 10 9 8; do set -- "$@" "python3.$minor"; done
   set -- "$@" /usr/bin/python3 /usr/local/bin/python3
@@ -230,7 +233,7 @@ def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: st
         shell: to it.
         home: our directory there; ``~/`` is its user's home.
         spool, roots: paths there.
-        python: the interpreter to use; None: the one that suits best.
+        python: the interpreter to use, or its environment HOME/venv where that has more; None: the one that suits best.
 
     Raises:
         DeviceNotReady: no POSIX shell and tools there.

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import venv
 from pathlib import Path
 
+import numpy as np
 import pytest
 from local_device import Device
 
 from ddlp.deploy.install import install_pip
 from ddlp.deploy.shell import CommandFailed, Shell
-from ddlp.deploy.survey import Python
+from ddlp.deploy.survey import Python, survey
 
 NO_NETWORK = "ERROR: Could not find a version that satisfies the requirement pyzmq"
 MARKED = "error: externally-managed-environment\n\n× This environment is externally managed"
@@ -52,3 +54,20 @@ def test_the_systems_packages_are_left_alone_only_where_pip_wants_to_be_told(dev
     assert "--break-system-packages" in told and "--break-system-packages" not in plain
     with pytest.raises(CommandFailed, match="Could not find a version"):
         install(device, MARKED, NO_NETWORK)
+
+
+def test_what_pip_has_put_beside_an_interpreter_that_was_given_is_found(device: Device) -> None:
+    theirs, ours = device.sshd.home / "theirs", device.home / "venv"
+    for bare in (theirs, ours):
+        venv.create(bare, with_pip=False)
+
+    def found() -> Python | None:
+        with Shell("board", device.sshd.options) as shell:
+            return survey(shell, "~/.ddlp/csd0", str(device.spool), [], str(theirs / "bin/python")).python
+
+    before = found()
+    assert before is not None and before.path == str(theirs / "bin/python") and before.missing == ("numpy", "PIL", "zmq")
+    (packages,) = ours.glob("lib/python*/site-packages")
+    (packages / "ours.pth").write_text(str(Path(np.__file__).parents[1]))  # as pip would have installed it there
+    after = found()
+    assert after is not None and after.path == str(ours / "bin/python") and not after.missing
