@@ -28,8 +28,8 @@ class Checksum:
     """A running checksum over bytes that come in pieces of any length."""
 
     def __init__(self) -> None:
-        self._acc = np.zeros(BLOCK_BYTES // 4, dtype="<u4")
-        self._multiplier = np.array(MULTIPLIER, dtype="<u4")
+        self._acc = np.zeros(BLOCK_BYTES // 4, dtype=np.uint32)  # this processor's order of bytes, as the kernel's
+        self._multiplier = np.array(MULTIPLIER, dtype=np.uint32)
         self._pending = bytearray(BLOCK_BYTES)
         self._filled = 0
 

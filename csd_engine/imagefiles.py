@@ -11,7 +11,7 @@ from PIL import Image
 from csd_engine.errors import SampleError
 from csd_engine.regular import OpenFile, open_file
 
-__all__ = ["MAX_FILE_BYTES", "content", "open_image", "open_sample"]
+__all__ = ["MAX_FILE_BYTES", "content", "not_read", "open_image", "open_sample"]
 
 MAX_FILE_BYTES = 256 << 20  # of a file that is read whole; a larger one would not fit a small board's memory
 
@@ -25,7 +25,7 @@ def open_sample(path: str, beneath: Optional[Sequence[str]] = None, most_bytes: 
     try:
         opened = open_file(path, beneath)
     except Exception as error:
-        raise _not_read(path, error) from error
+        raise not_read(path, error) from error
     if most_bytes is not None and opened.size > most_bytes:
         os.close(opened.descriptor)
         raise SampleError(path, f"the file is larger than {most_bytes >> 20} MiB")
@@ -43,7 +43,7 @@ def content(opened: OpenFile) -> bytes:
             data += more
         return data
     except OSError as error:
-        raise _not_read(opened.path, error) from error
+        raise not_read(opened.path, error) from error
     finally:
         os.close(opened.descriptor)
 
@@ -59,10 +59,11 @@ def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data) if isinstance(data, bytes) else data)
     except Exception as error:
-        raise _not_read(path, error) from error
+        raise not_read(path, error) from error
 
 
-def _not_read(path: str, error: Exception) -> SampleError:
+def not_read(path: str, error: Exception) -> SampleError:
+    """Return what to raise where a file cannot be opened, read or recognised."""
     why = str(error)
     if isinstance(error, OSError):  # UnidentifiedImageError is one
         why = error.strerror or "not an image that Pillow knows"

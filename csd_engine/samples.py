@@ -17,7 +17,7 @@ from PIL import Image
 
 from csd_engine.datasets import Reader
 from csd_engine.errors import OperatorFailed, SampleError
-from csd_engine.imagefiles import MAX_FILE_BYTES, content, open_image
+from csd_engine.imagefiles import MAX_FILE_BYTES, content, not_read, open_image
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context
 from csd_engine.keyed import Keyed
@@ -162,6 +162,8 @@ def _by_kernel(
     began = time.monotonic()
     try:
         size = context.read(source.descriptor, source.size)
+    except OSError as error:
+        raise not_read(source.path, error) from error
     finally:
         os.close(source.descriptor)
         READING.seconds += time.monotonic() - began

@@ -43,7 +43,7 @@ def _find() -> Tuple[Optional[Kernel], str]:
 
 
 def _load() -> Kernel:
-    from csd_engine.kernels.build import LIBRARY, KernelError
+    from csd_engine.kernels.build import LIBRARY, KernelError, sources_hash
 
     setting = os.environ.get("DDLP_KERNEL", "")
     if setting == "off":
@@ -63,10 +63,12 @@ def _load() -> Kernel:
     except ImportError as error:  # every use of Pillow will say the same
         raise KernelError(f"Pillow does not run: {error}. Install it again") from error
     # Only now: numpy and Pillow's plugins are not needed to say that there is no library.
-    from csd_engine.kernels.library import Kernel
+    from csd_engine.kernels.library import Kernel, rebuild
     from csd_engine.kernels.selfcheck import first_difference
 
     found = Kernel(path, _imaging.__file__)
+    if not setting and found.sources != sources_hash():  # an update left the library as it was, or nobody built it since
+        raise KernelError(f"{path} was built from other sources than lie beside it. Build it again: {rebuild(path)}")
     difference = first_difference(found)
     if difference:
         raise KernelError(f"{path} does not agree with Pillow: {difference}. Pillow does the work; please report this")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
+import shlex
 import threading
 from typing import Any, ClassVar, Optional, Tuple
 
 import numpy as np
 
 from csd_engine.kernels.arrays import ArrayCalls
-from csd_engine.kernels.build import KernelError
+from csd_engine.kernels.build import LIBRARY, KernelError
 from csd_engine.kernels.places import address
 from csd_engine.kernels.windows import Windows
 
-__all__ = ["Context", "Job", "Kernel"]
+__all__ = ["Context", "Job", "Kernel", "rebuild"]
 
 ABI = 6  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
@@ -60,7 +63,7 @@ class Job(ctypes.Structure):
 def _raise(result: int) -> None:
     """Raise for a negative result: there is no memory, or the file can't be read."""
     if result < 0:
-        raise MemoryError("the kernel got no memory") if result == -12 else OSError(-result, "the kernel cannot read the file")
+        raise MemoryError("the kernel got no memory") if result == -errno.ENOMEM else OSError(-result, os.strerror(-result))
 
 
 class Context:
@@ -191,6 +194,12 @@ def _fit(job: Job, out: np.ndarray) -> None:
     job.out_stride = out.strides[0]
 
 
+def rebuild(path: str) -> str:
+    """Return the command that builds the library at `path` again."""
+    there = "" if path == LIBRARY else f" --output {shlex.quote(path)}"
+    return f"python -m csd_engine.kernels.build{there}"
+
+
 class Kernel(ArrayCalls):
     """The loaded library.
 
@@ -209,12 +218,12 @@ class Kernel(ArrayCalls):
             self._declare()
             abi = self._library.ddlp_abi()
         except (OSError, AttributeError) as error:
-            raise KernelError(
-                f"{path} cannot be loaded: {error}. Build it again: python -m csd_engine.kernels.build"
-            ) from error
+            raise KernelError(f"{path} cannot be loaded: {error}. Build it again: {rebuild(path)}") from error
         if abi != ABI:
-            raise KernelError(f"{path} has version {abi}, needed is {ABI}. Build it again: python -m csd_engine.kernels.build")
-        result = self._library.ddlp_use_jpeg(image_library.encode())
+            raise KernelError(f"{path} has version {abi}, needed is {ABI}. Build it again: {rebuild(path)}")
+        result = self._library.ddlp_use_jpeg(os.fsencode(image_library))
+        if result < 0:
+            raise KernelError(f"Pillow's libjpeg cannot be loaded through {ascii(image_library)}: {os.strerror(-result)}")
         if result:
             raise KernelError(
                 f"Pillow's libjpeg (through {image_library}) is not libjpeg-turbo 1.5 or newer with the interface 6.2 or 8. "
@@ -227,6 +236,7 @@ class Kernel(ArrayCalls):
         job = ctypes.POINTER(Job)
         for name, result, arguments in (
             ("ddlp_abi", number, []),
+            ("ddlp_sources", ctypes.c_char_p, []),
             ("ddlp_variant", ctypes.c_char_p, []),
             ("ddlp_choose", number, [ctypes.c_char_p]),
             ("ddlp_use_jpeg", number, [ctypes.c_char_p]),
@@ -250,6 +260,11 @@ class Kernel(ArrayCalls):
     def library(self) -> ctypes.CDLL:
         """Its functions, for those parts of the interface that are files.py's."""
         return self._library
+
+    @property
+    def sources(self) -> str:
+        """`sources_hash` of what it was built from; empty: not known."""
+        return str(self._library.ddlp_sources().decode())
 
     @property
     def variant(self) -> str:

@@ -25,7 +25,7 @@ class KernelReport:
     """What is known of a computer's kernel.
 
     Attributes:
-        variant: what its inner loops use: "avx2", "sse2", "neon", "c"; empty: there is none.
+        variant: what its inner loops use: "vnni", "avx2", "sse2", "neon", "c"; empty: there is none.
         libjpeg: what it decodes with: Pillow's, "libjpeg-turbo 2.1.5".
         why_not: why there is none, and what would bring it.
         made: how the library was made, as whoever made it wrote; empty: not known.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from csd_engine import samples
+from csd_engine import imagefiles, samples
 from csd_engine.datasets import FileSet, open_reader, write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
+from csd_engine.kernels.library import Context
 from csd_engine.samples import prepare_sample
 from csd_engine.transforms import Pipeline
 from tests.open_files import descriptors
@@ -148,6 +151,17 @@ def test_kernel_and_pillow_give_the_same_errors(both, reader, name):
             assert ours == pillows
             if name not in ("no end.jpg", "zeros inside.jpg"):  # which Pillow may take
                 assert name in ours[1]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_does_not_read_is_told_alike(both, reader, monkeypatch, number):
+    def broken(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Context, "read", broken)
+    monkeypatch.setattr(imagefiles, "os", SimpleNamespace(read=broken, close=os.close))
+    ours, pillows = both(lambda: sample(reader, pipeline(TRAIN), 0))
+    assert ours == pillows and os.strerror(number) in ours[1]
 
 
 def test_the_kernel_does_what_it_is_for(both, reader, monkeypatch):

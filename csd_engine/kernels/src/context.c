@@ -34,6 +34,8 @@ static const decoder_kind *jpeg;
 
 int ddlp_abi(void) { return DDLP_ABI; }
 
+const char *ddlp_sources(void) { return DDLP_SOURCES; }
+
 int ddlp_use_jpeg(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return -ENOENT;

@@ -20,6 +20,10 @@
 #define DDLP_API
 #endif
 
+#ifndef DDLP_SOURCES
+#define DDLP_SOURCES ""
+#endif
+
 /* Changes with every incompatible change of this file; library.py refuses another one. */
 #define DDLP_ABI 6
 
@@ -66,6 +70,9 @@ typedef struct ddlp_context ddlp_context;
 
 /* DDLP_ABI of the library. */
 DDLP_API int ddlp_abi(void);
+
+/* A hash of what the library was made from, by build.py; empty: not known. */
+DDLP_API const char *ddlp_sources(void);
 
 /* What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c". */
 DDLP_API const char *ddlp_variant(void);

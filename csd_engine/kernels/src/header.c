@@ -30,7 +30,9 @@ static int photoshop_is_plain(const uint8_t *segment, size_t length) {
         at += 1 + segment[at];
         at += at & 1;
         if (at + 4 > length) return 1;
-        at += 4 + ((size_t)number(segment + at) << 16 | (size_t)number(segment + at + 2));
+        size_t size = (size_t)number(segment + at) << 16 | (size_t)number(segment + at + 2);
+        if (size > length - at - 4) return 1;
+        at += 4 + size;
         at += at & 1;
     }
     return 1;

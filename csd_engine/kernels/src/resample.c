@@ -69,6 +69,7 @@ int resample_begin(resample_state *s, const ddlp_job *job) {
     size_t most = WINDOW_BYTES / row, least = (size_t)s->y.most + 4 * BAND_ROWS;
     if (most < least) most = least;
     if (most > (size_t)s->rows) most = (size_t)s->rows;
+    if (most > (SIZE_MAX - PASS_SLACK) / row) return -ENOMEM; /* 32 bits */
     s->window_stride = (ptrdiff_t)row;
     s->window_most = (int32_t)most;
     if (grow((void **)&s->window, &s->window_room, row * most + PASS_SLACK)) return -ENOMEM;

@@ -53,7 +53,21 @@ def test_something_else_is_not_loaded(tmp_path):
     other = tmp_path / "other.so"
     other.write_bytes(b"no library")
     assert "cannot be loaded" in ask(WHY, DDLP_KERNEL=str(other))
-    assert "cannot be loaded" in ask(WHY, DDLP_KERNEL=_imaging.__file__)  # a library, but not ours
+    answer = ask(WHY, DDLP_KERNEL=_imaging.__file__)  # a library, but not ours
+    assert "cannot be loaded" in answer and answer.endswith(f"csd_engine.kernels.build --output {_imaging.__file__}"), answer
+
+
+def test_a_library_of_other_sources_is_not_used(kernel, tmp_path):
+    """As an update by copying leaves it."""
+    copy = tmp_path / "csd_engine"
+    shutil.copytree(ROOT / "csd_engine", copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(kernel.path, copy / "kernels" / "_kernel.so")
+    assert ask(WHY, DDLP_KERNEL="", PYTHONPATH=str(tmp_path)) == "False"
+    with open(copy / "kernels" / "src" / "axis.c", "a") as source:
+        source.write("/* mended */\n")
+    answer = ask(WHY, DDLP_KERNEL="", PYTHONPATH=str(tmp_path))
+    assert answer.startswith("True ") and "was built from other sources" in answer, answer
+    assert ask(WHY, DDLP_KERNEL=str(copy / "kernels" / "_kernel.so"), PYTHONPATH=str(tmp_path)) == "False"  # as asked for
 
 
 def test_a_kernel_that_differs_from_pillow_is_not_used(kernel, tmp_path):
@@ -74,8 +88,11 @@ def test_the_self_check_passes_with_every_variant(kernel, variant):
 
 
 def test_without_libjpeg_there_is_no_kernel(kernel):
+    for missing in ("/nonexistent.so", "/no/utf8/\udce9.so"):
+        with pytest.raises(KernelError, match="cannot be loaded through '/no"):
+            Kernel(kernel.path, missing)
     with pytest.raises(KernelError, match="is not libjpeg-turbo 1.5 or newer"):
-        Kernel(kernel.path, "/nonexistent.so")
+        Kernel(kernel.path, kernel.path)
 
 
 def test_a_large_files_memory_is_not_kept_for_small_ones(kernel, tmp_path):
