@@ -96,9 +96,7 @@ def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> 
     figures = _path(parts, title).with_suffix(".figures.json")
     figures.unlink(missing_ok=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", "ddlp", "bench", bench, *arguments]
-    if _saves(bench):
-        command += ["--save", str(figures)]
+    command = [sys.executable, "-m", "ddlp", "bench", bench, *arguments, "--save", str(figures)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as process:
         try:
             text = process.communicate()[0].rstrip()
@@ -112,12 +110,6 @@ def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> 
         text = f"failed with status {status}; run the command to see why"
     aims = [aim["text"] for aim in json.loads(figures.read_text())["aims"]] if figures.exists() else []
     return Part(title, bench, list(arguments), text, aims, status, time.monotonic() - began, machine()["date"])
-
-
-def _saves(bench: str) -> bool:
-    """Whether the bench can write its figures to a file: those of `common.add_output` can."""
-    command = [sys.executable, "-m", "ddlp", "bench", bench, "-h"]
-    return "--save" in subprocess.run(command, capture_output=True, text=True, env=child_environment()).stdout
 
 
 def _path(parts: Path, title: str) -> Path:

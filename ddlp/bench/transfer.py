@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from csd_engine.crew import child_environment
 from csd_engine.datasets import fingerprint
 from csd_engine.keys import load_pair, load_public, make_keys
 from csd_engine.transforms import Pipeline
+from ddlp.bench.common import add_output, emit
 from ddlp.datasets import ImageArrays
 from ddlp.sources.events import EngineEvent, LeaseFailed, LeasePublished
 from ddlp.sources.fetching import Fetching
@@ -50,27 +51,42 @@ class Line:
     engine_cpu_s: float
 
 
+@dataclass(frozen=True)
+class Result:
+    """All ways, with batches of ``batch`` images of ``size`` x ``size`` x 3 bytes."""
+
+    batch: int
+    size: int
+    lines: list[Line]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--batch", type=int, default=256, help="images of a batch (%(default)s)")
     parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
     parser.add_argument("--batches", type=int, default=20, help="batches brought in each way (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit status."""
+    """Measure and print."""
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as home:
         lines = measure(Path(home), options.batch, options.size, options.batches)
-    if options.json:
-        print(json.dumps([asdict(line) for line in lines]))
-        return 0
-    print(f"batches of {options.batch} x {options.size} x {options.size} x 3 bytes")
-    print(f"{'':22}{'ms a batch':>12}{'worst':>8}{'MB/s':>8}{'host CPU ms':>13}{'engine CPU ms':>15}")
-    for line in lines:
-        times = f"{line.median_s * 1e3:12.1f}{line.worst_s * 1e3:8.1f}{line.mb_per_s:8.0f}"
-        print(f"{line.name:22}{times}{line.host_cpu_s * 1e3:13.1f}{line.engine_cpu_s * 1e3:15.1f}")
+    result = Result(options.batch, options.size, lines)
+    emit(options, result, table(result))
     return 0
+
+
+def table(result: Result) -> str:
+    """The figures for a person."""
+    rows = [
+        f"batches of {result.batch} x {result.size} x {result.size} x 3 bytes",
+        f"{'':22}{'ms a batch':>12}{'worst':>8}{'MB/s':>8}{'host CPU ms':>13}{'engine CPU ms':>15}",
+    ]
+    for line in result.lines:
+        times = f"{line.median_s * 1e3:12.1f}{line.worst_s * 1e3:8.1f}{line.mb_per_s:8.0f}"
+        rows.append(f"{line.name:22}{times}{line.host_cpu_s * 1e3:13.1f}{line.engine_cpu_s * 1e3:15.1f}")
+    return "\n".join(rows)
 
 
 def measure(home: Path, batch: int, size: int, batches: int) -> list[Line]:

@@ -19,7 +19,7 @@ from scene import processes  # noqa: E402
 
 from ddlp.bench.common import child_environment
 from ddlp.bench.everything import Part, _path, document, planned
-from ddlp.cli import _BENCHES, main
+from ddlp.cli import _BENCHES, main, make_parser
 
 
 def test_every_bench_has_parts_that_its_own_options_take():
@@ -32,6 +32,13 @@ def test_every_bench_has_parts_that_its_own_options_take():
             with pytest.raises(SystemExit) as ended:
                 main(["bench", bench, *arguments, "-h"])
             assert ended.value.code == 0, (bench, arguments)
+
+
+@pytest.mark.parametrize("bench", _BENCHES)
+def test_every_bench_saves_its_figures(bench):
+    """--all has each of them do so."""
+    given = ["bench", bench, "--save", "figures.json"]
+    assert make_parser(given).parse_args(given).save == Path("figures.json")
 
 
 def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):

@@ -8,7 +8,9 @@ from ddlp.cli import main
 def test_a_short_run(capsys):
     arguments = ["bench", "transfer", "--batch", "64", "--size", "64", "--batches", "3"]
     assert main([*arguments, "--json"]) == 0
-    lines = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    result = json.loads(capsys.readouterr().out)
+    lines = {line["name"]: line for line in result["lines"]}
+    assert (result["batch"], result["size"]) == (64, 64) and result["machine"]["processor"]
     assert set(lines) == {"bare read", "mapped, from the spool", "through the spool", "over the socket"}
     file_mb = (4096 + 64 * 64 * 64 * 3) / 1e6
     for line in lines.values():
