@@ -177,13 +177,6 @@ def _cores(number: int, options: argparse.Namespace) -> list[int]:
 
 
 def _missing(name: str) -> str | None:
-    if name == OURS_FAST:
-        from inspect import signature
-
-        from ddlp.loader import DDLPLoader
-
-        if "decode" not in signature(DDLPLoader.__init__).parameters:
-            return "this version has no decode= yet"
     if CONTENDERS[name].cores > len(os.sched_getaffinity(0)):
         return f"{CONTENDERS[name].cores} cores are needed"
     return CONTENDERS[name].missing()
