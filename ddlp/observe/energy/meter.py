@@ -334,13 +334,19 @@ class EnergyMeter:
         strategy = strategy or ("wrr" if self._devices else None)
         watts = self._model.watts(strategy, workers, ranks=ranks, devices=unmetered)
         host_measured = bool(there & {HOST, MACHINE})
-        for part, power_w in watts.items():
-            if (part == HOST and host_measured) or (part == CSD and not unmetered):
-                continue
-            if part == CSD and host_measured and not self._devices:
-                notes.append("the engine ran on this computer: its joules are among the host's")
-                continue
-            if part == CSD and not self._devices:
-                notes.append("csd: the engine ran on this computer; the watts are a device's that would prepare as fast")
-            name = f"unmetered {part}" if part in there else part  # apart from what was measured of the other devices
-            parts.append(PartEnergy(name, power_w * seconds, True, (f"{power_w:g} W",), 1.0))
+        if HOST in watts and not host_measured:
+            parts.append(_modelled(HOST, watts[HOST], seconds))
+        if CSD not in watts or not unmetered:
+            return
+        if self._devices:
+            # Apart from what was measured of the other devices.
+            parts.append(_modelled(f"unmetered {CSD}" if CSD in there else CSD, watts[CSD], seconds))
+        elif host_measured:
+            notes.append("the engine ran on this computer: its joules are among the host's")
+        else:
+            notes.append("csd: the engine ran on this computer; the watts are a device's that would prepare as fast")
+            parts.append(_modelled(CSD, watts[CSD], seconds))
+
+
+def _modelled(part: str, power_w: float, seconds: float) -> PartEnergy:
+    return PartEnergy(part, power_w * seconds, True, (f"{power_w:g} W",), 1.0)
