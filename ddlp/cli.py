@@ -75,10 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = make_parser(given).parse_args(given)
     try:
-        if given[:1] == ["bench"] and arguments is None:
-            from ddlp.bench.common import end_on_sigterm
+        if given[:1] == ["bench"]:
+            from ddlp.bench.common import end_on_sigterm, try_output
 
-            end_on_sigterm()
+            try_output(options)
+            if arguments is None:
+                end_on_sigterm()
         return int(options.run(options))
     except (DDLPError, EngineError) as error:
         print(f"ddlp: {error}", file=sys.stderr)

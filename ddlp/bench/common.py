@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddlp.errors import DDLPError
+from ddlp.outfile import try_file
 
 __all__ = [
     "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit",
-    "end_on_sigterm", "family", "machine", "machine_line", "pinned", "ratios", "rotated", "say", "spread", "two_cpus",
+    "end_on_sigterm", "family", "machine", "machine_line", "pinned", "ratios", "rotated", "say", "spread", "try_output",
+    "two_cpus",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
@@ -228,19 +230,29 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures to FILE as well, as JSON")
 
 
+def try_output(options: argparse.Namespace) -> None:
+    """Before anything is measured: see that the figures can go where --save says. Raises DDLPError."""
+    if getattr(options, "save", None) is not None:  # `ddlp bench --all` has no --save
+        try_file(options.save, "--save")
+
+
 def emit(options: argparse.Namespace, result: Any, table: str, aims: Sequence[Aim] = ()) -> None:
     """Print the table, or JSON; save it. `result`: a dataclass.
 
     The JSON is the result's fields, `machine` and `aims`.
+
+    Raises:
+        BenchFailed: it can't be saved; it was printed.
     """
     figures = {**asdict(result), "machine": machine(), "aims": [{**asdict(aim), "text": aim.text} for aim in aims]}
-    if options.save is not None:
-        options.save.parent.mkdir(parents=True, exist_ok=True)
-        options.save.write_text(json.dumps(figures, indent=1) + "\n")
     if options.json:
-        print(json.dumps(figures))
-        return
-    print(machine_line(figures["machine"]))
-    print(table)
-    for aim in aims:
-        print(f"- {aim.text}")
+        print(json.dumps(figures), flush=True)
+    else:
+        text = "\n".join([machine_line(figures["machine"]), table, *(f"- {aim.text}" for aim in aims)])
+        print(text, flush=True)
+    if options.save is not None:
+        try:
+            options.save.parent.mkdir(parents=True, exist_ok=True)
+            options.save.write_text(json.dumps(figures, indent=1) + "\n")
+        except OSError as error:
+            raise BenchFailed(f"--save {options.save} can't be written: {error.strerror}. The figures are above.") from None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ddlp.errors import DDLPError
 from ddlp.observe.engine_time import device_times, on_workers
 from ddlp.observe.events import Fetched, HostBatch, Rested, Step
 from ddlp.observe.happened import happened
@@ -33,7 +34,11 @@ def run(options: argparse.Namespace) -> int:
     """Write it."""
     file = epoch_files(options.run_directory)[-1]
     output = Path(options.output) if options.output else file.with_suffix(".trace.json")
-    output.write_text(json.dumps(chrome_trace(read_epoch(file)), separators=(",", ":")))
+    text = json.dumps(chrome_trace(read_epoch(file)), separators=(",", ":"))
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise DDLPError(f"{output} can't be written: {error.strerror}. -o FILE chooses another place.") from None
     print(f"{output}: open it at https://ui.perfetto.dev")
     return 0
 

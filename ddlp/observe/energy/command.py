@@ -32,6 +32,7 @@ from ddlp.observe.energy.compare import comparison, summaries
 from ddlp.observe.energy.meter import EnergyMeter
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.observe.energy.result import EnergyResult, load, save
+from ddlp.outfile import try_file
 
 __all__ = ["add_arguments", "add_meter_arguments", "add_tariff_arguments", "model_of", "run", "tariff_of"]
 
@@ -136,7 +137,7 @@ def _run(options: argparse.Namespace) -> int:
     if not command:
         raise DDLPError("ddlp energy run: no command. Write it after --, e.g. ddlp energy run -- python train.py")
     if options.out is not None:
-        _try(options.out)
+        try_file(options.out, "--out")
     meter = _meter(options)
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with meter:
@@ -155,18 +156,6 @@ def _run(options: argparse.Namespace) -> int:
         except OSError as error:  # what was measured is said above, and the command's exit status counts
             print(f"ddlp energy run: {options.out} can't be written: {error.strerror}. The figures are above.", file=sys.stderr)
     return status
-
-
-def _try(out: Path) -> None:
-    """See that the result can be written, before hours are spent on it; what is in the file stays."""
-    try:
-        there = out.exists()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("ab").close()
-        if not there:
-            out.unlink()
-    except OSError as error:
-        raise DDLPError(f"--out {out} can't be written: {error.strerror}. Name another file; nothing was run.") from None
 
 
 def _child(command: list[str]) -> tuple[int, float]:

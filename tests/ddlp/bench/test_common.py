@@ -1,5 +1,7 @@
-"""Turns, processes and machine: what all benchmarks stand on."""
+"""Turns, processes, machine and output: what all benchmarks stand on."""
 
+import argparse
+import json
 import mmap
 import os
 import subprocess
@@ -8,8 +10,9 @@ import time
 
 import pytest
 
-from ddlp.bench.common import Aim, BenchFailed, alternate, child, cpu_s, family, machine, machine_line, ratios, spread
+from ddlp.bench.common import Aim, BenchFailed, alternate, child, cpu_s, emit, family, machine, machine_line, ratios, spread
 from ddlp.bench.memory import held_bytes
+from ddlp.cli import main
 
 MEGABYTE = 1 << 20
 
@@ -68,3 +71,17 @@ def test_the_machine_is_described():
     found = machine()
     assert found["cores"] == len(os.sched_getaffinity(0)) and found["versions"]["torch"]
     assert found["date"].startswith(time.strftime("%Y")) and found["processor"] in machine_line(found)
+
+
+def test_where_the_figures_can_t_go_is_said_before_anything_is_measured(tmp_path, capsys):
+    assert main(["bench", "transfer", "--save", str(tmp_path)]) == 1
+    said = f"ddlp: --save {tmp_path} can't be written: Is a directory. Name another file; nothing was run.\n"
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_figures_that_can_t_be_saved_in_the_end_are_printed(tmp_path, capsys, as_json):
+    with pytest.raises(BenchFailed, match=f"--save {tmp_path} can't be written: Is a directory. The figures are above"):
+        emit(argparse.Namespace(json=as_json, save=tmp_path), Aim("fast", 1.0, 2.5), "the table")
+    out = capsys.readouterr().out
+    assert json.loads(out)["measured"] == 2.5 if as_json else out.endswith("\nthe table\n")

@@ -110,3 +110,10 @@ def test_a_late_message_gives_an_engine_no_second_worker(tmp_path: Path) -> None
     spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "engine"]
     assert {e["tid"] for e in spans} == {spans[0]["tid"]} and faults(json.dumps(trace)) == []
     assert sum(e["dur"] for e in spans) == pytest.approx(5.9e6)
+
+
+def test_where_it_can_t_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "0000.jsonl", TWO_SIDES)
+    for output, why in ((tmp_path / "missing" / "x.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        assert main(["trace", str(tmp_path), "-o", str(output)]) == 1
+        assert capsys.readouterr() == ("", f"ddlp: {output} can't be written: {why}. -o FILE chooses another place.\n")
