@@ -6,6 +6,9 @@ r"""What runs take in energy: see this computer's meters, measure a command, pri
     ddlp energy show wrr.json
     ddlp energy compare cpu.json wrr.json                     # joules side by side, and their ratios
 
+A comparison calls a run as its file, cpu and wrr here, unless `run --label` says otherwise. Runs of one label, seeds say, are
+one line: their mean.
+
 What no meter measures is filled in by the paper's model, 5 W a process and 0.25 W a CSD, and is called modelled wherever it
 is shown. Within a training script, ddlp.observe.energy.EnergyMeter measures single epochs; templates/measure_energy.py does
 that for each strategy. docs/energy.md: which meters, permissions, how to read the figures.
@@ -95,7 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_tariff_arguments(one)
         add_json(one, "the result")
     measure.add_argument("--out", type=Path, metavar="FILE", help="write the result there, for show and compare")
-    measure.add_argument("--label", default="", help="what comparisons call it; default: the command's first words")
+    measure.add_argument(
+        "--label", default="",
+        help="what comparisons call it; default: the name of --out's file, without one the command's first words",
+    )  # fmt: skip
     measure.add_argument("--batches", type=int, metavar="N", help="that the command trains on, for joules a batch")
     measure.add_argument("--samples", type=int, metavar="N", help="the same in samples")
     measure.add_argument(
@@ -144,7 +150,7 @@ def _run(options: argparse.Namespace) -> int:
         status, cpu_s = _child(command)
     result = meter.result(
         workers=options.workers, batches=options.batches, samples=options.samples, host_cpu_s=cpu_s,
-        label=options.label or " ".join(map(os.path.basename, command[:2])),
+        label=options.label or (" ".join(map(os.path.basename, command[:2])) if options.out is None else options.out.stem),
     )  # fmt: skip
     if options.json:
         print(json.dumps(result.to_data()), flush=True)
@@ -182,12 +188,8 @@ def _child(command: list[str]) -> tuple[int, float]:
     return (process.returncode if process.returncode >= 0 else 128 - process.returncode), used.ru_utime + used.ru_stime
 
 
-def _loaded(options: argparse.Namespace) -> list[EnergyResult]:
-    return [result for file in options.files for result in load(file)]
-
-
 def _show(options: argparse.Namespace) -> int:
-    results = _loaded(options)
+    results = [result for file in options.files for result in load(file)]
     if options.json:
         print(json.dumps([one.to_data() for one in results]))
     else:
@@ -196,9 +198,19 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    results = _loaded(options)
+    results: list[EnergyResult] = []
+    files: dict[str, list[str]] = {}  # by label
+    for file in options.files:
+        those = load(file)
+        results += those
+        for label in dict.fromkeys(one.label for one in those):
+            files.setdefault(label, []).append(str(file))
     if options.json:
-        print(json.dumps([asdict(one) for one in summaries(results, options.baseline)]))
-    else:
-        print(comparison(results, options.baseline))
+        found = summaries(results, options.baseline)
+        print(json.dumps([{**asdict(one), "files": files[one.label]} for one in found]))
+        return 0
+    print(comparison(results, options.baseline))
+    for label, named in files.items():
+        if len(named) > 1:  # seeds that were labelled alike on purpose, or files of the same name from different directories
+            print(f"{label} is the mean of what {len(named)} files call so: {', '.join(named)}")
     return 0

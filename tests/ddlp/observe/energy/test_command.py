@@ -46,6 +46,33 @@ def test_a_command_is_measured_shown_and_compared(tmp_path, recorded, capsys):
     assert [one["ratio"] for one in json.loads(capsys.readouterr().out)] == [2.0, 1.0]
 
 
+def test_two_files_of_the_same_command_are_two_lines(tmp_path, capsys):
+    files = [str(tmp_path / name) for name in ("cpu.json", "wrr.json")]
+    for file in files:
+        assert ddlp("run", "--out", file, "--sys", tmp_path, "--", "true").returncode == 0
+    assert cli.main(["energy", "compare", *files]) == 0
+    _, cpu, wrr, *rest = capsys.readouterr().out.splitlines()
+    assert cpu.split()[:2] == ["cpu", "1"] and "1.000" in cpu and wrr.split()[:2] == ["wrr", "1"]
+    assert not any("files call so" in line for line in rest)
+    assert cli.main(["energy", "compare", "--json", *files]) == 0
+    cpu, wrr = json.loads(capsys.readouterr().out)
+    assert [(one["label"], one["runs"], one["files"]) for one in (cpu, wrr)] == [("cpu", 1, files[:1]), ("wrr", 1, files[1:])]
+    assert (cpu["ratio"], wrr["ratio"]) == (1, pytest.approx(wrr["joules"] / cpu["joules"]))
+
+
+def test_files_that_are_merged_into_one_line_are_named(tmp_path, capsys):
+    first, second, other = (tmp_path / name for name in ("a/cpu.json", "b/cpu.json", "wrr.json"))
+    save(first, [result("cpu", 100), result("cpu", 200)])
+    save(second, [result("cpu", 300)])
+    save(other, [result("wrr", 100)])
+    files = [str(file) for file in (first, second, other)]
+    assert cli.main(["energy", "compare", *files]) == 0
+    out = capsys.readouterr().out
+    assert f"cpu is the mean of what 2 files call so: {first}, {second}\n" in out and "wrr is the mean" not in out
+    assert cli.main(["energy", "compare", "--json", *files]) == 0
+    assert [(one["runs"], one["files"]) for one in json.loads(capsys.readouterr().out)] == [(3, files[:2]), (1, files[2:])]
+
+
 def test_json_of_a_run_that_nothing_measured(tmp_path):
     done = ddlp("run", "--json", "--workers", 16, "--sys", tmp_path, "--", "true")
     data = json.loads(done.stdout)
