@@ -9,6 +9,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from ddlp.errors import DDLPError
+
 # Class name -> (package, file in it). In colour and in the wheels; skimage.data fetches others from the network.
 _FILES = {
     "astronaut": ("skimage", "data/astronaut.png"),
@@ -27,7 +29,7 @@ _FILES = {
 CLASSES: tuple[str, ...] = tuple(sorted(_FILES))
 
 
-class SampleDataError(Exception):
+class SampleDataError(DDLPError):
     """A sample data set can't be made: what happened, where, what to do."""
 
 

@@ -1,11 +1,15 @@
-"""The command line's own part: what becomes of Ctrl-C."""
+"""The command line's own part: what becomes of Ctrl-C and of errors."""
 
 import argparse
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ddlp import cli
+from ddlp.bench.common import child_environment
 
 
 def interrupted(_: argparse.Namespace) -> int:
@@ -23,3 +27,16 @@ def test_ctrl_c_ends_the_program_or_whoever_calls_it(
     with pytest.raises(KeyboardInterrupt):  # of a test, say: it was to end all of them
         cli.main([])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
+def test_a_bench_without_the_photographs_says_what_to_install(tmp_path: Path) -> None:
+    """As after `pip install .` alone: neither package that ships them can be imported."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules.update(skimage=None, sklearn=None)\n")
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    command = [sys.executable, "-m", "ddlp", "bench", "overlap", "--data", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (1, "") and "Traceback" not in done.stderr, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("ddlp: "))
+    assert "is not installed" in line and "pip install 'ddlp[quickstart]'" in line
