@@ -20,6 +20,8 @@ from dataclasses import asdict
 from typing import Any
 
 from common import Epoch, Run, flags, parse, turns, write_pages, write_report
+from csd_engine.errors import EngineError
+from ddlp import DDLPError
 from ddlp.observe.energy import EnergyMeter, EnergyResult, comparison, save, summaries
 from ddlp.observe.energy.command import add_meter_arguments, add_tariff_arguments, model_of, tariff_of
 from ddlp.report import EpochReport
@@ -71,22 +73,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_tariff_arguments(parser)
     options = parse(parser, BATCH_SIZES, arguments)
     task = make_task("measure_energy", options)
-    meter = EnergyMeter.auto(
-        options.csd, options.external, csd_sensors=options.csd_sensor, model=model_of(options), tariff=tariff_of(options),
-        sys=options.sys,
-    )  # fmt: skip
+    try:
+        meter = EnergyMeter.auto(
+            options.csd, options.external, csd_sensors=options.csd_sensor, model=model_of(options), tariff=tariff_of(options),
+            sys=options.sys,
+        )  # fmt: skip
+    except DDLPError as error:  # a device or a meter that is not there
+        raise SystemExit(f"measure_energy: {error}") from None
     runs: list[Run] = []
     results: list[EnergyResult] = []
-    with contextlib.suppress(KeyboardInterrupt):
+    status = 130  # Ctrl-C's, unless all comes to its end
+    try:
         for strategy, seed in turns(options):
             run, found = measure(task, options, meter, strategy, seed)
             runs.append(run)
             results += found
             if not run.complete:
                 break
+        else:
+            status = 0
+    except KeyboardInterrupt:
+        pass
+    except (DDLPError, EngineError) as error:  # a device that is gone, say: what was measured before it counts
+        print(f"measure_energy: {error}", file=sys.stderr)
+        status = 1
     if not results:
         print("measure_energy: stopped before an epoch was measured", file=sys.stderr)
-        return 130
+        return status or 130
     print(f"\n{task.model_name}, {task.pipeline}, on {options.device}, batches of {options.batch_size}; a run is an epoch\n")
     print(comparison(results))
     notes = {text: None for one in results for text in (*one.notes, *(f"no meter: {why}" for why in one.absent))}
@@ -96,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     save(record, results, {"template": "measure_energy", "report": report.name})
     print(f"report: {report}\nenergy: {record}")
     write_pages(options, ((run.strategy, run.seed) for run in runs), record)
-    whole = len(runs) == options.seeds * len(options.strategy) and all(run.complete for run in runs)
-    return 0 if whole else 130
+    return status
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset
 
 from common import Epoch, Run, finish, flags, parse, turns
+from csd_engine.errors import EngineError
+from ddlp import DDLPError
 from train_imagenet import BATCH_SIZES, MODELS, add_flags, make_task
 from training import Task, evaluate, train
 
@@ -85,12 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     task = make_task("train_ddp", options)
     task = dataclasses.replace(task, lr=task.lr * ranks, sampler=lambda data, seed: DistributedSampler(data, seed=seed))
     wrap = partial(DistributedDataParallel, device_ids=[options.device] if on_gpu else None)
-    runs = []
-    for strategy, seed in turns(options):
-        run, training = train(task, options, strategy, seed, rank=rank, ranks=ranks, wrap=wrap)
-        run.accuracy = accuracy(training.plain, task, options)
-        runs.append(over_ranks(run))
-    status = finish("train_ddp", options, runs) if rank == 0 else 0
+    runs: list[Run] = []
+    failed = False
+    try:
+        for strategy, seed in turns(options):
+            run, training = train(task, options, strategy, seed, rank=rank, ranks=ranks, wrap=wrap)
+            run.accuracy = accuracy(training.plain, task, options)
+            runs.append(over_ranks(run))
+    except (DDLPError, EngineError) as error:  # a device that is not there, for all ranks alike: the runs before it count
+        print(f"train_ddp, rank {rank}: {error}", file=sys.stderr)
+        failed = True
+    if failed and rank > 0:
+        time.sleep(5)  # with the first rank that fails torchrun ends all of them, and rank 0 has the report to write
+    status = finish("train_ddp", options, runs) if rank == 0 and runs else int(failed)
     dist.destroy_process_group()
     return status
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from csd_engine.keys import make_keys
+from ddlp.observe.energy import load
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = REPOSITORY / "templates"
 HAS_DALI = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
@@ -43,11 +46,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def printed(home: Path) -> str:
     """What all of them have printed."""
+    return run(home, RUNS)
+
+
+def run(home: Path, runs: Any, **environment: str) -> str:
+    """Run several templates there; what they have printed."""
     path = os.pathsep.join((str(REPOSITORY), str(TEMPLATES)))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("several.py"))], cwd=home, text=True, capture_output=True, timeout=280,
-        input=json.dumps([(str(TEMPLATES / f"{name}.py"), *how) for name, *how in RUNS]),
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        input=json.dumps([(str(TEMPLATES / f"{name}.py"), *how) for name, *how in runs]),
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout + done.stderr
@@ -163,3 +171,32 @@ def test_train_ddp(home: Path, printed: str) -> None:
     check_run(one, IMAGES, epochs=2)
     assert one["epochs"][0]["batches"] == IMAGES / 4 / 2
     assert 0 < sum(epoch["batches_csd"] for epoch in one["epochs"]) < 2 * IMAGES / 4
+
+
+def test_train_ddp_reports_the_runs_before_a_device_failed(tmp_path: Path) -> None:
+    how = ["--small", "--workers", "1", "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]  # nobody answers there
+    printed = run(tmp_path, [("train_ddp", how, 2)], DDLP_KEYS=str(make_keys(tmp_path / "keys")))
+    assert status(printed, "train_ddp") != 0 and "Traceback" not in printed
+    for rank in (0, 1):
+        (line,) = (line for line in printed.splitlines() if line.startswith(f"train_ddp, rank {rank}: "))
+        assert "tcp://127.0.0.1:1" in line
+    (one,) = report(tmp_path, "train_ddp")["runs"]
+    assert one["strategy"] == "cpu"
+    check_run(one, IMAGES)
+
+
+def test_measure_energy_writes_what_was_measured_before_a_device_failed(tmp_path: Path) -> None:
+    """No keys to it, which is found out at once. A device or a meter that is none ends it before it begins."""
+    small = ["--small", "--workers", "1", "--epochs", "1", "--report", "runs"]
+    lost = [*small, "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]
+    runs = [("measure_energy", how, 1) for how in (lost, [*small, "--csd", "nobody"], [*small, "--external", "nonsense"])]
+    printed = run(tmp_path, runs, DDLP_HOME=str(tmp_path / "home"))
+    statuses = [int(line.split()[-1]) for line in printed.splitlines() if line.startswith("status of")]
+    assert statuses == [1, 1, 1] and "Traceback" not in printed, printed
+    said = sorted(line for line in printed.splitlines() if line.startswith("measure_energy: "))
+    assert len(said) == 3, said
+    for what in ("the engine at tcp://127.0.0.1:1", "'nobody'", "'nonsense'"):
+        assert any(what in line for line in said), (what, said)
+    (record,) = (tmp_path / "runs").glob("*.energy.json")
+    (result,) = load(record)
+    assert result.label == "cpu" and result.samples == IMAGES and "energy: runs/" in printed
