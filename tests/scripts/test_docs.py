@@ -7,8 +7,10 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from scripts import docs_hooks  # noqa: E402  it imports mkdocs
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+TEMPLATES = sorted({*(ROOT / "templates").glob("*.py")} - {ROOT / "templates/common.py", ROOT / "templates/training.py"})
 PUBLIC = ("ddlp", "ddlp.observe", "ddlp.observe.energy", "ddlp.transforms", "ddlp.transfer.gdsprobe")
 
 
@@ -177,14 +180,18 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "travels    Pad -> RandomCrop -> RandomHorizontalFlip" in said and "samples=2048" in said
 
 
-def given_commands(text: str) -> Iterator[str]:
-    """Command lines of ours in blocks and between backquotes; a line that ends in a backslash goes on in the next."""
+def lines_of_code(text: str) -> Iterator[str]:
+    """Lines of blocks and what is between backquotes; a line that ends in a backslash goes on in the next."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     code = [" ".join(one.split()) for one in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", prose)]
     code += [line for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.startswith("    ")]
     fenced = re.findall(r"^```(?:text|bash|sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    code += [line for block in fenced for line in block.splitlines()]
-    for line in code:
+    yield from code + [line for block in fenced for line in block.splitlines()]
+
+
+def given_commands(text: str) -> Iterator[str]:
+    """Command lines of ours."""
+    for line in lines_of_code(text):
         found = re.match(r"\s*(?:sudo )?(?:(?:\S*python3? -m )?ddlp|\S*python3? -m csd_engine)(?: .*|$)", line)
         if found:
             yield found[0].strip()
@@ -219,6 +226,46 @@ def test_commands_are_as_written(path: Path) -> None:
             if word.startswith("-") and word.split("=")[0].rstrip(",;") not in parser._option_string_actions:
                 wrong.append(f"{line}: no option {word}")
     assert not wrong
+
+
+@pytest.fixture(scope="module")
+def options_of() -> dict[str, set[str]]:
+    """Each template's options, by its name."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "templates")
+        for path in TEMPLATES:
+            patch.setattr(sys, "argv", [path.name, "--help"])
+            with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+                runpy.run_path(str(path), run_name="__main__")
+            found[path.stem] = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", said.getvalue(), re.MULTILINE))
+    return found
+
+
+def test_commands_of_templates_are_as_written(options_of: dict[str, set[str]]) -> None:
+    """In the texts and in the templates' own docstrings."""
+    given = []
+    for path in (*TEXTS, *TEMPLATES):
+        text = path.read_text() if path.suffix == ".md" else ast.get_docstring(ast.parse(path.read_text())) or ""
+        for line in lines_of_code(text):
+            given += [(line, *found) for found in re.findall(r"(?:python|torchrun)\b.* templates/(\w+)\.py([^#]*)", " " + line)]
+    assert {name for _, name, _ in given} >= {"measure_energy", "train_ddp", "paper_tables"}
+    wrong = [
+        f"{line}: no option {word}"
+        for line, name, words in given
+        for word in re.findall(r"(?<!\S)--[\w-]+", words)
+        if word not in options_of[name]
+    ]
+    assert not wrong
+
+
+def test_templates_without_the_flags_of_all_are_named(options_of: dict[str, set[str]]) -> None:
+    of_all = {"--small", "--strategy", "--seeds", "--report", "--record"}
+    others = {name for name, options in options_of.items() if not of_all <= options}
+    assert not any("--small" in options_of[name] for name in others)
+    for path in (ROOT / "README.md", ROOT / "docs/index.md"):
+        (named,) = re.findall(r"\b[Aa]ll but (`.*?) have\b", path.read_text())
+        assert set(re.findall(r"`(\w+)\.py`", named)) == others
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
