@@ -38,10 +38,13 @@ _WHERE = {
     "Untranslatable": "ddlp.errors",
     "load_operators": "ddlp.operators",
 }
+_MODULES = ("observe", "transforms")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first wanted: torch takes seconds, and `ddlp status` has no use for it."""
+    """Import a public name or module when it is first wanted: torch takes seconds, and `ddlp status` has no use for it."""
+    if name in _MODULES:
+        return importlib.import_module(f"ddlp.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'ddlp' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
@@ -49,4 +52,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

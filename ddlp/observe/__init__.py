@@ -64,10 +64,13 @@ _WHERE = {
     "read_run": "run",
     "serve_metrics": "metrics",
 }
+_MODULES = ("energy", "report")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first wanted: the checker brings torch, the others do not."""
+    """Import a public name or module when it is first wanted: the checker brings torch, the others do not."""
+    if name in _MODULES:
+        return importlib.import_module(f"ddlp.observe.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'ddlp.observe' has no attribute {name!r}")
     return getattr(importlib.import_module(f"ddlp.observe.{_WHERE[name]}"), name)

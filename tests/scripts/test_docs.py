@@ -268,6 +268,31 @@ def test_templates_without_the_flags_of_all_are_named(options_of: dict[str, set[
         assert set(re.findall(r"`(\w+)\.py`", named)) == others
 
 
+RESOLVE = """
+import functools, os, sys
+import torch, torchvision  # once for all children
+import ddlp
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        functools.reduce(getattr, name.split(".")[1:], ddlp)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print(name)
+"""
+
+
+def test_dotted_names_need_no_import_but_ddlp() -> None:
+    """Each in a process where nothing else has imported what it names."""
+    pages = [path for path in PAGES if path.name not in ("api.md", "design.md")]  # those name modules, as headings and rooms
+    text = "\n".join(path.read_text() for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages))
+    names = sorted(set(re.findall(r"(?<!from )(?<!import )(?<![/\w.-])ddlp(?:\.[A-Za-z_]\w*)+", text)))
+    assert {"ddlp.observe.analyse", "ddlp.observe.report.write_report", "ddlp.observe.energy.save"} <= set(names)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", RESOLVE, *names], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_files_that_are_named_exist(path: Path) -> None:
     named = re.findall(r"[`([ /]((?:templates|scripts|tests|ddlp|csd_engine|docs)/[\w/]+\.(?:py|sh|md|c))\b", path.read_text())
