@@ -43,7 +43,8 @@ def training_spans(trace: EpochTrace) -> list[Span]:
 def epoch_files(run: str | os.PathLike[str]) -> list[Path]:
     """The files of a run's epochs; ``run`` may be one of them. Raises DDLPError where there are none."""
     path = Path(run)
-    files = [path] if path.is_file() else sorted(path.glob("*.jsonl"))
+    # By number, as they began: after 9999.jsonl comes 10000.jsonl.
+    files = [path] if path.is_file() else sorted(path.glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
     if not files:
         raise DDLPError(f"{path}: no recorded run is there. DDLPLoader(..., record={str(path)!r}) records one.")
     return files

@@ -33,6 +33,7 @@ from ddlp.observe.events import (
     to_line,
 )
 from ddlp.observe.record import Recording
+from ddlp.observe.run import epoch_files
 
 
 def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
@@ -110,6 +111,12 @@ def test_two_loaders_share_a_directory(tmp_path):
     assert len(list(first)) == len(list(second)) == 12
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000.jsonl", "0001.jsonl"]
     assert [len(trace.of(Step)) for trace in read_run(tmp_path)] == [12, 12]
+
+
+def test_epochs_come_in_the_order_of_their_numbers(tmp_path):
+    for number in (10001, 9998, 10000, 9999):
+        (tmp_path / f"{number:04d}.jsonl").touch()
+    assert [file.stem for file in epoch_files(tmp_path)] == ["9998", "9999", "10000", "10001"]
 
 
 def test_a_process_that_is_killed_leaves_what_was_written(tmp_path):
