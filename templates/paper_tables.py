@@ -175,8 +175,8 @@ def _savings(times: dict[str, float]) -> list[str]:
 def head(measured: Measured) -> list[str]:
     """Of Tables VI, VIII and IX."""
     many = "" if measured.many == 16 else f" (own: {measured.many})"
-    titles = [c.replace("16", f"_16{many}").replace("0", "_0") if c[-1].isdigit() else c for c in COLUMNS]
-    return ["model", "pipeline", "whose", *(title.upper().replace("OWN", "own") for title in titles)]
+    titles = [c.upper().replace("0", "_0").replace("16", f"_16{many}") for c in COLUMNS]  # ``many`` last: it may have a 0
+    return ["model", "pipeline", "whose", *titles]
 
 
 def table6(measured: Measured) -> str:

@@ -94,3 +94,11 @@ def test_dali_energy_and_figure_8(tmp_path: Path) -> None:
 def test_nothing_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert paper_tables.main(["--report", str(tmp_path)]) == 1
     assert "no finished runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("many", [10, 16, 20])
+def test_headings_tell_the_paper_s_processes_and_the_own_ones(many: int) -> None:
+    measured = paper_tables.Measured([{"accelerator": None, "runs": [one("wrr", many, 1.0)]}])
+    both = "16" if many == 16 else f"16 (own: {many})"
+    columns = ["CPU_0", f"CPU_{both}", "CSD", "MTE_0", "WRR_0", f"MTE_{both}", f"WRR_{both}"]
+    assert paper_tables.head(measured)[3:] == columns
