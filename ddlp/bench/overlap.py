@@ -112,8 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="each contender's turns (%(default)s)")
     parser.add_argument("--strategies", nargs="+", default=["cpu", "csd", "mte", "wrr", "ordered"], metavar="S")
     parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="what is delivered (%(default)s)")
-    parser.add_argument("--host-cpu", type=int, help="the first usable one")
-    parser.add_argument("--csd-cpu", type=int, help="the second usable one")
+    parser.add_argument("--host-cpu", type=int, help="the first usable one that is not the engine's")
+    parser.add_argument("--csd-cpu", type=int, help="the second usable one, the first if the host has that")
     parser.add_argument("--seconds", type=float, default=4.0, help="of the bare loops, each time (%(default)s)")
     add_output(parser)
 
@@ -140,12 +140,19 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 20:
         raise BenchFailed(f"{options.batches} batches are too few to tell; take 100 or more.")
-    if options.host_cpu is None or options.csd_cpu is None:
-        options.host_cpu, options.csd_cpu = two_cpus()
+    options.host_cpu, options.csd_cpu = chosen_cpus(options.host_cpu, options.csd_cpu)
     options.directory = data.ensure_data(options.data, "imagenet1", options.mean_kb)
     result = measure(options, say)
     emit(options, result, table(result), aims(result))
     return 0
+
+
+def chosen_cpus(host: int | None, csd: int | None) -> tuple[int, int]:
+    """The host's and the engine's core: those that were asked for, and in place of one that was not (None) another one."""
+    if host is None or csd is None:
+        free = [cpu for cpu in two_cpus() if cpu not in (host, csd)]
+        host, csd = free[0] if host is None else host, free[-1] if csd is None else csd
+    return host, csd
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:

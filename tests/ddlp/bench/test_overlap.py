@@ -10,8 +10,9 @@ import torch
 
 from csd_engine.batchwriter import BatchWriter
 from ddlp.bench.bare import engine_batch
+from ddlp.bench.common import two_cpus
 from ddlp.bench.data import loader
-from ddlp.bench.overlap import PEERS, Line, Result, aims, table
+from ddlp.bench.overlap import PEERS, Line, Result, aims, chosen_cpus, table
 from ddlp.cli import main
 from ddlp.portable import portable
 
@@ -68,6 +69,14 @@ def test_a_bare_engine_is_slow_at_its_files_as_well(small_sets, tmp_path, monkey
 def test_too_few_batches_is_said(capsys):
     assert main(["bench", "overlap", "--batches", "3"]) == 1
     assert "take 100 or more" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
+def test_a_cpu_that_was_asked_for_is_taken_and_the_other_side_has_another():
+    first, second = two_cpus()
+    assert chosen_cpus(None, None) == (first, second) and chosen_cpus(second, first) == (second, first)
+    assert chosen_cpus(first, None) == (first, second) and chosen_cpus(second, None) == (second, first)
+    assert chosen_cpus(None, second) == (first, second) and chosen_cpus(None, first) == (second, first)
 
 
 def result_of(lines, **changed):
