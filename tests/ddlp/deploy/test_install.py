@@ -59,7 +59,7 @@ def test_the_systems_packages_are_left_alone_only_where_pip_wants_to_be_told(dev
 def test_what_pip_has_put_beside_an_interpreter_that_was_given_is_found(device: Device) -> None:
     theirs, ours = device.sshd.home / "theirs", device.home / "venv"
     for bare in (theirs, ours):
-        venv.create(bare, with_pip=False)
+        venv.create(bare, symlinks=True)  # as "python -m venv" does
 
     def found() -> Python | None:
         with Shell("board", device.sshd.options) as shell:
