@@ -40,6 +40,7 @@ __all__ = [
 
 CONNECT_TIMEOUT_S = 15
 _READY = "ddlp-shell-ready"
+_MARK = f"{_READY}\n".encode()  # ends what a login shell (its .bashrc, say) prints before a command does
 _OWN_FAILURE = 255  # ssh's own exit status where it, and not the command, has failed
 _TICK_S = 1.0
 _END_S = 2.0
@@ -120,6 +121,10 @@ class Shell:
         own += ["-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "RemoteCommand=none", "-o", "ControlPersist=no"]
         return ["ssh", "-S", str(self._directory and self._directory / "s"), *arguments, *self.ssh_options, *own]
 
+    def _command(self, script: str) -> list[str]:
+        """An ssh command line that runs a script of /bin/sh through the connection."""
+        return [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(script)}"]
+
     def connect(self) -> None:
         """Connect, unless that is done; raises ShellError with the reason and the way out."""
         if self._master is not None:
@@ -147,7 +152,7 @@ class Shell:
         patience_s = None if "batchmode=no" in " ".join(self.ssh_options).lower() else 4.0 * CONNECT_TIMEOUT_S
         until = None if patience_s is None else time.monotonic() + patience_s
         said = b""
-        while _READY.encode() + b"\n" not in said:
+        while _MARK not in said:
             if not select.select([self._master.stdout], [], [], _TICK_S)[0]:
                 if until is not None and time.monotonic() > until:
                     raise explain(self.destination, self.ssh_options, f"Connection timed out after {patience_s:g} s")
@@ -190,7 +195,7 @@ class Shell:
         self.connect()
         began = time.monotonic()
         process = subprocess.Popen(
-            [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(command)}"],
+            self._command(f"echo {_READY}; {command}"),
             stdin=input,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -219,6 +224,7 @@ class Shell:
                     if stream is not None:
                         with contextlib.suppress(OSError):
                             stream.close()
+        out = out.partition(_MARK)[2] if _MARK in out else out
         done = Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
         self._check_connected(done)
         return done
@@ -263,7 +269,7 @@ class Shell:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with _file_of(input) as stdin, tempfile.TemporaryFile() as words:  # of two pipes both could be full at once
             process = subprocess.Popen(
-                [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(command)}"],
+                self._command(f"echo {_READY}; {command}"),
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -283,6 +289,9 @@ class Shell:
                 return os.read(out, count)
 
             try:
+                before = b""
+                while not before.endswith(_MARK) and (one := read(1)):  # what is behind the mark is the caller's to read
+                    before += one
                 yield read
                 while read(1 << 16):
                     pass
@@ -336,10 +345,7 @@ class Shell:
             f"exec 3<&0; {{ exec {command}\n}} 3<&- & c=$!; (cat; kill $c) <&3 3<&- >/dev/null 2>&1 & w=$!; exec 3<&-; "
             "wait $c; s=$?; kill $w 2>/dev/null; exit $s"
         )
-        process = subprocess.Popen(
-            [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(script)}"],
-            stdin=subprocess.PIPE,
-        )
+        process = subprocess.Popen(self._command(script), stdin=subprocess.PIPE)
         try:
             return process.wait()
         finally:

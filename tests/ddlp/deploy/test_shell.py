@@ -176,9 +176,14 @@ def test_a_user_without_a_shell(make_sshd: Callable[..., Sshd]) -> None:
 
 
 def test_a_login_shell_that_talks_disturbs_nothing(make_sshd: Callable[..., Sshd]) -> None:
-    server = make_sshd('ForceCommand echo "welcome, stranger"; eval "$SSH_ORIGINAL_COMMAND"')
+    server = make_sshd('ForceCommand printf "welcome\\nstranger "; eval "$SSH_ORIGINAL_COMMAND"')
     with Shell("board", server.options) as there:
-        assert there.run("echo hello", timeout_s=30).out == "welcome, stranger\nhello\n"
+        assert there.run("echo hello", timeout_s=30).out == "hello\n"
+        assert there.run("cat", input=b"abc", timeout_s=30).out == "abc"
+        with there.stream("printf 'a\\0\\377'; cat", "x", input=b"b" * 300_000) as read:
+            assert read(1) == b"a" and all_of(read) == b"\0\xff" + b"b" * 300_000
+        with pytest.raises(shell.CommandFailed, match=r"making tea failed on board: no water\."):
+            there.must("echo no water; exit 1", "making tea", timeout_s=30)
 
 
 def test_a_connection_that_breaks_off(sshd: Sshd) -> None:
