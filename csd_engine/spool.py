@@ -24,6 +24,7 @@ from typing import Deque, Iterator, Optional, Union
 from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.errors import EngineError, SpoolError
 from csd_engine.regular import open_regular
+from csd_engine.sizes import size_text
 
 __all__ = ["FINGERPRINT", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "Spool", "free_bytes", "look_at", "remove_tree"]
 
@@ -72,10 +73,6 @@ def look_at(path: PathLike, beneath: Optional[PathLike] = None) -> str:
     except (OSError, EngineError):
         return ""
     return hashlib.blake2b(content, digest_size=16).hexdigest() if content else ""
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB"
 
 
 class Spool:
@@ -202,8 +199,8 @@ class Spool:
         """Return why batches of this size can never be made here, or None."""
         if file_bytes > self.quota_bytes or self.quota_batches < 1:
             return (
-                f"a batch file takes {_gib(file_bytes)}, the engine's quota is {self.quota_batches} batches and "
-                f"{_gib(self.quota_bytes)}. Raise --quota-bytes and --quota-batches or make batches smaller."
+                f"a batch file takes {size_text(file_bytes)}, the engine's quota is {self.quota_batches} batches and "
+                f"{size_text(self.quota_bytes)}. Raise --quota-bytes and --quota-batches or make batches smaller."
             )
         return None
 
@@ -212,15 +209,15 @@ class Spool:
         if self.batches >= self.quota_batches:
             return f"spool quota full: {self.batches} of {self.quota_batches} batches wait to be fetched"
         if self.bytes + file_bytes > self.quota_bytes:
-            return f"spool quota full: {_gib(self.bytes)} of {_gib(self.quota_bytes)} wait to be fetched"
+            return f"spool quota full: {size_text(self.bytes)} of {size_text(self.quota_bytes)} wait to be fetched"
         free = self.free_bytes()
         if self._removed and free - file_bytes < self.reserve_bytes:
             self._let_go(0)
             free = self.free_bytes()
         if free - file_bytes < self.reserve_bytes:
             return (
-                f"spool disk nearly full: {_gib(free)} free at {self.directory}, a batch takes {_gib(file_bytes)}, "
-                f"{_gib(self.reserve_bytes)} stay reserved"
+                f"spool disk nearly full: {size_text(free)} free at {self.directory}, a batch takes {size_text(file_bytes)}, "
+                f"{size_text(self.reserve_bytes)} stay reserved"
             )
         return ""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from csd_engine.census import OUTSIDE, CensusReader, Entry, Newest, digests, hashed, sort_key, walk
+from csd_engine.sizes import size_text
 
 __all__ = ["CensusResult", "Few", "compare", "take_census"]
 
@@ -84,23 +85,16 @@ class CensusResult:
     def coverage(self) -> str:
         """How much was compared, and what that can miss."""
         if self.verified:
-            return f"names, sizes and contents of all {self.files:,} files compared ({_size(self.bytes)})"
+            return f"names, sizes and contents of all {self.files:,} files compared ({size_text(self.bytes)})"
         text = f"names and sizes of {self.files:,} files compared"
         if self.compared >= self.files:
-            return f"{text}, and all contents ({_size(self.bytes)})"
+            return f"{text}, and all contents ({size_text(self.bytes)})"
         share, found = self.compared / self.files, 1 - 0.99**self.compared
         return (
             f"{text}; contents of {self.compared:,} ({share:.2%}; drawn at random, the largest and the last changed): were 1 % "
             f"of the files damaged, that finds it with probability {found:.2f}, but one changed file it can miss. "
             "--verify compares all"
         )
-
-
-def _size(count: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"
 
 
 class _Sample:

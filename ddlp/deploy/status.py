@@ -15,6 +15,7 @@ from csd_engine import protocol as say
 from csd_engine.build import build
 from csd_engine.errors import EngineError
 from csd_engine.sensors import Reading, whole
+from csd_engine.sizes import size_text
 from ddlp.deploy import book
 from ddlp.deploy.advice import upgrade
 from ddlp.deploy.options import add_json
@@ -98,17 +99,7 @@ def _warnings(name: str, status: say.Status) -> Iterator[str]:
     if status.note:
         yield status.note
     if status.free_bytes < status.reserve_bytes:
-        yield f"its spool's disk has {_size(status.free_bytes)} left, {_size(status.reserve_bytes)} stay reserved"
-
-
-def _size(count: int) -> str:
-    """A number of bytes in three digits or so."""
-    value = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TB"
+        yield f"its spool's disk has {size_text(status.free_bytes)} left, {size_text(status.reserve_bytes)} stay reserved"
 
 
 def _rate(images_per_s: float) -> str:
@@ -123,9 +114,10 @@ def _row(answer: Answer) -> tuple[str, ...]:
     return (
         answer.name, "up " + _duration(status.uptime_s), version, status.versions.get("kernel") or "-",
         str(len(status.jobs)), _rate(status.images_per_s),
-        f"{_size(status.resident_bytes)} of {_size(status.memory_total_bytes)}", _size(status.memory_available_bytes),
-        f"{status.spool_batches} batches, {_size(status.spool_bytes)} of {_size(status.quota_bytes)}",
-        _size(status.free_bytes), "-" if status.temperature_c is None else f"{status.temperature_c:.0f} C",
+        f"{size_text(status.resident_bytes)} of {size_text(status.memory_total_bytes)}",
+        size_text(status.memory_available_bytes),
+        f"{status.spool_batches} batches, {size_text(status.spool_bytes)} of {size_text(status.quota_bytes)}",
+        size_text(status.free_bytes), "-" if status.temperature_c is None else f"{status.temperature_c:.0f} C",
         "-" if answer.power_w is None else f"{answer.power_w:.3g} W",
         f"{status.load[0]:.1f} on {status.cores}",
     )  # fmt: skip

@@ -63,6 +63,7 @@ def test_a_device_that_is_up(engine, capsys):
     status, out = ask(capsys, "csd0")
     assert status == 0 and "not reachable" not in out and "other build" not in out
     assert job.directory.name in out and told["status"]["jobs"][0]["host"] in out
+    assert " MiB of " in out and "MB" not in out
     link.close()
 
 
