@@ -93,9 +93,14 @@ class Door:
         self._hosts.pop(peer, None)
 
     def send(self, peer: bytes, message: Message, payload: Optional[bytes] = None) -> None:
-        """Send to a host; one that is gone gets nothing and is no error."""
+        """Send to a host; one that is gone gets nothing and is no error. For a message that can't be it gets Refused."""
         try:
-            self.router.send_multipart([peer, *encode(message, payload)], zmq.NOBLOCK)
+            frames = encode(message, payload)
+        except BadMessage as error:  # an odd number that this computer tells of itself, say: the jobs of all hosts go on
+            _LOG.error("message to a host not sent: %s", error)
+            frames = encode(Refused(getattr(message, "job", ""), shorten(str(error))))
+        try:
+            self.router.send_multipart([peer, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _LOG.warning("message to a host lost: %s", error)
 

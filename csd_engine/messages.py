@@ -27,7 +27,7 @@ from csd_engine.fields import text as _text
 from csd_engine.fields import truth as _truth
 from csd_engine.fields import tuple_of as _tuple
 from csd_engine.fields import versions as _versions
-from csd_engine.sensors import PARTS, Reading
+from csd_engine.sensors import MAX_JOULES, MAX_WATTS, PARTS, Reading
 
 __all__ = [
     "AskSensors",
@@ -90,7 +90,8 @@ _job_status = _tuple(
 )
 
 _part = _text("|".join(PARTS), "a part of a computer")
-_reading = _tuple(_anything, _part, _optional(_number(0, 1e18)), _optional(_number(-1e9, 1e9)), _number(0, 1e18))
+_joules = _number(0, MAX_JOULES)
+_reading = _tuple(_anything, _part, _optional(_joules), _optional(_number(-MAX_WATTS, MAX_WATTS)), _joules)
 
 
 @dataclass(frozen=True)

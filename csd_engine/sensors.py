@@ -11,11 +11,13 @@ import re
 from pathlib import Path
 from typing import Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-__all__ = ["PARTS", "Reading", "Sensor", "hwmon", "rapl", "read_all", "sensors", "whole"]
+__all__ = ["MAX_JOULES", "MAX_WATTS", "PARTS", "Reading", "Sensor", "hwmon", "rapl", "read_all", "sensors", "whole"]
 
 # What a sensor measures: processor packages, memory, a GPU, the whole computer; "" something that is inside one of these, or
 # that nobody can tell.
 PARTS = ("cpu", "dram", "gpu", "machine", "")
+
+MAX_JOULES, MAX_WATTS = 1e18, 1e9  # beyond them, and below zero joules, what a sensor says is nonsense
 
 _CHIPS = (
     ("gpu", re.compile(r"amdgpu|i915|xe|nouveau")),
@@ -35,7 +37,7 @@ class Reading(NamedTuple):
 
 
 class Sensor(NamedTuple):
-    """One sensor; its value is the product of its files' integers, divided by 1e6."""
+    """One sensor; its value is the product of its files' numbers, divided by 1e6."""
 
     name: str  # unique on this computer, e.g. rapl/package-0, ina3221/VDD_IN
     part: str
@@ -48,12 +50,15 @@ class Sensor(NamedTuple):
 
         Raises:
             OSError: it sleeps, is gone or may not be read.
-            ValueError: it says something else than a number.
+            ValueError: it says something else than a number, or none that can be.
         """
         value = 1.0
         for file in self.files:
-            value *= int(file.read_text())
+            value *= float(file.read_text())
         value /= 1e6  # microjoules, microwatts, millivolts times milliamperes
+        least, most = (0.0, MAX_JOULES) if self.counts else (-MAX_WATTS, MAX_WATTS)
+        if not (least <= value <= most and self.range_j <= MAX_JOULES):
+            raise ValueError(f"{self.name}: {value:g} is no number of {'joules' if self.counts else 'watts'}")
         return Reading(self.name, self.part, value if self.counts else None, None if self.counts else value, self.range_j)
 
 
