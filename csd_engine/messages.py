@@ -72,7 +72,7 @@ Item = Tuple[int, int]
 
 
 class JobStatus(NamedTuple):
-    """One open job in Status; `host` tells hosts apart without naming them (8 hex digits of a hash of its key)."""
+    """One open job in Status; `host` tells hosts apart without naming them (8 hex digits of a hash of key and address)."""
 
     host: str
     job: str  # its directory below the spool

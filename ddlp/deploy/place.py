@@ -110,10 +110,9 @@ def exchange_keys(shell: Shell, survey: Survey, name: str, number: str) -> bool:
     theirs = survey.server_key
     if theirs is None:
         assert survey.python is not None
-        keys = shlex.quote(f"{home}/keys")
+        words = ("csd_engine", "--make-pair", f"{home}/keys", "server")
         shell.must(
-            f"umask 077; cd / && PYTHONPATH={shlex.quote(f'{home}/engines/{number}')} PYTHONSAFEPATH=1 "
-            f"{shlex.quote(survey.python.path)} -m csd_engine --make-pair {keys} server",
+            f"umask 077; {engine_module(survey.python.path, home, *words, code=f'engines/{number}')}",
             "making the engine's keys",
             timeout_s=300,
         )
