@@ -26,18 +26,23 @@ from csd_engine.errors import EngineError, SpoolError
 from csd_engine.regular import open_regular
 from csd_engine.sizes import size_text
 
-__all__ = ["FINGERPRINT", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "Spool", "free_bytes", "look_at", "remove_tree"]
+__all__ = [
+    "FINGERPRINT", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "Spool", "free_bytes", "host_directory", "look_at",
+    "remove_tree",
+]  # fmt: skip
 
 MARK = "ddlp-spool"
 KEPT = ("files", "manifests", "arrays")
 # Regular expressions of names, for Python and for grep -E on a device.
 JOB = "job-[0-9]+-[0-9a-f]{8}"
 _SIGN = "here-[0-9a-f]{16}"
+_TRIAL = r"\.ddlp-[0-9a-f]{16}(\.back)?"  # of ddlp.deploy.prove, broken off
+_HOST = "[0-9a-f]{8}-[0-9a-f]{16}"  # as `host_directory` makes them
 FINGERPRINT = "[0-9a-f]{32}"  # of what hosts have sent: with a suffix, or as a part that is still coming
 PART = rf"{FINGERPRINT}\.[0-9]+\.part"
 # What engines and hosts make in a spool, and in those of its directories that are kept: all else there is the user's.
 MADE = (
-    rf"\./({JOB}|{_SIGN}|\.lock|\.large)|files/tmp[a-z0-9_]{{8}}"
+    rf"\./({JOB}|{_SIGN}|{_TRIAL}|\.lock|\.large)|files/{_HOST}"
     rf"|manifests/({FINGERPRINT}|{PART})|arrays/({FINGERPRINT}\.npy|{PART})"
 )
 OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what a spool holds that has no mark: an earlier version's
@@ -73,6 +78,11 @@ def look_at(path: PathLike, beneath: Optional[PathLike] = None) -> str:
     except (OSError, EngineError):
         return ""
     return hashlib.blake2b(content, digest_size=16).hexdigest() if content else ""
+
+
+def host_directory(boot: str) -> str:
+    """Return a new name for a host's directory in SPOOL/files. `boot`: 8 hex digits, the host's until it is started again."""
+    return f"{boot}-{secrets.token_hex(8)}"
 
 
 class Spool:

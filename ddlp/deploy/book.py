@@ -53,7 +53,7 @@ class DeviceRecord:
         ssh_options: given to ssh before the destination, e.g. ``("-p", "2222")``.
         address: the engine's, ``tcp://10.0.0.2:7711``; empty until it has answered there.
         roots: pairs (path on this host, path on the device) that the engine may read.
-        host_spool: where this host sees the engine's spool; None: it does not.
+        host_spool: where this host sees the engine's spool, as given; None: it does not.
         device_spool: the spool's path on the device.
         home: our directory on the device; everything but spool and data is below it.
         python: path of the interpreter there that was found to suit.

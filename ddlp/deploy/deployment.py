@@ -12,7 +12,7 @@ from pathlib import Path
 
 from csd_engine.build import build
 from csd_engine.errors import EngineError, EngineRefused
-from ddlp.deploy import address, book, checks, diagnosis, kernel, place
+from ddlp.deploy import address, book, checks, diagnosis, kernel, place, spooldir
 from ddlp.deploy.advice import other_root, upgrade
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
@@ -323,6 +323,8 @@ class _Deployment:
             versions=versions,
             images_per_s=None if changed_build else self._record.images_per_s,
         )
+        if not self._keeps_another_build:
+            spooldir.clear_replaced(self._shell, self._steps, self._record)
         self._save()
         return link
 
@@ -354,7 +356,6 @@ class _Deployment:
         step.say(finding)
         if finding.level is not Level.OK:
             self._findings.append(finding)
-            self._record = dataclasses.replace(record, host_spool=None)
 
     def _try(self, link: EngineLink, host: str, device: str, step: Step) -> Finding:
         """The parity probe on images of the user's, and their rate where it is not known."""

@@ -6,7 +6,7 @@ HOME/keys/                       the engine's pair, made there; clients/: who ma
 HOME/operators/HASH.py           the user's operators
 HOME/run/                        the supervisor's: process id, state, log
 HOME/engine.json                 the engine's command line
-HOME/spool-is-ours               the spool directory was made by us
+HOME/spool-is-ours               spool directories that were made by us, one a line
 HOME/lingering-is-ours           the user's lingering was switched on by us
 """
 
@@ -159,7 +159,8 @@ def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
     """Make the spool directory where it is not there, and remember that."""
     if not survey.place_spool.exists:
         shell.must(
-            f"mkdir -p {shlex.quote(survey.home)} {shlex.quote(spool)} && : > {shlex.quote(survey.home)}/spool-is-ours",
+            f"mkdir -p {shlex.quote(survey.home)} {shlex.quote(spool)} && "
+            f"printf '%s\\n' {shlex.quote(spool)} >> {shlex.quote(survey.home)}/spool-is-ours",
             f"making the spool {spool}",
             timeout_s=60,
         )
@@ -211,11 +212,7 @@ def remove_all(shell: Shell, home: str, spool: str | None) -> None:
     # Only what has our marks is touched: HOME is the user's to name, and may be any directory.
     lines = [f"home={there}"]
     if spool is not None:
-        lines += [
-            f"spool={shlex.quote(spool)}",
-            spooldir.REMOVE,
-            '[ -e "$home/spool-is-ours" ] && rmdir "$spool" 2> /dev/null',
-        ]
+        lines.append(spooldir.removal(spool))
     lines += [
         'if [ -d "$home/engines" ] || [ -e "$home/engine.json" ] || [ -d "$home/keys" ]; then',
         "rm -rf " + " ".join(f'"$home"/{name}' for name in _HOME_NAMES) + ' "$home"/.current || exit 1; fi',

@@ -71,7 +71,8 @@ def some_images(root: str, limit: int = _IMAGES) -> list[str]:
 
 def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
     """Whether the host's spool and the device's are the same directory: what either writes there, the other reads."""
-    name, words = f".ddlp-{secrets.token_hex(8)}", (secrets.token_hex(16), secrets.token_hex(16))
+    name = f".ddlp-{secrets.token_hex(8)}"  # of this form it is known to be ours where it is left: csd_engine.spool
+    words = (secrets.token_hex(16), secrets.token_hex(16))
     here, there = Path(host_spool) / name, shlex.quote(f"{device_spool}/{name}")
     what = f"spool {host_spool} here, {device_spool} there"
     stream = "Batches will travel over the network instead (transfer='stream'); or share the directory, see docs/devices.md."

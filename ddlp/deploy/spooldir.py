@@ -5,8 +5,14 @@ from __future__ import annotations
 import shlex
 
 from csd_engine.spool import KEPT, MADE, MARK, OURS
+from ddlp.deploy import book
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.findings import warn
+from ddlp.deploy.shell import Shell, Slow
+from ddlp.deploy.steps import Steps
+from ddlp.errors import DDLPError
 
-__all__ = ["FOREIGN", "REMOVE"]
+__all__ = ["FOREIGN", "REMOVE", "clear_replaced", "removal"]
 
 _KEPT = " ".join(KEPT)
 _LIST = f'for one in . {_KEPT}; do (cd "$spool/$one" 2> /dev/null && ls -A) | sed "s,^,$one/,"; done'
@@ -29,3 +35,35 @@ REMOVE = f"""\
 fi
 """
 """Removes what is ours in $spool."""
+
+
+def removal(spool: str) -> str:
+    """The shell's lines that remove what is ours in a spool, and the directory itself where we made it; $home is set."""
+    made_by_us = 'grep -qxF -e "$spool" "$home/spool-is-ours" 2> /dev/null'
+    return f'spool={shlex.quote(spool)}\n{REMOVE}{made_by_us} && rmdir "$spool" 2> /dev/null'
+
+
+def clear_replaced(shell: Shell, steps: Steps, now: DeviceRecord) -> None:
+    """Remove what is ours in the spool that this engine had when it was last deployed, where it runs with another one now.
+
+    Raises:
+        ShellError: as `Shell.must`.
+    """
+    try:
+        before = book.load(now.name)
+    except DDLPError:
+        return
+    there = (now.destination, now.ssh_options, now.home)
+    if before.device_spool == now.device_spool or (before.destination, before.ssh_options, before.home) != there:
+        return
+    old = before.device_spool
+    # An engine that ends takes its lock away: where there is one, another engine has this spool, or ours by another path.
+    locked = f"[ -e {shlex.quote(f'{old}/.lock')} ] && echo locked && exit 0"
+    with steps.step("old spool") as step:
+        try:
+            script = f"{locked}\nhome={shlex.quote(now.home)}\n{removal(old)}; exit 0"
+            said = shell.must(script, f"clearing the spool {old}", timeout_s=60)
+        except Slow as error:  # its disk or network file system may be why there is another one
+            step.say(warn(f"{old}: what is ddlp's there stays", str(error), "Remove it by hand."))
+            return
+        step.say(f"{old}: left as it is, an engine uses it" if said else f"{old}: what was ddlp's there is removed")

@@ -26,7 +26,7 @@ from csd_engine.datasets import ArraySet, ConcatSet, Dataset, FileSet
 from csd_engine.manifest import write_manifest
 from csd_engine.protocol import MAX_PART_BYTES
 from csd_engine.received import ARRAY_SUFFIX
-from csd_engine.spool import look_at
+from csd_engine.spool import host_directory, look_at
 from ddlp.errors import DDLPError
 from ddlp.sources.embedded import sweep
 from ddlp.sources.system import boot, own_prefix
@@ -113,7 +113,8 @@ class Luggage:
         base = spool / FILES
         try:
             _sweep(base)
-            directory = Path(tempfile.mkdtemp(prefix=f"{boot()}-", dir=base))
+            directory = base / host_directory(boot())
+            directory.mkdir(0o700)
             luggage = cls(directory, Path(there) / FILES / directory.name)
             luggage._own()
             directory.chmod(0o755)  # the engine may run as another user

@@ -10,17 +10,19 @@ import pytest
 from csd_engine.errors import SpoolError
 from csd_engine.spool import Spool
 from ddlp.deploy.spooldir import FOREIGN, REMOVE
+from ddlp.sources.travel import Luggage
 
 HEX = "0123456789abcdef" * 2
 OURS = (
     ".lock", ".large", f"here-{HEX[:16]}", "job-12-0a1b2c3d/1.safetensors", f"manifests/{HEX}", f"manifests/{HEX}.3.part",
-    f"arrays/{HEX}.npy", "files/tmpab_d1234/lock", f"files/tmpab_d1234/{HEX}.npy",
+    f"arrays/{HEX}.npy", f"files/0a1b2c3d-{HEX[:16]}/lock", f"files/0a1b2c3d-{HEX[:16]}/{HEX}.npy", f".ddlp-{HEX[:16]}",
+    f".ddlp-{HEX[:16]}.back",
 )  # fmt: skip
 # What a user may have there of names that are nearly ours.
 OTHERS = (
     "thesis", "job-4711/result", "job-4711-0a1b2c3d.txt", "job-1-0a1b2c3de", "job-a-0a1b2c3d", "here-be-dragons",
-    "files/photo.jpg", "files/tmp", "files/tmpABCDEFGH", "arrays/a.npy", f"arrays/{HEX}", f"manifests/{HEX}.json", ".hidden",
-    "with\nnewline", "ü",
+    "files/photo.jpg", "files/tmp", "files/2024-05", "files/20240501-20240531", "arrays/a.npy", f"arrays/{HEX}",
+    f"manifests/{HEX}.json", ".hidden", ".ddlp-notes", f".ddlp-{HEX[:16]}.txt", "with\nnewline", "ü",
 )  # fmt: skip
 
 
@@ -84,3 +86,15 @@ def test_in_a_spool_goes_what_is_ours_and_all_else_stays(tmp_path: Path) -> None
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert shell(tmp_path / "new", f"{FOREIGN}foreign") == "" == shell(tmp_path / "new", REMOVE)
     assert not (tmp_path / "new").exists()
+
+
+def test_what_a_host_that_was_killed_has_left_is_ours(tmp_path: Path) -> None:
+    assert taken(tmp_path) == ""
+    (tmp_path / "ddlp-spool").unlink()
+    luggage = Luggage.shared(tmp_path, str(tmp_path))
+    luggage.show()
+    assert [path.name for path in tmp_path.glob("files/*/*") if path.name == "look"]
+    assert shell(tmp_path, f"{FOREIGN}foreign") == "" == taken(tmp_path)
+    shell(tmp_path, REMOVE)
+    assert list(tmp_path.iterdir()) == []
+    luggage.close()

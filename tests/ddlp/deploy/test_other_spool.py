@@ -1,0 +1,38 @@
+"""A device that gets another spool, and a spool that this host does not see for a while."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from local_device import Device, ddlp, epoch
+
+from ddlp.deploy import book
+
+
+def test_in_the_spool_before_nothing_of_ours_is_left(device: Device, capsys, base: Path) -> None:
+    def change(spool: Path) -> str:
+        told = ddlp(capsys, "deploy", "--name", "csd0", "--spool", str(spool))
+        assert book.load("csd0").device_spool == str(spool)
+        assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
+        return told
+
+    ddlp(capsys, *device.arguments())
+    assert epoch(device, csd="csd0", strategy="csd") and list(device.spool.glob("manifests/*"))
+    (device.spool / "mine").write_text("not ddlp's")
+    assert f"{device.spool}: what was ddlp's there is removed" in change(base / "other")
+    assert os.listdir(device.spool) == ["mine"]
+    change(base / "third")
+    assert not (base / "other").exists(), "ddlp has made it"
+    (base / "same").symlink_to(base / "third")
+    assert f"{base}/third: left as it is, an engine uses it" in change(base / "same")
+    assert "old spool" not in ddlp(capsys, "deploy", "--name", "csd0")
+
+
+def test_a_spool_that_is_not_mounted_once_is_not_forgotten(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    device.spool_here.unlink()
+    told = ddlp(capsys, "deploy", "--name", "csd0")
+    assert "it can't be written here" in told and "over the network" in told
+    device.spool_here.symlink_to(device.spool)
+    assert "both see the same" in ddlp(capsys, "deploy", "--name", "csd0")
