@@ -36,7 +36,8 @@ from ddlp.deploy.prove import some_images
 from ddlp.deploy.shell import Shell
 from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
-from ddlp.sources.embedded import EmbeddedOptions, acquire
+from ddlp.sources.embedded import EmbeddedOptions
+from ddlp.sources.engines import acquire
 from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink

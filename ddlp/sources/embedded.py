@@ -1,10 +1,9 @@
-"""The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders.
-The ranks of one run on this machine share one (`ddlp.sources.joint`).
+"""The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders
+(`ddlp.sources.engines`). The ranks of one run on this machine share one (`ddlp.sources.joint`).
 
 It lives in a private directory (mode 0700) that holds keys, socket and spool. The engine removes the directory when it
-ends, which it does when this process is gone, however that came; this process removes it when the engine was killed;
-and
-what both left behind is swept by the next one to start: whoever holds the lock file is alive.
+ends, which it does when this process is gone, however that came; this process removes it when the engine was killed; what
+both left behind is swept by the next one to start: whoever holds the lock file is alive.
 
 The engine is started with --trust-roots: it reads what this process names, and nobody else has its keys; this process,
 as the same user, could read those files itself.
@@ -12,7 +11,6 @@ as the same user, could read those files itself.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import functools
@@ -23,9 +21,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +31,11 @@ from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
 from csd_engine.keys import load_pair, load_public, make_keys
 from csd_engine.members import Members
 from csd_engine.spool import free_bytes
-from ddlp.ranks import Ranks, here
 from ddlp.sources.link import EngineLink
 from ddlp.sources.system import PREFIX, own_prefix
 from ddlp.transfer.mapping import may_map
 
-__all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire", "default_spool"]
+__all__ = ["EmbeddedEngine", "EmbeddedOptions", "default_spool"]
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
 _START_TIMEOUT_S = 30.0
@@ -172,13 +168,17 @@ def sweep(base: str) -> None:
 
 
 class EmbeddedEngine:
-    """A running engine process and the link to it. Made by `acquire`; each acquire wants one `release`."""
+    """A running engine process and the link to it. Made by `ddlp.sources.engines.acquire`; each acquire wants one `release`.
 
-    def __init__(self, options: EmbeddedOptions) -> None:
+    ``let_go``: what `release` does.
+    """
+
+    def __init__(self, options: EmbeddedOptions, let_go: Callable[[EmbeddedEngine], None]) -> None:
         assert options.spool is not None
         self.options = options
+        self.users = 0
+        self._let_go = let_go
         self._pid = os.getpid()
-        self._users = 0
         for base in {options.spool, tempfile.gettempdir()}:
             sweep(base)
         self._process: subprocess.Popen[bytes] | None = None
@@ -187,7 +187,7 @@ class EmbeddedEngine:
         try:
             self._start()
         except BaseException:
-            self._end()
+            self.end()
             raise
 
     def _enter(self) -> None:
@@ -214,6 +214,11 @@ class EmbeddedEngine:
         """The engine's process id."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it came over a fork: it is the parent's."""
+        return os.getpid() != self._pid
 
     def ended(self) -> str | None:
         """Return why the engine's process has ended, or None while it runs."""
@@ -295,9 +300,9 @@ class EmbeddedEngine:
         tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         return tail.decode(errors="replace").strip()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Stop the process and remove its directory; in a forked child only forget."""
-        if os.getpid() != self._pid:
+        if self.inherited:
             self._private.unlock()
             return
         if hasattr(self, "link"):
@@ -318,81 +323,5 @@ class EmbeddedEngine:
 
     def release(self) -> None:
         """Give it back; the last one to do so stops it."""
-        if os.getpid() == self._pid:
-            with _lock:
-                self._users -= 1
-                if self._users <= 0:
-                    _forget(self)
-                    self._end()
-
-
-_lock = threading.RLock()
-_running: dict[tuple[EmbeddedOptions, str], EmbeddedEngine] = {}  # by the run as well, where this process is one of several
-
-
-def _forget(engine: EmbeddedEngine) -> None:
-    for key in [key for key, one in _running.items() if one is engine]:
-        del _running[key]
-
-
-def _ours() -> Iterator[EmbeddedEngine]:
-    for engine in list(_running.values()):
-        if engine._pid == os.getpid():
-            yield engine
-        else:  # inherited over a fork: the parent's
-            _forget(engine)
-
-
-def _make(options: EmbeddedOptions, ranks: Ranks | None) -> EmbeddedEngine:
-    if ranks is None:
-        return EmbeddedEngine(options)
-    from ddlp.sources.joint import JointEngine  # built upon this module
-
-    return JointEngine(options, ranks)
-
-
-def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
-    """Return the embedded engine of this process, or of its run, for these options; it is started if there is none.
-
-    Raises:
-        EngineUnreachable: it does not start; holds the end of its log.
-        SpoolError: the spool directory cannot be used.
-        EngineError: an option is out of range.
-    """
-    wanted = (options or EmbeddedOptions()).resolved()
-    ranks = here()
-    ranks = ranks if ranks is not None and ranks.local_ranks > 1 else None
-    key = wanted, "" if ranks is None else ranks.run
-    with _lock:
-        for engine in _ours():
-            if engine is _running.get(key):
-                if engine.ended() is None and engine.link.lost is None:
-                    engine._users += 1
-                    return engine
-                _forget(engine)  # its users release it; the last one removes its directory
-        _register()
-        engine = _running[key] = _make(wanted, ranks)
-        engine._users = 1
-        return engine
-
-
-def _end_all() -> None:
-    with _lock:
-        for engine in _ours():
-            _forget(engine)
-            engine._end()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # the parent's may have been held by a thread that is not here
-    for engine in _running.values():
-        engine._private.unlock()
-    _running.clear()
-
-
-@functools.cache
-def _register() -> None:
-    """Once, with the first engine: importing this has no side effects."""
-    atexit.register(_end_all)
-    os.register_at_fork(after_in_child=_after_fork)
+        if not self.inherited:
+            self._let_go(self)

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -150,12 +150,12 @@ class _Meeting:
 
 
 class JointEngine(EmbeddedEngine):
-    """The run's engine as one of its ranks uses it. Made by `ddlp.sources.embedded.acquire`."""
+    """The run's engine as one of its ranks uses it. Made by `ddlp.sources.engines.acquire`."""
 
-    def __init__(self, options: EmbeddedOptions, ranks: Ranks) -> None:
+    def __init__(self, options: EmbeddedOptions, let_go: Callable[[EmbeddedEngine], None], ranks: Ranks) -> None:
         self._ranks = ranks
         self._card: _Card | None = None
-        super().__init__(options)
+        super().__init__(options, let_go)
 
     def _enter(self) -> None:
         self._private: _Meeting = _Meeting(self.options, self._ranks)  # type: ignore[assignment]
@@ -205,12 +205,12 @@ class JointEngine(EmbeddedEngine):
             return False
         return True
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Leave; the last one ends the engine. In a forked child only forget."""
         meeting: _Meeting | None = getattr(self, "_private", None)
         if meeting is None:
             return
-        if os.getpid() != self._pid:
+        if self.inherited:
             meeting.unlock()
             return
         answers = self._answers()

@@ -13,7 +13,8 @@ from csd_engine.errors import EngineGone
 from ddlp.errors import DDLPError
 from ddlp.sources.csd import Place
 from ddlp.sources.device import Device
-from ddlp.sources.embedded import EmbeddedEngine, EmbeddedOptions, acquire
+from ddlp.sources.embedded import EmbeddedEngine, EmbeddedOptions
+from ddlp.sources.engines import acquire
 from ddlp.sources.link import EngineLink
 from ddlp.sources.sharing import NotShared, share_spool
 from ddlp.sources.travel import ARRAYS, FILES, Luggage

@@ -21,7 +21,8 @@ from engine_process import Recipe, alive, children, make_jpegs, until, wait_for 
 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError  # noqa: E402
 from ddlp.sources import embedded, travel  # noqa: E402
-from ddlp.sources.embedded import EmbeddedOptions, acquire  # noqa: E402
+from ddlp.sources.embedded import EmbeddedOptions  # noqa: E402
+from ddlp.sources.engines import acquire  # noqa: E402
 from ddlp.sources.events import EngineLost, LeasePublished  # noqa: E402
 from ddlp.sources.system import PREFIX, boot, own_prefix  # noqa: E402
 from ddlp.sources.travel import Luggage  # noqa: E402
@@ -80,7 +81,8 @@ def test_a_killed_engine_is_replaced_and_leaves_nothing(options, jpegs, tmp_path
 
 HOST = """
     import os, sys, time
-    from ddlp.sources.embedded import EmbeddedOptions, acquire
+    from ddlp.sources.embedded import EmbeddedOptions
+    from ddlp.sources.engines import acquire
     engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
     print(engine.pid, flush=True)
     {then}

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from small_sets import write_images  # noqa: E402
 
-from ddlp.sources.embedded import EmbeddedOptions, acquire  # noqa: E402
+from ddlp.sources.embedded import EmbeddedOptions  # noqa: E402
+from ddlp.sources.engines import acquire  # noqa: E402
 
 
 @pytest.fixture(scope="session")

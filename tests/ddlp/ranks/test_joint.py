@@ -25,7 +25,8 @@ from csd_engine.errors import SpoolError  # noqa: E402
 from csd_engine.groups import Member  # noqa: E402
 from ddlp.ranks import Ranks  # noqa: E402
 from ddlp.sources import joint  # noqa: E402
-from ddlp.sources.embedded import PREFIX, EmbeddedOptions, acquire  # noqa: E402
+from ddlp.sources.embedded import PREFIX, EmbeddedOptions  # noqa: E402
+from ddlp.sources.engines import acquire  # noqa: E402
 from ddlp.sources.events import LeasePublished, RanksMeasured  # noqa: E402
 from ddlp.sources.job import JobHandle  # noqa: E402
 from ddlp.sources.joint import JointEngine  # noqa: E402
@@ -35,7 +36,8 @@ RUN = "0123456789abcdef" * 2
 
 RANK = """
 import os, sys
-from ddlp.sources.embedded import EmbeddedOptions, acquire
+from ddlp.sources.embedded import EmbeddedOptions
+from ddlp.sources.engines import acquire
 for line in sys.stdin:
     if line.strip() == "acquire":
         engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
@@ -225,13 +227,13 @@ def test_without_a_run_each_process_has_its_own(spool, rank):
 def test_somebody_elses_directory_is_not_used(spool):
     ranks = Ranks(RUN, 0, 2, 0, 2)
     options = EmbeddedOptions(spool=str(spool)).resolved()
-    engine = JointEngine(options, ranks)
+    engine = JointEngine(options, JointEngine.end, ranks)
     directory = engine.directory.parent
     assert directory.name.startswith(f"{PREFIX}{os.getuid()}-")
-    engine._end()
+    engine.release()
     directory.mkdir(mode=0o755)
     with pytest.raises(SpoolError, match="somebody else"):
-        JointEngine(options, ranks)
+        JointEngine(options, JointEngine.end, ranks)
     directory.rmdir()
 
 
@@ -240,7 +242,7 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
     """Two ranks with leases waiting: whose batch is made when, and what the other one hears of it."""
     recipe = Recipe(tmp_path, make_jpegs(tmp_path, np.random.default_rng(7)), tmp_path / "manifest")
     options = EmbeddedOptions(spool=str(spool), slowdown=30.0).resolved()  # files' times tell 4 ms apart
-    engines = [JointEngine(options, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
+    engines = [JointEngine(options, JointEngine.end, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
     assert engines[0].pid == engines[1].pid
     made: SimpleQueue[tuple[int, int]] = SimpleQueue()  # (when, rank)
     events: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
@@ -281,16 +283,16 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
         late.close(5)
     finally:
         for engine in engines:
-            engine._end()
+            engine.release()
 
 
 def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
     """Its card lies where this one's should be; its lock is held, and its process number is another process here."""
     ranks = Ranks(RUN, 0, 2, 0, 2)
     options = EmbeddedOptions(spool=str(spool)).resolved()
-    engine = JointEngine(options, ranks)
+    engine = JointEngine(options, JointEngine.end, ranks)
     run, address = engine.directory.parent, engine._card.address
-    engine._end()
+    engine.release()
     theirs = tmp_path / "e-theirs"
     (theirs / "spool").mkdir(parents=True)
     bystander = subprocess.Popen(["sleep", "60"])
@@ -300,11 +302,11 @@ def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
             card = {"address": address, "pid": bystander.pid, "directory": str(theirs), "socket_directory": str(theirs)}
             run.mkdir(mode=0o700)
             (run / "engine.json").write_text(json.dumps({**card, "system": "01234567 pid:[1]"}))
-            engine = JointEngine(options, ranks)
+            engine = JointEngine(options, JointEngine.end, ranks)
             try:
                 assert engine.directory.parent == run and alive(engine.pid) and engine.pid != bystander.pid
             finally:
-                engine._end()
+                engine.release()
             assert bystander.poll() is None and (theirs / "spool" / ".lock").exists()
     finally:
         bystander.kill()
@@ -318,10 +320,10 @@ def test_each_system_has_a_directory_of_its_own(spool, monkeypatch):
     try:
         for system in ("01234567 pid:[1]", "01234567 pid:[2]", "89abcdef pid:[1]"):
             monkeypatch.setattr(joint, "processes", lambda system=system: system)
-            engines[system] = JointEngine(options, ranks)
+            engines[system] = JointEngine(options, JointEngine.end, ranks)
         found = engines.values()
         assert len({engine.directory.parent for engine in found}) == len({engine.pid for engine in found}) == 3
     finally:
         for system, engine in engines.items():
             monkeypatch.setattr(joint, "processes", lambda system=system: system)
-            engine._end()
+            engine.release()

@@ -23,7 +23,8 @@ from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import DDLPError
 from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture
 from ddlp.sources import dali
-from ddlp.sources.embedded import EmbeddedOptions, acquire
+from ddlp.sources.embedded import EmbeddedOptions
+from ddlp.sources.engines import acquire
 from ddlp.transfer.device import ways
 from ddlp.transfer.landing import Landing
 from ddlp.transfer.lane import PlainLane
