@@ -7,7 +7,6 @@ import os
 import threading
 import types
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from ddlp.plan import is_random
 from ddlp.portable import Portable, portable
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
-from ddlp.sources.csd import attend, join
+from ddlp.sources.csd import attend
 from ddlp.sources.dali import Graphs
 from ddlp.sources.embedded import EmbeddedOptions
 from ddlp.sources.reach import Device, Keep, Reach
@@ -298,13 +297,8 @@ class DDLPLoader(DataLoader):
         iterator.keep = tuple(self._keeps)
         if reach is not None:
             for device in devices:
-                bring_in = partial(
-                    join, iterator.run, device, now.dataset, partial(reach.place, device), batch=iterator.largest,
-                    audit=self.audit, met=reach.met, allow_different_bits=self.allow_different_bits,
-                )  # fmt: skip
-                threading.Thread(
-                    target=attend, args=(iterator.run, device, bring_in), name=f"ddlp-attend-{device}", daemon=True
-                ).start()
+                arguments = (iterator.run, device, now.dataset, reach, iterator.largest, self.audit, self.allow_different_bits)
+                threading.Thread(target=attend, args=arguments, name=f"ddlp-attend-{device}", daemon=True).start()
         return iterator
 
     def _strategy(self, name: str, ledger: Ledger, rates: Rates) -> Strategy:

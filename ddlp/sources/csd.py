@@ -10,7 +10,8 @@ import dataclasses
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +21,19 @@ from csd_engine import batchfile
 from csd_engine.batchfile import Batch, Layout
 from csd_engine.datasets import Dataset, fingerprint
 from csd_engine.errors import EngineError, EngineRefused, WrongPixels
-from csd_engine.groups import Member
 from csd_engine.jobs import Quota
+from csd_engine.operatorfile import OperatorFile
 from csd_engine.samples import sample_digest
 from csd_engine.transforms import Pipeline
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
 from ddlp.operators import by_name, operator_files, put_operators
-from ddlp.ranks import here
 from ddlp.sources.culprit import first_difference
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished, RanksMeasured
 from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
-from ddlp.sources.link import EngineLink
-from ddlp.sources.travel import Luggage
+from ddlp.sources.reach import Reach
 from ddlp.transfer.landing import FileLanding, Landed
 from ddlp.translate.datasets import PortableSet
 
@@ -44,36 +43,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is looked for
 
 class DifferentBits(DDLPError):
     """The device does not make the same bits as the host."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a device is reached: its link, and what travels to it.
-
-    ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
-    ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
-    already, having come by SSH, or they are missing. ``mapped``: batch files may be, as `ddlp.transfer.mapping` says.
-    """
-
-    name: str
-    link: EngineLink
-    luggage: Luggage
-    shared: bool = True
-    remark: str = ""
-    operators: Path | None = None
-    mapped: bool = False
-
-    def member(self, rank_after_rank: bool) -> tuple[Member, int]:
-        """This process's place among the ranks that share the device, and how many they are.
-
-        All of a run share a device that is named, those of this machine an engine of its own.
-        """
-        ranks = here()
-        embedded = self.operators is not None
-        if ranks is None or (embedded and ranks.local_ranks < 2):
-            return Member(), 1
-        rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
-        return Member(ranks.run, rank, rank_after_rank), count
 
 
 class CsdJob:
@@ -170,7 +139,9 @@ def host_digest(recipe: Recipe, item: tuple[int, int]) -> str:
     return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
-def attend(run: EpochRun, name: str, bring_in: Callable[[], None]) -> None:
+def attend(
+    run: EpochRun, name: str, portable: PortableSet, reach: Reach, batch: int, audit: int | None, allow_different_bits: bool
+) -> None:
     """Bring a device into an epoch (by `join`), and again whenever it is back after a loss, until the epoch is over.
 
     Runs in a thread of its own, since connecting may take its time.
@@ -178,7 +149,7 @@ def attend(run: EpochRun, name: str, bring_in: Callable[[], None]) -> None:
     pause_s = FIRST_PAUSE_S
     while True:
         began = time.monotonic()
-        bring_in()
+        join(run, name, portable, reach, batch, audit, allow_different_bits)
         if not run.lost_or_over(name):
             return
         pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -187,26 +158,18 @@ def attend(run: EpochRun, name: str, bring_in: Callable[[], None]) -> None:
 
 
 def join(
-    run: EpochRun,
-    name: str,
-    portable: PortableSet,
-    reach: Callable[[], Place],
-    *,
-    batch: int,
-    audit: int | None,
-    met: set[str],
-    allow_different_bits: bool = False,
+    run: EpochRun, name: str, portable: PortableSet, reach: Reach, batch: int, audit: int | None, allow_different_bits: bool
 ) -> None:
     """Bring a device into an epoch, or tell the epoch that it is lost.
 
-    A device that was never met (it is not in ``met``, which this adds it to) and can't be reached, or makes other bits, is an
-    error of the training run; one that was there before is a warning and a slower epoch.
+    A device that was never met and can't be reached, or makes other bits, is an error of the training run; one that was there
+    before is a warning and a slower epoch.
     """
     job: CsdJob | None = None
     recipe = run.recipe
     files = operator_files(recipe.pipeline)
     try:
-        place = reach()
+        place = reach.place(name)
         if run.over_within(0):  # whoever takes one batch of each iterator leaves many such threads behind
             return
         welcome = place.link.open()
@@ -219,36 +182,12 @@ def join(
         dataset = place.luggage.describe(portable)
         if run.over_within(0):
             return
-        layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
-        job = CsdJob(recipe, dataset, layout, audit)
-        reasons: set[str] = set()
-
-        def on_event(event: EngineEvent) -> None:
-            if isinstance(event, LeasePublished):
-                run.published(name, event.lease, event.path, event.busy_s)
-            elif isinstance(event, LeaseFailed):
-                kind = event.reason.partition(":")[0]
-                told = kind in reasons
-                run.failed(name, event.lease, by_name(event.reason, files), fatal=event.fatal, told=told)
-                reasons.add(kind)
-            elif isinstance(event, LeaseProgress):
-                run.progressed(name, event.samples)
-            elif isinstance(event, RanksMeasured):
-                run.measured(name, event.batches)
-            elif isinstance(event, EngineNote):
-                run.note(name, event.text)
-            elif isinstance(event, EngineLost):
-                run.lost(name, event.reason)
-
-        def open_job(pipeline: Pipeline, layout: Layout, on_event: Callable[[EngineEvent], None]) -> JobHandle:
-            luggage = place.luggage
-            return place.link.open_job(
-                pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part, member=member
-            )
-
         member, ranks = place.member(run.strategy.rank_after_rank)
         run.shared(name, ranks)
-        job.handle = open_job(recipe.pipeline, layout, on_event)
+        open_job = partial(place.open_job, dataset, member)
+        layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
+        job = CsdJob(recipe, dataset, layout, audit)
+        job.handle = open_job(recipe.pipeline, layout, _telling(run, name, files))
         job.fetching = Fetching(
             job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped, wanted=job.holds,
             landing=landing,
@@ -257,7 +196,7 @@ def join(
         if run.over_within(0):
             return
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
-        met.add(name)
+        reach.met.add(name)
         quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
@@ -268,14 +207,38 @@ def join(
         job = None  # the run's from here on
     except EngineRefused as error:
         reason = by_name(str(error), files)
-        run.lost(name, reason, None if name in met else EngineRefused(reason))
+        run.lost(name, reason, None if name in reach.met else EngineRefused(reason))
     except (EngineError, DDLPError, OSError) as error:
-        run.lost(name, str(error), None if name in met else error)
+        run.lost(name, str(error), None if name in reach.met else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
         run.lost(name, repr(error), error)
     finally:
         if job is not None and job.handle is not None:
             job.handle.close()
+
+
+def _telling(run: EpochRun, name: str, files: Sequence[OperatorFile]) -> Callable[[EngineEvent], None]:
+    """What tells the epoch of the engine's events."""
+    reasons: set[str] = set()  # for which leases have failed, and which were told
+
+    def on_event(event: EngineEvent) -> None:
+        if isinstance(event, LeasePublished):
+            run.published(name, event.lease, event.path, event.busy_s)
+        elif isinstance(event, LeaseFailed):
+            kind = event.reason.partition(":")[0]
+            told = kind in reasons
+            run.failed(name, event.lease, by_name(event.reason, files), fatal=event.fatal, told=told)
+            reasons.add(kind)
+        elif isinstance(event, LeaseProgress):
+            run.progressed(name, event.samples)
+        elif isinstance(event, RanksMeasured):
+            run.measured(name, event.batches)
+        elif isinstance(event, EngineNote):
+            run.note(name, event.text)
+        elif isinstance(event, EngineLost):
+            run.lost(name, event.reason)
+
+    return on_event
 
 
 _OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]

@@ -6,15 +6,22 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from csd_engine.batchfile import Layout
+from csd_engine.datasets import Dataset
 from csd_engine.errors import EngineGone
+from csd_engine.groups import Member
+from csd_engine.transforms import Pipeline
 from ddlp.errors import DDLPError
-from ddlp.sources.csd import Place
+from ddlp.ranks import here
 from ddlp.sources.device import Device
 from ddlp.sources.embedded import EmbeddedEngine, EmbeddedOptions
 from ddlp.sources.engines import acquire
+from ddlp.sources.events import EngineEvent
+from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
 from ddlp.sources.sharing import NotShared, share_spool
 from ddlp.sources.travel import ARRAYS, FILES, Luggage
@@ -30,6 +37,50 @@ class Keep:
 
     Where the last of them lets go, the devices are let go of.
     """
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a device is reached: its link, and what travels to it.
+
+    ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
+    ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
+    already, having come by SSH, or they are missing. ``mapped``: batch files may be, as `ddlp.transfer.mapping` says.
+    """
+
+    name: str
+    link: EngineLink
+    luggage: Luggage
+    shared: bool = True
+    remark: str = ""
+    operators: Path | None = None
+    mapped: bool = False
+
+    def member(self, rank_after_rank: bool) -> tuple[Member, int]:
+        """This process's place among the ranks that share the device, and how many they are.
+
+        All of a run share a device that is named, those of this machine an engine of its own.
+        """
+        ranks = here()
+        embedded = self.operators is not None
+        if ranks is None or (embedded and ranks.local_ranks < 2):
+            return Member(), 1
+        rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
+        return Member(ranks.run, rank, rank_after_rank), count
+
+    def open_job(
+        self,
+        dataset: Dataset,
+        member: Member,
+        pipeline: Pipeline,
+        layout: Layout,
+        on_event: Callable[[EngineEvent], None],
+    ) -> JobHandle:
+        """A job for what `luggage` has described."""
+        luggage = self.luggage
+        return self.link.open_job(
+            pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part, member=member
+        )
 
 
 class Reach:
