@@ -184,11 +184,11 @@ class Trial:
                 prepare_sample(self._reader, self._pipeline, item, _SEED, 0, out)
             except SampleError:
                 continue  # unreadable here as well: tells nothing of the device
-            if theirs.startswith("error:"):
-                unreadable.append(theirs[6:].strip())
+            if not theirs.digest:
+                unreadable.append(theirs.error)
                 continue
             compared += 1
-            if theirs != sample_digest(out, None):
+            if theirs.digest != sample_digest(out, None):
                 different.append(self._reader.where(item[0]))
         return Parity(compared, tuple(different), tuple(unreadable))
 

@@ -255,11 +255,11 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open
             ours = host_digest(recipe, item)
         except Exception:
             continue  # an unreadable sample tells nothing of the device; it raises in its own batch
-        if theirs.startswith("refused:"):
-            raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs[8:].strip()}")
-        if theirs.startswith("error:"):
-            run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs[6:].strip()}")
-        elif ours != theirs and not allow:
+        if theirs.refused:
+            raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs.error}")
+        if not theirs.digest:
+            run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
+        elif ours != theirs.digest and not allow:
             yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
             raise DifferentBits(
                 f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host. "
@@ -277,7 +277,7 @@ def _what_differs(recipe: Recipe, item: tuple[int, int], open_job: _OpenJob) -> 
     def ask(pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
         job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)
         try:
-            return job.probe(recipe.seed, recipe.epoch, [item])[0]
+            return job.probe(recipe.seed, recipe.epoch, [item])[0].digest
         finally:
             job.close()
 

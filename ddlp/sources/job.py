@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from csd_engine import protocol as say
 from csd_engine.errors import EngineError, EngineGone
@@ -18,12 +18,34 @@ from ddlp.sources.events import EngineEvent, EngineLost, LeaseCancelled, LeaseFa
 if TYPE_CHECKING:
     from ddlp.sources.link import EngineLink
 
-__all__ = ["JobHandle"]
+__all__ = ["JobHandle", "Probed"]
 
 _LOG = logging.getLogger("ddlp")
 ANSWER_TIMEOUT_S = 60.0
 
 Item = tuple[int, int]
+
+
+class Probed(NamedTuple):
+    """A sample as the engine makes it.
+
+    Attributes:
+        digest: `csd_engine.samples.sample_digest` of it; empty where it failed.
+        error: then why.
+        refused: that a user's operator does not run there is why.
+    """
+
+    digest: str = ""
+    error: str = ""
+    refused: bool = False
+
+    @staticmethod
+    def read(told: str) -> Probed:
+        """From what `protocol.ProbeDone` tells."""
+        kind, _, why = told.partition(":")
+        if kind in ("error", "refused"):
+            return Probed(error=why.strip(), refused=kind == "refused")
+        return Probed(told)
 
 
 class JobHandle:
@@ -85,10 +107,8 @@ class JobHandle:
             self._waiting = waiting
             self._link._ping_now()
 
-    def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = ANSWER_TIMEOUT_S) -> list[str]:
-        """Return `csd_engine.datasets.sample_digest` of each item as the engine prepares it.
-
-        A sample that failed there has 'error: ' and the reason instead.
+    def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Probed]:
+        """Have the engine prepare these items, and tell what it made of each.
 
         Raises:
             EngineGone: the engine is lost, or did not answer in time.
@@ -100,7 +120,7 @@ class JobHandle:
         answer = self._answer(timeout_s)
         if not isinstance(answer, say.ProbeDone):
             raise EngineGone(f"the engine answered a probe with {answer!r:.200}.")
-        return list(answer.digests)
+        return list(map(Probed.read, answer.digests))
 
     def close(self, wait_s: float = 0.0) -> None:
         """End the job; the engine removes everything of it. No event comes afterwards, except one already under way."""

@@ -21,6 +21,7 @@ from csd_engine.operatorfile import OperatorFile, content_hash
 from csd_engine.samples import sample_digest
 from csd_engine.transforms import Pipeline
 from ddlp.sources.events import LeaseFailed, LeasePublished
+from ddlp.sources.job import Probed
 
 MY_OPS = Path(__file__).parents[1] / "my_ops.py"
 PLAIN = pipeline()
@@ -62,7 +63,7 @@ def test_batches_come_bit_by_bit_and_files_are_found_while_it_runs(listen, start
     put(file, operators)
     events = SimpleQueue()
     job = recipe.open(link, events)
-    assert job.probe(SEED, EPOCH, [(0, 0)]) == [sample_digest(recipe.expected(recipe.items(0))[0], None)]
+    assert job.probe(SEED, EPOCH, [(0, 0)]) == [Probed(sample_digest(recipe.expected(recipe.items(0))[0], None))]
     for number in range(3):
         items = recipe.lease(job, number, 5 * number)
         recipe.check(wait_for(events, LeasePublished).path, number, items)
@@ -101,7 +102,7 @@ def test_changed_between_job_and_worker_is_not_run_either(start, recipe, operato
     job = use(recipe, file, "invert").open(link, SimpleQueue())
     path.write_text(f"open({str(tmp_path / 'was run')!r}, 'w')\ndef invert(image): return image\n")
     (answer,) = job.probe(SEED, EPOCH, [(0, 0)])
-    assert answer.startswith("refused:") and "it was changed" in answer
+    assert answer.refused and "it was changed" in answer.error
     assert not (tmp_path / "was run").exists()
     link.close()
 
@@ -124,7 +125,7 @@ def test_what_its_worker_cannot_load_is_refused_with_the_line(start, recipe, ope
     events = SimpleQueue()
     job = use(recipe, file, function, run_here=False, **parameters).open(link, events)
     (answer,) = job.probe(SEED, EPOCH, [(0, 0)])
-    assert answer.startswith("refused:") and re.search(match, answer), answer
+    assert answer.refused and re.search(match, answer.error), answer
     job.lease(1, "0" * 32, SEED, EPOCH, [(0, 0)])
     failed = wait_for(events, LeaseFailed)
     assert failed.fatal and re.search(match, failed.reason)
