@@ -9,7 +9,6 @@ __all__ = [
     "EngineEvent",
     "EngineLost",
     "EngineNote",
-    "LeaseCancelled",
     "LeaseFailed",
     "LeaseProgress",
     "LeasePublished",
@@ -33,13 +32,6 @@ class LeaseFailed:
     lease: int
     reason: str
     fatal: bool = False
-
-
-@dataclass(frozen=True)
-class LeaseCancelled:
-    """A cancelled lease is gone from the engine."""
-
-    lease: int
 
 
 @dataclass(frozen=True)
@@ -70,4 +62,4 @@ class EngineNote:
     text: str
 
 
-EngineEvent = LeasePublished | LeaseFailed | LeaseCancelled | LeaseProgress | RanksMeasured | EngineLost | EngineNote
+EngineEvent = LeasePublished | LeaseFailed | LeaseProgress | RanksMeasured | EngineLost | EngineNote

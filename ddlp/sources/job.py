@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from csd_engine import protocol as say
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.received import ARRAY, read_part
-from ddlp.sources.events import EngineEvent, EngineLost, LeaseCancelled, LeaseFailed, LeasePublished, RanksMeasured
+from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
 
 if TYPE_CHECKING:
     from ddlp.sources.link import EngineLink
@@ -81,7 +81,7 @@ class JobHandle:
         self._send(say.Lease(self.name, lease, identity, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
 
     def cancel(self, lease: int) -> None:
-        """Take a lease back; `LeaseCancelled` follows, perhaps after a `LeasePublished` that was under way."""
+        """Take a lease back; a `LeasePublished` that is under way may still come."""
         self._send(say.Cancel(self.name, lease))
 
     def fetch(self, lease: int, size: int) -> Iterator[say.Payload]:
@@ -161,14 +161,12 @@ class JobHandle:
             self._event(LeasePublished(message.lease, path, message.busy_s))
         elif isinstance(message, say.Failed):
             self._event(LeaseFailed(message.lease, message.reason, message.fatal))
-        elif isinstance(message, say.Cancelled):
-            self._event(LeaseCancelled(message.lease))
         elif isinstance(message, say.Measured):
             self._event(RanksMeasured(message.batches))
         elif isinstance(message, say.Refused) and self.directory != Path():
             self._event(EngineLost(f"the engine at {self._link.address} dropped the job: {message.reason}"))
             return True
-        else:
+        elif not isinstance(message, say.Cancelled):  # nobody waits for that one
             self._answers.put(message)
         return isinstance(message, say.JobClosed)
 
