@@ -45,21 +45,21 @@ class EngineOptions:
     keys: str
     spool: str
     roots: Roots
-    workers: int = 1
-    quota_batches: int = 1024
-    quota_bytes: int = 8 << 30
-    reserve_bytes: int = 1 << 30
-    upload_bytes: int = 4 << 30
-    memory_bytes: int = 0  # 0: what the computer has
-    lease_timeout_s: float = 30.0
-    worker_timeout_s: float = 30.0
-    slowdown: float = 1.0
-    parent: int = 0
-    exit_with_stdin: bool = False
-    members: Optional[Members] = None
-    operators: Optional[OperatorDirectory] = None
-    sys: str = "/sys"
-    mapped: bool = False
+    workers: int
+    quota_batches: int
+    quota_bytes: int
+    reserve_bytes: int
+    upload_bytes: int
+    memory_bytes: int  # 0: what the computer has
+    lease_timeout_s: float
+    worker_timeout_s: float
+    slowdown: float
+    parent: int
+    exit_with_stdin: bool
+    members: Optional[Members]
+    operators: Optional[OperatorDirectory]
+    sys: str
+    mapped: bool
 
 
 class Service:

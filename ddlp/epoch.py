@@ -384,7 +384,7 @@ class EpochRun(Heard):
         self._drain()  # first: the space that a lease needs is given back before it
         if not self._closing:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published
-                while (position := self.strategy.next_lease(device, time.monotonic())) is not None:
+                while (position := self.strategy.next_lease(device)) is not None:
                     job.lease(self.ledger.lease(device, position, time.monotonic()), position)
         self._waiting.wake(self._error is not None)
 

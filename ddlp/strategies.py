@@ -77,7 +77,7 @@ class Strategy:
         free = self._next_free()
         return free if free is not None else self._take_back(now)
 
-    def next_lease(self, device: str, now: float) -> int | None:
+    def next_lease(self, device: str) -> int | None:
         """The batch to lease to a device now."""
         return self._next_to_lease(device) if self.ledger.can_lease(device) else None
 

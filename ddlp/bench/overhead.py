@@ -162,7 +162,7 @@ def rules(name: str, n: int) -> tuple[float, float]:
 def _device(ledger: Ledger, strategy: Strategy, now: float, publishes: bool) -> None:
     """The device takes what leases it gets, publishes the first of them when it is time; all that lies there is fetched."""
     outstanding = ledger.devices["d"].outstanding
-    while (position := strategy.next_lease("d", now)) is not None:
+    while (position := strategy.next_lease("d")) is not None:
         ledger.lease("d", position, now)
     if publishes and outstanding:
         ledger.published("d", next(iter(outstanding)))

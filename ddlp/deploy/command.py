@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ddlp.deploy import book
 from ddlp.deploy.book import DeviceRecord
-from ddlp.deploy.deployment import RESERVE_BYTES, Wanted, deploy
+from ddlp.deploy.deployment import Wanted, deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
 from ddlp.deploy.kernel import CHOICES as KERNEL_CHOICES
@@ -243,5 +243,4 @@ def reserve_bytes(engine: tuple[str, ...]) -> int:
     """What the engine leaves free on its spool's disk with these options."""
     from csd_engine.__main__ import make_parser
 
-    reserve = make_parser().parse_args(engine).reserve_bytes
-    return RESERVE_BYTES if reserve is None else int(reserve)
+    return int(make_parser().parse_args(engine).reserve_bytes)

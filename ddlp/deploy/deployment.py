@@ -26,9 +26,8 @@ from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
 from ddlp.sources.link import EngineLink
 
-__all__ = ["RESERVE_BYTES", "Wanted", "deploy"]
+__all__ = ["Wanted", "deploy"]
 
-RESERVE_BYTES = 1 << 30  # the engine's own default of --reserve-bytes
 _GREET_TIMEOUT_S = 20.0
 _RATE_S = 4.0  # for which a device's images/s are measured
 
@@ -49,12 +48,12 @@ class Wanted:
     """
 
     record: DeviceRecord
-    reserve_bytes: int = RESERVE_BYTES
-    install: str = "no"
-    bundle: Path | None = None
-    operators: tuple[Path, ...] = ()
-    upgrade: bool = False
-    measure: bool = False
+    reserve_bytes: int
+    install: str
+    bundle: Path | None
+    operators: tuple[Path, ...]
+    upgrade: bool
+    measure: bool
 
 
 def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:

@@ -205,7 +205,7 @@ class Simulation:
         for name, queue in self._queues.items():
             if not self.ledger.devices[name].alive:
                 continue
-            position = self.strategy.next_lease(name, self.now)
+            position = self.strategy.next_lease(name)
             if position is not None:
                 queue.append((self.ledger.lease(name, position, self.now), position))
                 any_given = True
