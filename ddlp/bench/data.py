@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,8 +104,3 @@ def stream(directory: Path, pipeline: str, images: int, batch: int, ahead: int, 
 def pin_memory() -> bool:
     """Whether a skilled user would ask for pinned memory on this machine."""
     return torch.cuda.is_available()
-
-
-def memory_directory() -> str | None:
-    """A file system in memory, where there is one: so that no disk is measured."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -56,7 +56,7 @@ place() {
   kind=none; [ -e "$2" ] && kind=file; [ -d "$2" ] && kind=directory
   may=; [ -r "$near" ] && [ -x "$near" ] && may=r; [ -w "$near" ] && may=${may}w
   free=$(df -Pk "$near" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })
-  say "$1" "$kind|$may|$free|$(stat -f -c %T "$near" 2>/dev/null)|$2"
+  say "$1" "$kind|$may|$free|$2"
 }
 place place.home "$home"; place place.spool "$spool"; say foreign "$(foreign)"
 for root in "$@"; do place place.root "$root"; done
@@ -153,7 +153,6 @@ class Directory:
         exists, is_directory: what is there.
         readable, writable: for this user; of what is nearest above it where it is not there.
         free_bytes: of its file system, for this user; None: not known.
-        filesystem: as `stat -f` calls it; empty: not known.
     """
 
     path: str
@@ -162,7 +161,6 @@ class Directory:
     readable: bool
     writable: bool
     free_bytes: int | None
-    filesystem: str
 
 
 @dataclass(frozen=True)
@@ -304,9 +302,9 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
 
 
 def _directory(line: str) -> Directory:
-    kind, may, free, filesystem, path = line.split("|", 4)
+    kind, may, free, path = line.split("|", 3)
     free_bytes = int(free) << 10 if free.isdigit() else None
-    return Directory(path, kind != "none", kind == "directory", "r" in may, "w" in may, free_bytes, filesystem)
+    return Directory(path, kind != "none", kind == "directory", "r" in may, "w" in may, free_bytes)
 
 
 def _python(line: str) -> Python:

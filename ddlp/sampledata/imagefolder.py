@@ -37,7 +37,6 @@ class DatasetInfo:
     seed: int
     train_images: int
     val_images: int
-    asked_kb: float
     mean_kb: float  # kB of 1000 bytes, over all files
     total_mb: float  # MB of 1e6 bytes
     mean_width: float
@@ -295,7 +294,7 @@ def _measure(root: Path, plans: list[ImagePlan]) -> dict[str, object]:
 def _info(root: Path, described: dict) -> DatasetInfo:
     asked, measured = described["asked"], dict(described["measured"])
     measured["smallest"], measured["largest"] = tuple(measured["smallest"]), tuple(measured["largest"])
-    return DatasetInfo(root, asked["seed"], asked["train"], asked["val"], asked["mean_kb"], **measured)
+    return DatasetInfo(root, asked["seed"], asked["train"], asked["val"], **measured)
 
 
 def _read(path: Path) -> dict | None:

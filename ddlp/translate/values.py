@@ -15,7 +15,6 @@ from ddlp.transfer.epilogue import Epilogue
 
 __all__ = ["Values"]
 
-MODES = {1: "L", 3: "RGB"}
 OUTPUTS = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 KEEP = "keep it and let the host prepare everything (strategy='cpu')"
 BATCH = "move it behind the loader as batch_transform=, where it sees the whole batch"

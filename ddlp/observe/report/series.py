@@ -31,7 +31,6 @@ class Track:
     kind: str
     pieces: dict[str, list[Span]] = field(default_factory=dict)
     shares: dict[str, list[float]] = field(default_factory=dict)
-    of: int = 1  # workers
 
     @property
     def count(self) -> int:
@@ -94,7 +93,7 @@ def _share(track: Track, wall_s: float) -> None:
 
 def _together(group: Sequence[Track], wall_s: float) -> Track:
     """All tracks of a kind as one: the mean of their shares."""
-    whole = Track(f"{group[0].kind}: {len(group)} workers, mean", group[0].kind, of=len(group))
+    whole = Track(f"{group[0].kind}: {len(group)} workers, mean", group[0].kind)
     for track in group:
         for kind, spans in track.pieces.items():
             whole.pieces.setdefault(kind, []).extend(spans)

@@ -35,9 +35,9 @@ class Axis:
     ticks: tuple[Tick, ...]
 
 
-def upwards(title: str, most: float, about: int = 4) -> Axis:
+def upwards(title: str, most: float) -> Axis:
     """An axis for values up to ``most``, with round ticks; it ends at the last one."""
-    step = _round_step(most, about)
+    step = _round_step(most, 4)
     count = max(1, math.ceil(most / step - 1e-9))
     return Axis(title, count * step, tuple(Tick(k / count, _text(k * step)) for k in range(count + 1)))
 
@@ -138,7 +138,7 @@ def dots(points: Iterable[tuple[float, float]], x_limit: float, y_limit: float, 
 
 
 def plot(
-    marks: Iterable[str], *, height: float, x: Axis, y: Axis | None = None, rows: Sequence[str] = (), label: str, kind: str = ""
+    marks: Iterable[str], *, height: float, x: Axis, y: Axis | None = None, rows: Sequence[str] = (), label: str
 ) -> str:
     """The marks with their axes: a ``y`` axis, or a name for each of the equally high ``rows``.
 
@@ -160,6 +160,6 @@ def plot(
         left, over = f'<div class="rows">{left}</div>', ""
     below = "".join(f'<span style="left:{100 * tick.at:.2f}%">{tick.text}</span>' for tick in x.ticks)
     return (
-        f'{over}<div class="plot {"lanes" if rows else ""} {kind}">{left}<div class="area">{svg}</div>'
+        f'{over}<div class="plot{" lanes" if rows else ""}">{left}<div class="area">{svg}</div>'
         f'<div class="xs" aria-hidden="true">{below}</div><div class="axis">{escape(x.title)}</div></div>'
     )

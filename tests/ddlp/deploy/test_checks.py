@@ -22,7 +22,7 @@ PYTHON = Python(
     True,
     False,
 )
-PLACE = Directory("/spool", True, True, True, True, 50 * GIB, "ext2/ext3")
+PLACE = Directory("/spool", True, True, True, True, 50 * GIB)
 GOOD = Survey(
     system="Linux", machine="armv7l", os="Debian GNU/Linux 12", user="user", uid=1000, home="/home/user/.ddlp/csd0",
     cores=2, memory_bytes=GIB // 2, available_bytes=GIB // 3, clock_ahead_s=0.3, place_home=PLACE, place_spool=PLACE,
