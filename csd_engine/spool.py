@@ -45,7 +45,7 @@ MADE = (
     rf"\./({JOB}|{_SIGN}|{_TRIAL}|\.lock|\.large)|files/{_HOST}"
     rf"|manifests/({FINGERPRINT}|{PART})|arrays/({FINGERPRINT}\.npy|{PART})"
 )
-OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what a spool holds that has no mark: an earlier version's
+OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what may be in one that has no mark yet: it was half made
 
 _LOOK_BYTES = 4096
 _MOST_REMOVED = 6  # a host has three fetched batches, its training one or two

@@ -23,7 +23,6 @@ from ddlp.plan import EpochPlan, is_built_in
 from ddlp.ranges import RangeSet
 
 FORMAT = 2
-READABLE = (1, FORMAT)  # 1 has neither `finished` nor `cut`
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
 
     Raises ValueError where it is none, or of another format.
     """
-    if not isinstance(state, dict) or state.get("format") not in READABLE:
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
         got = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"not a state of DDLPLoader: format {got!r}, expected {FORMAT}; pass what state_dict() gave")
     resume = Resume(
@@ -248,7 +247,7 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         tuple((list(indices), list(occurrences)) for indices, occurrences in state["pending"]),
         {int(k): int(v) for k, v in state["seen"].items()},
         state["seed"],
-        state.get("finished", False),
-        state.get("cut", {}),
+        state["finished"],
+        state.get("cut", {}),  # between two epochs there is none
     )
     return resume, state["epoch"]

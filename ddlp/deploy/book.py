@@ -150,11 +150,8 @@ def _parse(data: Any, path: Path) -> DeviceRecord:
         known = {one.name for one in dataclasses.fields(DeviceRecord)}
         values = {key: value for key, value in data.items() if key in known}  # a newer ddlp may have written more
         values["ssh_options"] = tuple(values["ssh_options"])
-        values["engine_options"] = tuple(values.get("engine_options", ()))
+        values["engine_options"] = tuple(values["engine_options"])
         values["roots"] = tuple((host, device) for host, device in values["roots"])
-        if "listen_port" not in data and data["address"]:  # of a ddlp that kept where the engine answered, and nothing else
-            host, _, port = data["address"].removeprefix("tcp://").rpartition(":")
-            values.update(given_address=host, listen_port=int(port))
         return DeviceRecord(**values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DDLPError(f"{path} is no device's record: {error!r}. {_anew(path.parent.name)}") from None

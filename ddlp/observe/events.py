@@ -78,7 +78,7 @@ class Joined(NamedTuple):
     at: float
     workers: int
     quota: int  # batches in its spool
-    ranks: int = 1  # that share it; not in files of before
+    ranks: int  # that share it
 
 
 class LeaseGiven(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -73,19 +72,6 @@ def test_how_the_engine_is_reached_holds() -> None:
     again = wanted("--name", "csd0").record
     assert (address.engine_address(again), again.listen_port) == ("tcp://gate:9000", 7800)
     assert wanted("other", "--name", "csd0").record.given_address is None
-
-
-@pytest.mark.parametrize("host", ["10.0.0.9", "[fe80::1]"])
-def test_a_record_from_before_such_things_were_kept(host: str) -> None:
-    record = dataclasses.replace(wanted("board", "--root", "/d", "--spool", "/s").record, address=f"tcp://{host}:7800")
-    book.save(record)
-    path = book.directory("board") / "device.json"
-    old = {key: value for key, value in json.loads(path.read_text()).items() if not key.startswith(("given", "listen"))}
-    path.write_text(json.dumps(old))
-    again = wanted("--name", "board").record
-    assert again.listen_port == 7800 and address.engine_address(again) == again.address == f"tcp://{host}:7800"
-    path.write_text(json.dumps({**old, "address": ""}))
-    assert wanted("--name", "board").record == dataclasses.replace(record, address="")
 
 
 @pytest.mark.parametrize("host", ["192.168.1.5", "root@192.168.1.6", "root@fe80::1", "ssh://root@10.0.0.1:22", "42"])

@@ -62,7 +62,7 @@ def test_somebody_s_directory_is_refused_and_stays_as_it_is(tmp_path: Path, name
     assert everything(tmp_path) == before
 
 
-def test_an_earlier_version_s_spool_is_taken_over_and_removed(tmp_path: Path) -> None:
+def test_a_spool_without_a_mark_is_taken_over_and_removed(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     fill(tmp_path, *OURS)
     assert shell(tmp_path, f"{FOREIGN}foreign") == "" == taken(tmp_path)

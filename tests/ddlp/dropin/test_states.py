@@ -144,16 +144,6 @@ def test_from_one_mode_to_the_other(paths, before, workers):
         iter(loader)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("user_code", [False, True])
-def test_states_of_the_first_format_can_be_loaded(paths, user_code, sampler):
-    given, state = broken_off(make(paths, user_code, **SAMPLERS[sampler](), num_workers=1))
-    old = {name: value for name, value in state.items() if name not in ("finished", "cut")} | {"format": 1}
-    loader = make(paths, user_code, **SAMPLERS[sampler]())
-    loader.load_state_dict(old)
-    assert len(by_target([*given, *loader])) == SAMPLES
-
-
 # -- when an epoch is over -----------------------------------------------------------------------------------------------
 
 

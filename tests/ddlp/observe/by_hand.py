@@ -25,7 +25,7 @@ BEGAN = EpochBegan(FORMAT, "0", 1000.0, 1, 0, 0, "wrr", 4, 2, 1, 1, ["d"], "cpu"
 # A host batch is made in 4 s, 1 of them reading; the device's takes 6 s, is fetched in 1 s; a step takes 2 s.
 TWO_SIDES = [
     HostBatch(0, 0, 0.0, 4.0, 1.0, 3.0, "made"),
-    Joined("d", 1.0, 1, 2),
+    Joined("d", 1.0, 1, 2, 1),
     LeaseGiven("d", 1, 3, 2.0),
     LeaseGiven("d", 2, 2, 2.0),
     Step(0, "cpu", 2, 0.0, 4.0, 4.5, 0, 0, 0, 2),

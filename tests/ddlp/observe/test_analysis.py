@@ -69,20 +69,13 @@ def test_of_a_device_that_ranks_share_each_has_a_part(tmp_path):
     assert analysis.bound_s == pytest.approx(8 / (2 / 4 + 2 / 6 / 2))
 
 
-def test_a_file_of_before_ranks_were_recorded(tmp_path):
-    path = written(tmp_path / "0000.jsonl", TWO_SIDES)
-    path.write_text(path.read_text().replace(',"ranks":1', ""))
-    assert '"ranks"' not in path.read_text()
-    assert analyse(read_epoch(path)) == found(tmp_path, TWO_SIDES)
-
-
 def step(position: int, side: str, asked: float, got: float, held: int = 0) -> Step:
     return Step(position, side, 2, asked, got, got, 0, 0, 0, held)
 
 
 def test_waiting_before_a_batch_is_begun_is_whose_work_goes_on(tmp_path):
     analysis = found(tmp_path, [
-        Joined("d", 0.0, 1, 2),
+        Joined("d", 0.0, 1, 2, 1),
         LeaseGiven("d", 1, 3, 0.0), Published("d", 1, 3, 2.0, 2.0), Fetched(0, "d", 1, 3, 2.0, 2.5, 3.0, ""),
         HostBatch(0, 0, 4.0, 6.0, 0.0, 2.0, "dropped"),
         HostBatch(0, 1, 7.0, 8.0, 0.0, 1.0, "made"),
@@ -94,7 +87,7 @@ def test_waiting_before_a_batch_is_begun_is_whose_work_goes_on(tmp_path):
 
 def test_a_late_file_is_waited_for_by_stages(tmp_path):
     events = [
-        Joined("d", 0.0, 1, 2),
+        Joined("d", 0.0, 1, 2, 1),
         LeaseGiven("d", 1, 0, 1.0), Published("d", 1, 0, 4.0, 3.0), Fetched(0, "d", 1, 0, 5.0, 6.0, 7.0, ""),
         step(0, "csd", 0.0, 7.0), Exhausted(8.0, 8.0), EpochEnded(8.0, 0),
     ]  # fmt: skip
@@ -104,7 +97,7 @@ def test_a_late_file_is_waited_for_by_stages(tmp_path):
 
 
 def test_a_full_spool_is_named(tmp_path):
-    events = [Joined("d", 0.0, 1, 1), HostBatch(0, 0, 0.0, 1.0, 0, 1, "made"), step(0, "cpu", 0.0, 1.0, 1)]
+    events = [Joined("d", 0.0, 1, 1, 1), HostBatch(0, 0, 0.0, 1.0, 0, 1, "made"), step(0, "cpu", 0.0, 1.0, 1)]
     for k in range(1, 9):
         events += [HostBatch(0, k, float(k), k + 1.0, 0, 1, "made"), step(k, "cpu", k + 0.1, k + 1.0, 1)]
     device = [LeaseGiven("d", 1, 20, 0.0), Published("d", 1, 20, 1.0, 1.0), LeaseGiven("d", 2, 21, 8.9)]
@@ -115,8 +108,8 @@ def test_a_full_spool_is_named(tmp_path):
 
 def test_a_lost_device(tmp_path):
     analysis = found(tmp_path, [
-        Joined("d", 1.0, 2, 4), LeaseGiven("d", 1, 3, 1.0), LeaseGiven("d", 2, 2, 1.0), Lost("d", 3.0, "killed"),
-        Joined("d", 5.0, 2, 4), LeaseGiven("d", 3, 3, 5.0), Published("d", 3, 3, 8.0, 3.0), EpochEnded(10.0, 0),
+        Joined("d", 1.0, 2, 4, 1), LeaseGiven("d", 1, 3, 1.0), LeaseGiven("d", 2, 2, 1.0), Lost("d", 3.0, "killed"),
+        Joined("d", 5.0, 2, 4, 1), LeaseGiven("d", 3, 3, 5.0), Published("d", 3, 3, 8.0, 3.0), EpochEnded(10.0, 0),
     ])  # fmt: skip
     engine = next(r for r in analysis.resources if r.name == "engine")
     assert (engine.lanes, engine.busy_s, engine.idle_s + engine.waiting_s) == (2, 2 * 2 + 3, 20 - 7)

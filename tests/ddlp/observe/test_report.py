@@ -185,7 +185,7 @@ def test_what_happened_is_listed(recorded: Path, tmp_path: Path) -> None:
 
 def test_events_of_every_kind(tmp_path: Path) -> None:
     events = [
-        Joined("d", 1.0, 1, 4), LeaseGiven("d", 1, 3, 1.0), LeaseFailed("d", 1, 2.0, "no such file"),
+        Joined("d", 1.0, 1, 4, 1), LeaseGiven("d", 1, 3, 1.0), LeaseFailed("d", 1, 2.0, "no such file"),
         HostBatch(0, 5, 1.0, 2.5, 0.1, 1.0, "failed"), Step(4, "cpu", 2, 0.0, 3.0, 3.0, 0, 0, 0, 0),
         Fetched(0, "d", 2, 4, 2.9, 3.1, 3.1, "gone"), Fetched(0, "d", 3, 6, 3.2, 3.5, 3.5, "damaged"),
         LeaseGiven("d", 4, 7, 3.6), LeaseCancelled("d", 4, 4.0), Lost("d", 5.0, "killed"), EpochEnded(6.0, 0),
@@ -239,7 +239,7 @@ def test_it_asks_nobody_for_anything(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_run_says_is_only_text(tmp_path: Path) -> None:
-    events = [Joined("<b>d</b>", 1.0, 1, 2), Lost("<b>d</b>", 2.0, "<script>alert(1)</script>"), *TWO_SIDES]
+    events = [Joined("<b>d</b>", 1.0, 1, 2, 1), Lost("<b>d</b>", 2.0, "<script>alert(1)</script>"), *TWO_SIDES]
     written(tmp_path / "0000.jsonl", events, BEGAN._replace(strategy="<i>", devices=["<b>d</b>", "d"]))
     source = write_report(tmp_path).read_text()
     assert "<script" not in source and "<b>d</b>" not in source and "<i>" not in source
@@ -248,7 +248,7 @@ def test_what_a_run_says_is_only_text(tmp_path: Path) -> None:
 
 def long_epoch(path: Path, batches: int) -> Path:
     """Both sides, batches of 10 ms, two host workers."""
-    events: list[Any] = [Joined("d", 0.0, 1, 8)]
+    events: list[Any] = [Joined("d", 0.0, 1, 8, 1)]
     for k in range(batches):
         at = 0.01 * k
         if k % 3:

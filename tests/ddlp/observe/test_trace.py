@@ -104,7 +104,7 @@ def test_what_breaks_the_format_is_seen(tmp_path: Path) -> None:
 
 def test_a_late_message_gives_an_engine_no_second_worker(tmp_path: Path) -> None:
     """The second batch's 3 s would have begun before the first was told of."""
-    events = [Joined("d", 0.0, 1, 4), LeaseGiven("d", 1, 3, 0.0), LeaseGiven("d", 2, 2, 0.0),
+    events = [Joined("d", 0.0, 1, 4, 1), LeaseGiven("d", 1, 3, 0.0), LeaseGiven("d", 2, 2, 0.0),
               Published("d", 1, 3, 3.1, 3.0), Published("d", 2, 2, 6.0, 3.0)]  # fmt: skip
     trace = chrome_trace(read_epoch(written(tmp_path / "0000.jsonl", events, BEGAN)))
     spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "engine"]
