@@ -13,6 +13,7 @@ from ddlp.sources.reach import Device
 from ddlp.sources.sharing import TRANSFERS
 from ddlp.strategies import STRATEGIES
 from ddlp.transfer.device import WAYS
+from ddlp.transfer.epilogue import DTYPES
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["OUTPUTS", "check_arguments"]
 
 BACKENDS = ("native", "dali", "dali_cpu")
-OUTPUTS = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.uint8, torch.float16, torch.bfloat16)}
+OUTPUTS = {str(t).removeprefix("torch."): t for t in DTYPES}
 
 
 def check_arguments(loader: DDLPLoader) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
+from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.transforms.resample import FILTERS
 
 MAX_SIDE = 65535  # pixels; JPEG's limit
 MAX_PIXELS = 2**28  # of any image on the way, so that a hostile pipeline can't take the memory
 MAX_HOLES = 64
-PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 Size = Tuple[int, int]
 Check = Callable[[Any], Any]

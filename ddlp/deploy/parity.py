@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.errors import EngineError
+from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
 from csd_engine.transforms import native_order
 from csd_engine.transforms.resample import FILTERS
@@ -159,7 +160,7 @@ def operator_rows() -> dict[str, list[Data]]:
         rows[f"RandomResizedCrop {filter_name}"] = [crop]
     rows["CenterCrop"] = [_op("CenterCrop", size=[25, 31])]
     rows["CenterCrop of a smaller image"] = [_op("CenterCrop", size=[350, 300])]
-    for mode in ("constant", "edge", "reflect", "symmetric"):
+    for mode in PADDING_MODES:
         padded = _op("RandomCrop", size=[33, 41], padding=[5, 6, 7, 8], pad_if_needed=False, fill=[7], padding_mode=mode)
         rows[f"RandomCrop, padding {mode}"] = [padded]
         rows[f"Pad {mode}"] = [_op("Pad", padding=[40, 3, 50, 60], fill=[9], padding_mode=mode)]

@@ -24,7 +24,7 @@ from csd_engine.kernels import kernel
 from ddlp.transfer.arithmetic import Arithmetic
 from ddlp.transfer.pool import Pool
 
-__all__ = ["Epilogue"]
+__all__ = ["DTYPES", "Epilogue"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 FORMATS = (torch.contiguous_format, torch.channels_last)

@@ -8,9 +8,11 @@ from typing import Any
 
 from torchvision.transforms import InterpolationMode
 
+from csd_engine.transforms.resample import FILTERS
+
 __all__ = ["borders", "interpolation", "plain", "size_pair"]
 
-_BY_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+_BY_NUMBER = {number: name for name, number in FILTERS.items()}  # Pillow's
 
 
 def plain(value: Any) -> Any:

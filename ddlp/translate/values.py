@@ -11,11 +11,10 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from ddlp.errors import Untranslatable
-from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.epilogue import DTYPES, Epilogue
 
 __all__ = ["Values"]
 
-OUTPUTS = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 KEEP = "keep it and let the host prepare everything (strategy='cpu')"
 BATCH = "move it behind the loader as batch_transform=, where it sees the whole batch"
 
@@ -80,7 +79,7 @@ class Values:
         if self.tensor is None:
             raise Untranslatable("the transform", "it yields PIL images, and a batch needs tensors",
                                  ["add ToTensor() (or v2.ToImage() and v2.ToDtype) as its last step", KEEP])
-        if self.tensor.dtype not in OUTPUTS:
+        if self.tensor.dtype not in DTYPES:
             raise Untranslatable("the transform", f"it yields {self.tensor.dtype}",
                                  ["convert to torch.float32, float16, bfloat16 or uint8", KEEP])
         tensor = self.tensor.as_subclass(Tensor)[:, 0]
