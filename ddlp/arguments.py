@@ -9,7 +9,7 @@ import torch
 from csd_engine.transforms.reduced import DECODES
 from ddlp.plan import is_built_in
 from ddlp.sources.dali import require_dali
-from ddlp.sources.reach import Device
+from ddlp.sources.device import Device
 from ddlp.sources.sharing import TRANSFERS
 from ddlp.strategies import STRATEGIES
 from ddlp.transfer.device import WAYS

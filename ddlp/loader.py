@@ -31,8 +31,9 @@ from ddlp.rates import Rates
 from ddlp.report import EpochReport
 from ddlp.sources.csd import attend
 from ddlp.sources.dali import Graphs
+from ddlp.sources.device import Device
 from ddlp.sources.embedded import EmbeddedOptions
-from ddlp.sources.reach import Device, Keep, Reach
+from ddlp.sources.reach import Keep, Reach
 from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.transfer.device import landing_on
 from ddlp.transfer.landing import Landing

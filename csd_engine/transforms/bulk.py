@@ -14,7 +14,7 @@ import numpy as np
 from csd_engine.errors import PipelineError
 from csd_engine.kernels import kernel
 from csd_engine.keyed import KeyedRows
-from csd_engine.transforms.draws import Kind, NotInBulk, compiled, drawn
+from csd_engine.transforms.draws import DrawKind, NotInBulk, drawn, program_of
 from csd_engine.transforms.pipeline import CHANNELS, Pipeline
 from csd_engine.transforms.primitives import border_indices
 
@@ -29,10 +29,10 @@ class Bulk:
     def __init__(self, pipeline: Pipeline, rows: np.ndarray) -> None:
         self._masks = pipeline.boxes
         self._rows = rows if rows.ndim == 4 else rows[..., np.newaxis]
-        self._program = program = compiled(pipeline, *rows.shape[1:3])
+        self._program = program = program_of(pipeline, *rows.shape[1:3])
         self.shape = (program.height, program.width, program.channels)
         self._windows, fast, size = None, kernel(), (program.height, program.width)
-        self._drawn_there = fast is not None and all(step.kind is not Kind.ERASE for step in program.steps)
+        self._drawn_there = fast is not None and all(step.kind is not DrawKind.ERASE for step in program.steps)
         if fast is not None:
             steps = [(step.kind, step.numbers, step.chance) for step in program.steps] if self._drawn_there else []
             self._windows = fast.windows(self._rows, size, program.colour, program.padding_mode, steps, self._masks)

@@ -20,14 +20,14 @@ from csd_engine.transforms import masks, operators
 from csd_engine.transforms.checks import MAX_PIXELS, MAX_SIDE
 from csd_engine.transforms.pipeline import CHANNELS, Pipeline
 
-__all__ = ["Kind", "NotInBulk", "Parameters", "Program", "Step", "compiled", "drawn"]
+__all__ = ["DrawKind", "NotInBulk", "Parameters", "Program", "Step", "drawn", "program_of"]
 
 
 class NotInBulk(Exception):
     """This pipeline goes sample by sample."""
 
 
-class Kind(enum.IntEnum):
+class DrawKind(enum.IntEnum):
     """What a step does to a sample; ``n`` are the step's numbers. The kernel's numbers: src/draws.h."""
 
     MOVE = 0  # top by n[0], of one that is upside down by n[1]; left by n[2], of one that is mirrored by n[3]
@@ -42,7 +42,7 @@ class Kind(enum.IntEnum):
 class Step(NamedTuple):
     """One step of a program."""
 
-    kind: Kind
+    kind: DrawKind
     numbers: Tuple[int, int, int, int] = (0, 0, 0, 0)
     chance: float = 0.0
     erasing: Optional[masks.RandomErasing] = None
@@ -73,7 +73,7 @@ class Program:
         """The borders' colour, black where there are none."""
         return self.fill or (0,) * self.channels
 
-    def add(self, kind: Kind, *numbers: int, chance: float = 0.0, erasing: Optional[masks.RandomErasing] = None) -> None:
+    def add(self, kind: DrawKind, *numbers: int, chance: float = 0.0, erasing: Optional[masks.RandomErasing] = None) -> None:
         """Append a step."""
         n = (*numbers, 0, 0, 0, 0)
         self.steps += (Step(kind, (n[0], n[1], n[2], n[3]), chance, erasing),)
@@ -81,7 +81,7 @@ class Program:
     def move(self, top: int, upside_down: int, left: int, mirrored: int) -> None:
         """Move the window, unless by nothing."""
         if any((top, upside_down, left, mirrored)):
-            self.add(Kind.MOVE, top, upside_down, left, mirrored)
+            self.add(DrawKind.MOVE, top, upside_down, left, mirrored)
 
     def crop(self, top: int, left: int, height: int, width: int) -> None:
         """Keep a rectangle."""
@@ -119,26 +119,26 @@ def _drawn_alike(operator: Any, program: Program) -> None:
 def _random_crop(operator: operators.RandomCrop, program: Program) -> None:
     height, width = operator.size
     operator.pad(program)
-    program.add(Kind.ROW, program.height - height + 1)
-    program.add(Kind.COLUMN, program.width - width + 1)
+    program.add(DrawKind.ROW, program.height - height + 1)
+    program.add(DrawKind.COLUMN, program.width - width + 1)
     program.resized(height, width)
 
 
 def _horizontal_flip(operator: operators.RandomHorizontalFlip, program: Program) -> None:
-    program.add(Kind.ACROSS, chance=operator.p)
+    program.add(DrawKind.ACROSS, chance=operator.p)
 
 
 def _vertical_flip(operator: operators.RandomVerticalFlip, program: Program) -> None:
-    program.add(Kind.DOWN, chance=operator.p)
+    program.add(DrawKind.DOWN, chance=operator.p)
 
 
 def _cutout(operator: masks.Cutout, program: Program) -> None:
     for hole in range(operator.slot, operator.slot + operator.holes):
-        program.add(Kind.HOLE, hole, operator.length // 2, program.height, program.width)
+        program.add(DrawKind.HOLE, hole, operator.length // 2, program.height, program.width)
 
 
 def _random_erasing(operator: masks.RandomErasing, program: Program) -> None:
-    program.add(Kind.ERASE, operator.slot, 0, program.height, program.width, erasing=operator)
+    program.add(DrawKind.ERASE, operator.slot, 0, program.height, program.width, erasing=operator)
 
 
 _COMPILE: Dict[Type[operators.Operator], Callable[[Any, Program], None]] = {
@@ -152,7 +152,7 @@ _COMPILE: Dict[Type[operators.Operator], Callable[[Any, Program], None]] = {
 }
 
 
-def compiled(pipeline: Pipeline, height: int, width: int) -> Program:
+def program_of(pipeline: Pipeline, height: int, width: int) -> Program:
     """A pipeline's program for images of this size.
 
     Raises:
@@ -191,20 +191,20 @@ def drawn(program: Program, keyed: KeyedRows, boxes: int) -> Parameters:
     origin, no = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
     found = Parameters(origin, origin, no, no, np.zeros((n, boxes, 4), dtype=np.int32))
     for kind, (first, second, third, fourth), chance, erasing in program.steps:
-        if kind is Kind.MOVE:
+        if kind is DrawKind.MOVE:
             found.top = found.top + np.where(found.down, second, first)
             found.left = found.left + np.where(found.across, fourth, third)
-        elif kind is Kind.ROW:
+        elif kind is DrawKind.ROW:
             row = keyed.below(first)
             found.top = found.top + np.where(found.down, first - 1 - row, row)
-        elif kind is Kind.COLUMN:
+        elif kind is DrawKind.COLUMN:
             column = keyed.below(first)
             found.left = found.left + np.where(found.across, first - 1 - column, column)
-        elif kind is Kind.ACROSS:
+        elif kind is DrawKind.ACROSS:
             found.across = found.across ^ (keyed.uniform() < chance)
-        elif kind is Kind.DOWN:
+        elif kind is DrawKind.DOWN:
             found.down = found.down ^ (keyed.uniform() < chance)
-        elif kind is Kind.HOLE:
+        elif kind is DrawKind.HOLE:
             for side, length in enumerate((third, fourth)):
                 centre = keyed.below(length)
                 found.boxes[:, first, side] = np.maximum(centre - second, 0)

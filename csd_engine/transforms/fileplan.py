@@ -21,10 +21,10 @@ from csd_engine.transforms import masks, operators
 from csd_engine.transforms.compiled import RESAMPLED, compile_plan
 from csd_engine.transforms.pipeline import Pipeline
 
-__all__ = ["Kind", "file_plan", "first_difference"]
+__all__ = ["FileKind", "file_plan", "first_difference"]
 
 
-class Kind(enum.IntEnum):
+class FileKind(enum.IntEnum):
     """The kernel's operators; src/plan.h."""
 
     RESIZED_CROP = 0
@@ -46,8 +46,8 @@ _CHECKED = [
 ]
 _CHECKS = 20
 
-_RESIZING = (Kind.RESIZED_CROP, Kind.RESIZE, Kind.SHORTER, Kind.LONGER)
-_BEFORE_RESIZING = (Kind.CENTER_CROP, Kind.CROP)
+_RESIZING = (FileKind.RESIZED_CROP, FileKind.RESIZE, FileKind.SHORTER, FileKind.LONGER)
+_BEFORE_RESIZING = (FileKind.CENTER_CROP, FileKind.CROP)
 
 
 class _NotTheKernels(Exception):
@@ -57,17 +57,17 @@ class _NotTheKernels(Exception):
 def _resized_crop(operator: operators.RandomResizedCrop) -> PlanOperator:
     (low, high), (narrow, wide) = operator.scale, operator.ratio
     return PlanOperator(
-        Kind.RESIZED_CROP, *operator.size, _filter(operator), low=low, high=high, ratio_low=narrow, ratio_high=wide,
+        FileKind.RESIZED_CROP, *operator.size, _filter(operator), low=low, high=high, ratio_low=narrow, ratio_high=wide,
         log_low=keyed_numbers.log(narrow), log_high=keyed_numbers.log(wide),
     )  # fmt: skip
 
 
 def _resize(operator: operators.Resize) -> PlanOperator:
     if isinstance(operator.size, tuple):
-        return PlanOperator(Kind.RESIZE, *operator.size, _filter(operator))
+        return PlanOperator(FileKind.RESIZE, *operator.size, _filter(operator))
     if operator.size is None:
-        return PlanOperator(Kind.LONGER, 0, operator.max_size or 0, _filter(operator))
-    return PlanOperator(Kind.SHORTER, operator.size, operator.max_size or 0, _filter(operator))
+        return PlanOperator(FileKind.LONGER, 0, operator.max_size or 0, _filter(operator))
+    return PlanOperator(FileKind.SHORTER, operator.size, operator.max_size or 0, _filter(operator))
 
 
 def _filter(operator: Any) -> int:
@@ -77,31 +77,31 @@ def _filter(operator: Any) -> int:
 
 
 def _center_crop(operator: operators.CenterCrop) -> PlanOperator:
-    return PlanOperator(Kind.CENTER_CROP, *operator.size)
+    return PlanOperator(FileKind.CENTER_CROP, *operator.size)
 
 
 def _random_crop(operator: operators.RandomCrop) -> PlanOperator:
     if any(operator.padding or ()):
         raise _NotTheKernels
-    return PlanOperator(Kind.CROP, *operator.size)  # an image that needs borders is refused when it comes
+    return PlanOperator(FileKind.CROP, *operator.size)  # an image that needs borders is refused when it comes
 
 
 def _horizontal_flip(operator: operators.RandomHorizontalFlip) -> PlanOperator:
-    return PlanOperator(Kind.ACROSS, chance=operator.p)
+    return PlanOperator(FileKind.ACROSS, chance=operator.p)
 
 
 def _vertical_flip(operator: operators.RandomVerticalFlip) -> PlanOperator:
-    return PlanOperator(Kind.DOWN, chance=operator.p)
+    return PlanOperator(FileKind.DOWN, chance=operator.p)
 
 
 def _cutout(operator: masks.Cutout) -> PlanOperator:
-    return PlanOperator(Kind.HOLES, operator.holes, operator.length, box=operator.slot)
+    return PlanOperator(FileKind.HOLES, operator.holes, operator.length, box=operator.slot)
 
 
 def _random_erasing(operator: masks.RandomErasing) -> PlanOperator:
     (low, high), (narrow, wide) = operator.scale, operator.ratio
     return PlanOperator(
-        Kind.ERASE, box=operator.slot, chance=operator.p, low=low, high=high, ratio_low=narrow, ratio_high=wide,
+        FileKind.ERASE, box=operator.slot, chance=operator.p, low=low, high=high, ratio_low=narrow, ratio_high=wide,
         log_low=keyed_numbers.log(narrow), log_high=keyed_numbers.log(wide),
     )  # fmt: skip
 
@@ -120,10 +120,10 @@ _COMPILE: Dict[Type[operators.Operator], Callable[[Any], PlanOperator]] = {
 
 def file_plan(pipeline: Pipeline, kernel: Optional[Kernel]) -> Optional[FilePlan]:
     """The kernel's plan for a pipeline on image files; None where it has none: each sample is drawn in Python then."""
-    return None if kernel is None or not _agrees(kernel) else _compiled(pipeline, kernel)
+    return None if kernel is None or not _agrees(kernel) else _plan_of(pipeline, kernel)
 
 
-def _compiled(pipeline: Pipeline, kernel: Kernel) -> Optional[FilePlan]:
+def _plan_of(pipeline: Pipeline, kernel: Kernel) -> Optional[FilePlan]:
     if not all(type(operator) in _COMPILE for operator in pipeline.operators):
         return None
     try:
@@ -151,7 +151,7 @@ def _agrees(kernel: Kernel) -> bool:
 def first_difference(kernel: Kernel) -> str:
     """Return "" where the kernel's plans are those of `Pipeline.draw`, number by number, else a line about what is not."""
     pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": _CHECKED})
-    plan = _compiled(pipeline, kernel)
+    plan = _plan_of(pipeline, kernel)
     for index in range(_CHECKS):
         size, key = (300 + 37 * index, 900 - 29 * index), (0, 0, index, 0)
         drawn = pipeline.draw(size, Keyed(*key))

@@ -33,7 +33,7 @@ from csd_engine.samples import prepare_sample
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.fileplan import file_plan
 from csd_engine.worker import Slowdown
-from ddlp.bench.common import BenchFailed, child_environment
+from ddlp.bench.common import BenchFailed, user_environment
 from ddlp.bench.data import loader
 from ddlp.portable import Portable, portable
 from ddlp.sources.host import fill_rows, make_files
@@ -208,7 +208,7 @@ class Bare:
         self._endless = False
         # In a session of its own: Ctrl-C is for this process, which ends it.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment(), start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=user_environment(), start_new_session=True
         )
         try:
             if self._answer() != "ready":

@@ -25,9 +25,9 @@ from ddlp.errors import DDLPError
 from ddlp.outfile import try_file
 
 __all__ = [
-    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "child_environment", "cpu_s", "emit",
+    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "cpu_s", "emit",
     "end_on_sigterm", "family", "machine", "machine_line", "pinned", "ratios", "rotated", "say", "spread", "try_output",
-    "two_cpus",
+    "two_cpus", "user_environment",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
@@ -155,7 +155,7 @@ def cpu_s(pids: Sequence[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def child_environment() -> dict[str, str]:
+def user_environment() -> dict[str, str]:
     """In which a child finds this very ddlp and else is as if a user had started it: not an engine's environment."""
     path = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore"}
@@ -169,7 +169,7 @@ def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: 
     """
     command = [sys.executable, "-m", module]
     done = subprocess.run(
-        command, input=json.dumps(work), capture_output=True, text=True, env=child_environment(), timeout=timeout_s,
+        command, input=json.dumps(work), capture_output=True, text=True, env=user_environment(), timeout=timeout_s,
         preexec_fn=functools.partial(os.sched_setaffinity, 0, set(cpus)),
     )  # fmt: skip
     if done.returncode != 0:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Terminated, child_environment, machine, machine_line, say
+from ddlp.bench.common import Terminated, machine, machine_line, say, user_environment
 
 PARTS = Path("data/bench/report")
 DOCUMENT = Path("docs/benchmarks.md")
@@ -97,7 +97,7 @@ def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> 
     figures.unlink(missing_ok=True)
     began = time.monotonic()
     command = [sys.executable, "-m", "ddlp", "bench", bench, *arguments, "--save", str(figures)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=user_environment()) as process:
         try:
             text = process.communicate()[0].rstrip()
         except KeyboardInterrupt as interrupt:  # it has processes and files to take away; Ctrl-C tells it as well

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, child_environment, emit, family, say, spread
+from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, family, say, spread, user_environment
 from ddlp.bench.data import MEANS_KB, add_data, ensure_data
 
 PEER = "DataLoader"
@@ -102,7 +102,7 @@ def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[l
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=child_environment(),
+        env=user_environment(),
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(work) + "\n")

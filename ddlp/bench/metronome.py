@@ -26,7 +26,7 @@ import numpy as np
 from csd_engine.datasets import FileSet, Reader, open_reader
 from csd_engine.manifest import write_manifest
 from csd_engine.samples import prepare_sample
-from ddlp.bench.common import BenchFailed, child_environment
+from ddlp.bench.common import BenchFailed, user_environment
 from ddlp.deploy.prove import standard_pipeline
 
 PERIOD_S = 0.05
@@ -49,7 +49,7 @@ class Metronome:
             for cpu in self._cpus:
                 options = ["--cpu", str(cpu), "--beats", str(self._file(cpu))]
                 # In a session of its own: Ctrl-C is for this process, which ends it.
-                one = subprocess.Popen([*command, *options], env=child_environment(), start_new_session=True)
+                one = subprocess.Popen([*command, *options], env=user_environment(), start_new_session=True)
                 self._processes.append(one)
             while not all(self._file(cpu).exists() for cpu in self._cpus):
                 if any(process.poll() is not None for process in self._processes):

@@ -27,7 +27,7 @@ from ddlp.sources.events import LeaseFailed, LeasePublished
 from ddlp.sources.job import JobHandle
 from ddlp.sources.link import EngineLink
 
-__all__ = ["Parity", "Trial", "check_port", "seen_by_both", "some_images"]
+__all__ = ["Compared", "Trial", "check_port", "seen_by_both", "some_images"]
 
 PROBES = 6
 _IMAGES = 256
@@ -126,7 +126,7 @@ def check_port(address: str) -> Finding:
 
 
 @dataclass(frozen=True)
-class Parity:
+class Compared:
     """What the parity probe found: samples compared, and a line for each that differs or can't be read there."""
 
     compared: int
@@ -173,7 +173,7 @@ class Trial:
         self._reader.close()
         self._temporary.cleanup()
 
-    def parity(self) -> Parity:
+    def parity(self) -> Compared:
         """Have both sides make a few samples and compare their digests."""
         count = len(self._dataset)
         items = [(k * count // min(PROBES, count), 0) for k in range(min(PROBES, count))]
@@ -190,7 +190,7 @@ class Trial:
             compared += 1
             if theirs.digest != sample_digest(out, None):
                 different.append(self._reader.where(item[0]))
-        return Parity(compared, tuple(different), tuple(unreadable))
+        return Compared(compared, tuple(different), tuple(unreadable))
 
     def images_per_s(self, waiting: Callable[[float, int], None], seconds: float) -> float | None:
         """Images a second of all workers together, from files that were just read; None: it failed, or was too slow to tell.

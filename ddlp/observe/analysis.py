@@ -12,7 +12,7 @@ from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
 
-__all__ = ["ADVICE", "Analysis", "Rates", "Resource", "analyse", "by_size"]
+__all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse", "by_size"]
 
 READ, CPU, CSD, TRANSFER, TRAINING, WAITING = (
     "read", "CPU preprocessing", "CSD preprocessing", "transfer", "training", "waiting",
@@ -53,7 +53,7 @@ class Resource:
 
 
 @dataclass(frozen=True)
-class Rates:
+class StageRates:
     """Images a second of each stage with all its workers at work, and nothing else in its way. None: it made nothing."""
 
     host: float | None
@@ -94,7 +94,7 @@ class Analysis:
     overlap: dict[str, dict[str, float]]
     limit: str
     advice: str
-    rates: Rates
+    rates: StageRates
     bound_s: float | None
     training_parts: dict[str, float]
     counts: dict[str, int]
@@ -325,7 +325,7 @@ class _Epoch:
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
-    def _rates(self) -> Rates:
+    def _rates(self) -> StageRates:
         samples = sum(step.samples for step in self.steps)
         a_batch = samples / len(self.steps) if self.steps else 0.0
 
@@ -335,14 +335,14 @@ class _Epoch:
 
         # What several ranks share is there for each of them in part, as in a loader's own report.
         devices = {d.device: rate(d.workers / d.ranks, (work.span for work in d.work if work.published)) for d in self.devices}
-        return Rates(
+        return StageRates(
             host=rate(self.trace.began.workers, ((b.began_at, b.ended_at) for b in self.host if b.outcome == "made")),
             devices={name: one for name, one in devices.items() if one is not None},
             transfer=rate(self.trace.began.fetchers, ((f.began_at, f.ended_at) for f in self.fetched if not f.trouble)),
             training=samples / length(self.training) if length(self.training) > 0 and samples else None,
         )
 
-    def _bound_s(self, rates: Rates) -> float | None:
+    def _bound_s(self, rates: StageRates) -> float | None:
         samples = sum(step.samples for step in self.steps)
         return max(samples / rates.both_sides, length(self.training)) if rates.both_sides else None
 

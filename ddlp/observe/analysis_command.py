@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from ddlp.observe.analysis import Analysis, Rates, analyse, by_size
+from ddlp.observe.analysis import Analysis, StageRates, analyse, by_size
 from ddlp.observe.profile import find_profile, read_profile
 from ddlp.observe.run import epoch_files, read_epoch
 
@@ -71,7 +71,7 @@ def table(analysis: Analysis) -> str:
     return "\n".join(rows + [f"note: {note}" for note in analysis.notes])
 
 
-def _rates(rates: Rates) -> str:
+def _rates(rates: StageRates) -> str:
     named = {"host": rates.host, **rates.devices, "transfer": rates.transfer, "training": rates.training}
     found = ", ".join(f"{name} {rate:.0f}" for name, rate in named.items() if rate is not None)
     return f"{found} images/s, each alone" if found else "none: nothing was made"

@@ -46,7 +46,7 @@ class DifferentBits(DDLPError):
 
 
 class CsdJob:
-    """One epoch on one device: what `ddlp.sources.device.DeviceJob` asks."""
+    """One epoch on one device: what `ddlp.sources.devicejob.DeviceJob` asks."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, layout: Layout, audit: int | None) -> None:
         self._recipe, self._layout, self._audit = recipe, layout, audit

@@ -99,7 +99,7 @@ class Reach:
         self._lock = threading.RLock()  # at exit, without threads, a finalizer may come in while this very thread holds it
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opening: set[EngineLink] = set()
-        self._links: dict[str, Place] = {}
+        self._places: dict[str, Place] = {}
         self._engine: EmbeddedEngine | None = None
         self._epochs: set[object] = set()  # those under way
         self._timer: threading.Timer | None = None
@@ -144,7 +144,7 @@ class Reach:
             engine = None
             if not self._epochs:
                 engine, self._engine = self._engine, None
-                self._links.pop(EMBEDDED, None)
+                self._places.pop(EMBEDDED, None)
         if engine is not None:
             engine.release()
 
@@ -162,7 +162,7 @@ class Reach:
     def _embedded(self) -> Place:
         with self._lock:
             self._check_open()
-            engine, place = self._engine, self._links.get(EMBEDDED)
+            engine, place = self._engine, self._places.get(EMBEDDED)
             if engine is not None and place is not None and engine.ended() is None and engine.link.lost is None:
                 return place
             self._engine = None
@@ -178,7 +178,7 @@ class Reach:
                 self._check_open()
                 self._engine = engine
                 place = Place(EMBEDDED, engine.link, luggage, shared, operators=engine.operators, mapped=engine.mapped)
-                self._links[EMBEDDED] = place
+                self._places[EMBEDDED] = place
                 self._end_soon()  # where the epoch is over already
                 return place
         except BaseException:
@@ -188,9 +188,9 @@ class Reach:
     def _named(self, name: str) -> Place:
         with self._lock:
             self._check_open()
-            place = self._links.pop(name, None)
+            place = self._places.pop(name, None)
             if place is not None and place.link.lost is None:
-                self._links[name] = place
+                self._places[name] = place
                 return place
             link = self._devices[name].link()
             self._opening.add(link)
@@ -200,7 +200,7 @@ class Reach:
             made = self._meet(name, link)
             with self._lock:
                 if not self._closed:
-                    self._links[name] = made
+                    self._places[name] = made
                     return made
             made.luggage.close()
             raise EngineGone(_DROPPED)
@@ -239,11 +239,11 @@ class Reach:
             if self._timer is not None:
                 self._timer.cancel()
             engine, self._engine = self._engine, None
-            links, self._links = self._links, {}
+            places, self._places = self._places, {}
             opening = list(self._opening)
         for link in opening:
             link.close()
-        for name, place in links.items():
+        for name, place in places.items():
             if name in self._devices:
                 place.link.close()
                 place.luggage.close()

@@ -4,7 +4,7 @@
 
 #include "ddlp.h"
 
-/* draws.py's Kind. */
+/* draws.py's DrawKind. */
 enum { STEP_MOVE = 0, STEP_ROW = 1, STEP_COLUMN = 2, STEP_ACROSS = 3, STEP_DOWN = 4, STEP_HOLE = 5 };
 
 typedef struct {

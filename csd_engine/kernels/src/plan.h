@@ -5,7 +5,7 @@
 
 #include "ddlp.h"
 
-/* csd_engine/transforms/fileplan.py's Kind; the operators are operators.py's and masks.py's. */
+/* csd_engine/transforms/fileplan.py's FileKind; the operators are operators.py's and masks.py's. */
 enum {
     PLAN_RESIZED_CROP = 0, /* of a share low .. high and a ratio ratio_low .. ratio_high, to height x width */
     PLAN_RESIZE = 1,       /* to height x width */

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_engine.keyed import KeyedRows
-from csd_engine.transforms.draws import Kind, Program, Step, drawn
+from csd_engine.transforms.draws import DrawKind, Program, Step, drawn
 from csd_engine.transforms.primitives import border_indices
 
-HOLE = (Kind.HOLE, (0, 2, 4, 4), 0.0)
+HOLE = (DrawKind.HOLE, (0, 2, 4, 4), 0.0)
 BOUNDS = st.one_of(st.integers(1, 40), st.just(1 << 20))
 CHANCES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
 FAR = 40  # farther outside than any window drawn here
@@ -131,7 +131,7 @@ def test_a_window_far_away_is_an_error(kernel, far):
     with pytest.raises(IndexError, match="too far outside"):
         kernel.windows(rows, (4, 4), (0,)).cut(one, np.array([far]), one, None, None, out)
     with pytest.raises(IndexError, match="too far outside"):
-        kernel.windows(rows, (4, 4), (0,), steps=[(Kind.MOVE, (0, 0, far, 0), 0.0)]).draw(1, 2, one, one, out)
+        kernel.windows(rows, (4, 4), (0,), steps=[(DrawKind.MOVE, (0, 0, far, 0), 0.0)]).draw(1, 2, one, one, out)
 
 
 def test_what_does_not_fit_is_an_error(kernel):
@@ -160,9 +160,10 @@ def test_what_does_not_fit_is_an_error(kernel):
         windows.draw(1, 2, one, one, out, np.zeros((1, 1, 8), np.int32)[..., ::2])
 
 
-@pytest.mark.parametrize("step", [(6, (0, 0, 4, 4), 0.0), (-1, (0,) * 4, 0.0), (Kind.ROW, (0,) * 4, 0.0),
-                                  (Kind.COLUMN, (1 << 32, 0, 0, 0), 0.0), (Kind.HOLE, (1, 2, 4, 4), 0.0),
-                                  (Kind.HOLE, (-1, 2, 4, 4), 0.0), (Kind.HOLE, (0, 2, 0, 4), 0.0)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("step", [(6, (0, 0, 4, 4), 0.0), (-1, (0,) * 4, 0.0), (DrawKind.ROW, (0,) * 4, 0.0),
+                                  (DrawKind.COLUMN, (1 << 32, 0, 0, 0), 0.0), (DrawKind.HOLE, (1, 2, 4, 4), 0.0),
+                                  (DrawKind.HOLE, (-1, 2, 4, 4), 0.0), (DrawKind.HOLE, (0, 2, 0, 4), 0.0)],
+                         ids=str)  # fmt: skip
 def test_a_step_that_is_none_is_an_error_and_nothing_is_written(kernel, step):
     rows, out, one = np.ones((3, 4, 4, 3), dtype=np.uint8), np.zeros((1, 4, 4, 3), dtype=np.uint8), np.zeros(1, int)
     boxes = np.zeros((1, 1, 4), np.int32)
@@ -178,10 +179,10 @@ def test_drawn_windows_are_those_that_the_definition_draws(kernel, variant):
     @given(
         st.lists(
             st.one_of(
-                st.builds(lambda *n: Step(Kind.MOVE, n), *[st.integers(-5, 5)] * 4),
-                st.builds(lambda kind, n: Step(kind, (n, 0, 0, 0)), st.sampled_from([Kind.ROW, Kind.COLUMN]), BOUNDS),
-                st.builds(lambda kind, p: Step(kind, chance=p), st.sampled_from([Kind.ACROSS, Kind.DOWN]), CHANCES),
-                st.builds(lambda box, half: Step(Kind.HOLE, (box, half, 9, 7)), st.integers(0, 1), st.integers(0, 12)),
+                st.builds(lambda *n: Step(DrawKind.MOVE, n), *[st.integers(-5, 5)] * 4),
+                st.builds(lambda kind, n: Step(kind, (n, 0, 0, 0)), st.sampled_from([DrawKind.ROW, DrawKind.COLUMN]), BOUNDS),
+                st.builds(lambda kind, p: Step(kind, chance=p), st.sampled_from([DrawKind.ACROSS, DrawKind.DOWN]), CHANCES),
+                st.builds(lambda box, half: Step(DrawKind.HOLE, (box, half, 9, 7)), st.integers(0, 1), st.integers(0, 12)),
             ),
             max_size=12,
         ),
@@ -189,7 +190,7 @@ def test_drawn_windows_are_those_that_the_definition_draws(kernel, variant):
         st.integers(-3, 2**64 - 1),
     )
     def check(steps, count, seed):
-        steps = [*steps, Step(Kind.HOLE, (0, 1, 9, 7)), Step(Kind.HOLE, (1, 2, 9, 7))]  # each box is some step's
+        steps = [*steps, Step(DrawKind.HOLE, (0, 1, 9, 7)), Step(DrawKind.HOLE, (1, 2, 9, 7))]  # each box is some step's
         random = np.random.RandomState(count)
         rows = random.randint(0, 256, (11, 6, 5, 3)).astype(np.uint8)
         indices, occurrences = random.randint(0, 11, count), random.randint(0, 3, count)

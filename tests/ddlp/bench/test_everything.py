@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine_process import until  # noqa: E402
 from scene import processes  # noqa: E402
 
-from ddlp.bench.common import child_environment
+from ddlp.bench.common import user_environment
 from ddlp.bench.everything import Part, _path, document, planned
 from ddlp.cli import _BENCHES, main, make_parser
 
@@ -73,7 +73,7 @@ def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp
     scratch.mkdir()
     command = [sys.executable, "-m", "ddlp", "bench", "--all", "--quick", "--only", "overlap"]
     command += ["--document", "found.md", "--parts", "parts"]
-    environment = {**child_environment(), "TMPDIR": str(scratch)}
+    environment = {**user_environment(), "TMPDIR": str(scratch)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE) as process:
         try:
             until(lambda: any("bench.bare engine" in line for line in commands_with(scratch)), 60, "a bare loop")

@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampl
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageFiles
-from ddlp.sources.reach import Device
+from ddlp.sources.device import Device
 
 SMALL = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
 

@@ -46,7 +46,7 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     until(lambda: not ours("ddlp-attend"), 30, "the end of the threads that bring it in")
     truth.check(train(loader, 0.05), 300)
     assert loader.report().batches_csd
-    assert next(loader._reach._links[EMBEDDED].link._numbers) < 10, "jobs"
+    assert next(loader._reach._places[EMBEDDED].link._numbers) < 10, "jobs"
     assert not len(told), list(told)
 
 
@@ -58,7 +58,7 @@ def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, dat
     def digest(recipe, item):
         if not tries:
             os.kill(engine_pid(), signal.SIGKILL)
-            link = loader._reach._links[EMBEDDED].link
+            link = loader._reach._places[EMBEDDED].link
             until(lambda: link.lost is not None, 20, "the loss to be noticed")
         tries.append(item)
         return compare(recipe, item)
