@@ -36,6 +36,7 @@ from csd_engine.keyed import Keyed
 from csd_engine.regular import OpenFile
 from csd_engine.samples import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline, native_order
+from csd_engine.versions import libjpeg
 
 __all__ = ["Case", "Result", "pack_cases", "read_results", "run_cases", "versions"]
 
@@ -83,8 +84,7 @@ def versions() -> Dict[str, str]:
         "resampling": native_order(),
         "kernel": "none" if native is None else native.variant,
     }
-    turbo = features.version_feature("libjpeg_turbo") if features.check_feature("libjpeg_turbo") else None
-    decoders = {"libjpeg": f"turbo {turbo}" if turbo else features.version("jpg")}
+    decoders = {"libjpeg": libjpeg()}
     decoders.update((name, features.version(name)) for name in ("zlib", "webp"))
     found.update((name, str(version)) for name, version in decoders.items() if version)
     return found

@@ -8,11 +8,19 @@ from typing import Dict
 import numpy
 import PIL
 import zmq
+from PIL import features
 
 import csd_engine
 from csd_engine.build import build
 
-__all__ = ["versions"]
+__all__ = ["libjpeg", "versions"]
+
+
+def libjpeg() -> str:
+    """Return the version of the library that Pillow decodes JPEGs with, as "turbo 3.1.0"; empty where it has none."""
+    if features.check_feature("libjpeg_turbo"):
+        return f"turbo {features.version_feature('libjpeg_turbo')}"
+    return features.version("jpg") or ""
 
 
 def versions() -> Dict[str, str]:
@@ -23,6 +31,7 @@ def versions() -> Dict[str, str]:
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "pillow": PIL.__version__,
+        "libjpeg": libjpeg(),
         "pyzmq": zmq.__version__,
         "libzmq": zmq.zmq_version(),
         "machine": platform.machine(),

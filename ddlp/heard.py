@@ -55,10 +55,10 @@ class Heard:
         with self._lock:
             self._tidings.warn(text)
 
-    def remark(self, device: str, text: str) -> None:
-        """What the report should tell about a device."""
+    def remark(self, device: str, text: str, about: str = "") -> None:
+        """What the report should tell about a device, in the place of what it told of the same thing before."""
         with self._lock:
-            self._tidings.remarks[device] = text
+            self._tidings.remarks[device, about] = text
 
     def note(self, device: str, text: str) -> None:
         """What a device says of itself (its spool is full, ...): for the report."""

@@ -28,7 +28,7 @@ class EpochReport:
     host_cpu_s: float  # processor time of the host's workers and of bringing the devices' batches in; 0: not measured
     rate_cpu: float | None
     rate_csd: float | None  # of the devices that are there; one that is lost counts no more
-    notes: tuple[str, ...] = ()  # what the devices say of themselves
+    notes: tuple[str, ...] = ()  # what there is to say of the devices
     waiting: Mapping[str, float] = field(default_factory=dict)  # waiting_s by `CAUSES`
     leases_taken_back: int = 0  # the host had the batch first
     leases_lost: int = 0  # the device failed, was gone, or its file was damaged: the host made the batch

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 __all__ = ["Tidings"]
 
 VANISHED_S = 2.0  # a file that is gone is told after this long, unless its device turns out to be gone as well
+_RETURN = "return"
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Tidings:
     _vanished: list[tuple[float, str, str]] = field(default_factory=list)  # (when, device, warning)
     hanging: set[str] = field(default_factory=set)  # devices of which `hangs` told
     notes: dict[str, str] = field(default_factory=dict)  # what a device says of itself now
-    remarks: dict[str, str] = field(default_factory=dict)  # what there is to say about a device
+    remarks: dict[tuple[str, str], str] = field(default_factory=dict)  # (device, what about) -> what there is to say of it
     _away: set[str] = field(default_factory=set)  # devices whose loss was told, and their return not yet
 
     def __bool__(self) -> bool:
@@ -47,15 +48,16 @@ class Tidings:
         Told with the reason, unless there is none to tell or it was told before, and the device is not `back` since.
         """
         self._vanished = [one for one in self._vanished if one[1] != device]
+        self.remarks.pop((device, _RETURN), None)
         if reason is not None and device not in self._away:
             self._away.add(device)
             self.warn(f"device {device} is gone ({reason}); the host prepares its batches.")
 
     def back(self, device: str) -> None:
-        """A device takes part, again where its loss was told."""
+        """A device takes part, again where its loss was told: the report says so, and nobody is warned of good news."""
         if device in self._away:
             self._away.remove(device)
-            self.warn(f"device {device} is back.")
+            self.remarks[device, _RETURN] = "it was gone, and is back"
 
     def take(self, now: float, over: bool) -> list[str]:
         """The warnings that are due, once; all of them where the epoch is over."""
@@ -66,4 +68,5 @@ class Tidings:
 
     def for_report(self) -> tuple[str, ...]:
         """A line for each thing that there is to say of a device."""
-        return tuple(f"{d}: {text}" for said in (self.remarks, self.notes) for d, text in said.items() if text)
+        said = [(device, text) for (device, _), text in self.remarks.items()]
+        return tuple(f"{device}: {text}" for device, text in (*said, *self.notes.items()) if text)

@@ -25,6 +25,7 @@ from csd_engine.jobs import Quota
 from csd_engine.operatorfile import OperatorFile
 from csd_engine.samples import sample_digest
 from csd_engine.transforms import Pipeline
+from csd_engine.versions import versions as own_versions
 from ddlp.epoch import EpochRun
 from ddlp.errors import DDLPError
 from ddlp.operators import by_name, operator_files, put_operators
@@ -245,11 +246,12 @@ _OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle
 
 
 def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
-    """The parity probe: a few samples of the first batch, made by both sides."""
+    """The parity probe: a few samples of the first batch, made by both sides. A difference is an error, or where allowed told."""
     recipe = run.recipe
     if not len(recipe.plan):
         return
     items = recipe.plan.items(0)[:PROBES]
+    different: tuple[int, int] | None = None
     for item, theirs in zip(items, handle.probe(recipe.seed, recipe.epoch, items), strict=True):
         try:
             ours = host_digest(recipe, item)
@@ -259,16 +261,28 @@ def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open
             raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs.error}")
         if not theirs.digest:
             run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
-        elif ours != theirs.digest and not allow:
-            yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
-            raise DifferentBits(
-                f"{name} makes other pixels of {recipe.reader.where(item[0])} than this host. "
-                f"{_what_differs(recipe, item, open_job)} (pipeline {recipe.pipeline.to_data()}; versions there "
-                f"{handle.versions}). "
-                + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
-                + "Bring Pillow and numpy on both sides to one version, or allow the difference with "
-                "allow_different_bits=True."
-            )
+        elif ours != theirs.digest:
+            different = different or item
+    if different is None:
+        return
+    culprit = _what_differs(recipe, different, open_job)
+    what = f"makes other pixels of {recipe.reader.where(different[0])} than this host. {culprit}"
+    versions = _both_sides(handle.versions)
+    if allow:
+        run.remark(name, f"it {what} ({versions})", "pixels")
+        return
+    yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
+    raise DifferentBits(
+        f"{name} {what} (pipeline {recipe.pipeline.to_data()}; {versions}). "
+        + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
+        + "Bring Pillow and numpy on both sides to one version, or allow the difference with allow_different_bits=True."
+    )
+
+
+def _both_sides(theirs: dict[str, str]) -> str:
+    """The versions of what decides about pixels, there and here; an older engine does not tell all of them."""
+    ours = own_versions()
+    return ", ".join(f"{part} {theirs.get(part, '?')} there, {ours[part]} here" for part in ("pillow", "libjpeg", "numpy"))
 
 
 def _what_differs(recipe: Recipe, item: tuple[int, int], open_job: _OpenJob) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddlp import cli
-from ddlp.bench.common import child_environment
+from ddlp.bench.common import user_environment
 
 
 def interrupted(_: argparse.Namespace) -> int:
@@ -33,7 +33,7 @@ def test_ctrl_c_ends_the_program_or_whoever_calls_it(
 def test_a_bench_without_the_photographs_says_what_to_install(tmp_path: Path) -> None:
     """As after `pip install .` alone: neither package that ships them can be imported."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules.update(skimage=None, sklearn=None)\n")
-    environment = child_environment()
+    environment = user_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
     command = [sys.executable, "-m", "ddlp", "bench", "overlap", "--data", str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -9,6 +9,8 @@ import time
 import pytest
 from scene import engine_pid, make_loader, train, until, worker_pids
 
+from ddlp.sources.reach import EMBEDDED
+
 STRATEGIES = ("csd", "mte", "wrr", "ordered")
 
 
@@ -38,6 +40,20 @@ def test_killed_engine(leaves_nothing, slow_engine, data, truth, told, strategy)
     assert len(told) == 1, list(told)
     if strategy == "ordered":
         assert [int(y) for _, labels in batches for y in labels] == list(range(len(data)))
+
+
+def test_a_killed_engine_that_is_back_in_the_same_epoch(leaves_nothing, slow_engine, data, truth, told):
+    """Its loss is warned of; its return is a line of the report."""
+    loader = make_loader(data, "csd")
+    train(loader, 0.02)
+
+    def kill():
+        os.kill(engine_pid(), signal.SIGKILL)
+        until(lambda: f"{EMBEDDED}: it was gone, and is back" in loader.report().notes, 30, "its return")
+
+    truth.check(train(loader, 0.02, at={6: kill}), 1)
+    assert len(told) == 1 and "is gone" in told[0], list(told)
+    assert loader.report().notes == (f"{EMBEDDED}: it was gone, and is back",)
 
 
 @pytest.mark.parametrize("strategy", ("csd", "wrr"))
