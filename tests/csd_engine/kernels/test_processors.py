@@ -39,11 +39,19 @@ def run(place, compiler, flags, emulator=(), driver="hashes.c", parts=PARTS, arg
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
+def need(*tools):
+    packages = "gcc libc6-dev qemu-user-static"
+    packages += " gcc-arm-linux-gnueabihf libc6-dev-armhf-cross gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+    for tool in tools:
+        if not shutil.which(tool):
+            assert "CI" not in os.environ, f"no {tool}: apt install {packages}"
+            pytest.skip(f"no {tool}: apt install {packages}")
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """What this processor computes, under the address and undefined-behaviour sanitizers."""
-    if not shutil.which("cc"):
-        pytest.skip("needs a C compiler (cc)")
+    need("cc")
     return run(tmp_path_factory.mktemp("here"), "cc", SANITIZERS)
 
 
@@ -69,20 +77,13 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def read_here(tmp_path_factory, files):
     """The coefficients that this processor reads, with and without BMI2, under the sanitizers."""
-    if not shutil.which("cc"):
-        pytest.skip("needs a C compiler (cc)")
+    need("cc")
     return run(tmp_path_factory.mktemp("read"), "cc", SANITIZERS, (), "coefficients.c", SCANS, files)
 
 
 def test_scans_are_read_alike_by_all_variants(read_here, files):
     (found,) = set(read_here.values())
     assert int(found.split()[1]) >= 2 * len(files)  # whole and in part, and of the damaged ones some
-
-
-def need(*tools):
-    for tool in tools:
-        if not shutil.which(tool):
-            pytest.skip(f"needs {tool} (Debian: gcc-arm-linux-gnueabihf gcc-aarch64-linux-gnu qemu-user-static)")
 
 
 @pytest.mark.parametrize("compiler, emulator, cpu, variants", BOARDS, ids=NAMES)
