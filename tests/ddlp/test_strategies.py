@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ddlp.ledger import Ledger
@@ -136,6 +136,7 @@ class InRuns(Watched):
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"csd"}))
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**40))
+@example(181233)  # mte came to a stand: too short to calibrate, its turn had jumped over what filled the host's slots
 def test_every_batch_exactly_once_where_the_host_makes_several_at_a_time(name, seed):
     """Also where runs become shorter, and with them the host's slots fewer, while they are full."""
     rng = random.Random(seed)
