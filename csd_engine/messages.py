@@ -361,7 +361,7 @@ class AskSensors(Message):
 
 @dataclass(frozen=True)
 class Sensors(Message):
-    """Engine: `csd_engine.sensors.Reading` of each that can be read now; none where the computer has none."""
+    """Engine: `csd_engine.sensors.Reading` of each that its user may read; none where the computer has none."""
 
     readings: Tuple[Reading, ...] = _checked(_list(lambda value: Reading(*_reading(value)), 256))
 

@@ -6,6 +6,7 @@ Documentation/hwmon/sysfs-interface.rst of the kernel.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -27,7 +28,7 @@ _INPUT_RAIL = re.compile(r".*(_in|(^|[^a-z])(vin|input|total))", re.IGNORECASE) 
 
 
 class Reading(NamedTuple):
-    """What a sensor said: `joules` since some moment, or `watts` now; the other is None."""
+    """What a sensor said: `joules` since some moment, or `watts` now; the other is None. Neither: it sleeps, or is gone."""
 
     sensor: str
     part: str
@@ -63,13 +64,15 @@ class Sensor(NamedTuple):
 
 
 def read_all(found: Iterable[Sensor]) -> List[Reading]:
-    """Read those that can be read now."""
+    """Read those that this user may read; one that can't be read now is among them, since it may wake up."""
     readings = []
     for sensor in found:
         try:
             readings.append(sensor.read())
-        except (OSError, ValueError):
-            continue
+        except (OSError, ValueError) as error:
+            # Not PermissionError, which EPERM is as well: what amdgpu answers while its card is suspended.
+            if getattr(error, "errno", None) != errno.EACCES:
+                readings.append(Reading(sensor.name, sensor.part, None, None, sensor.range_j))
     return readings
 
 

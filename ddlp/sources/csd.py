@@ -246,7 +246,7 @@ _OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle
 
 
 def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
-    """The parity probe: a few samples of the first batch, made by both sides. A difference is an error, or where allowed told."""
+    """The parity probe: a few samples of the first batch, made by both sides; a difference is told where it is allowed."""
     recipe = run.recipe
     if not len(recipe.plan):
         return

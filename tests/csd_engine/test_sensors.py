@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from queue import SimpleQueue
@@ -80,13 +81,15 @@ def test_an_ina3221s_rails_are_volts_times_amperes(tmp_path):
     assert [one.sensor for one in whole(readings, ["ina219/power1"])] == ["ina219/power1"]
 
 
-def test_what_sleeps_is_left_out_and_comes_back(tmp_path):
+def test_what_sleeps_tells_nothing_and_comes_back(tmp_path):
     found = sensors.hwmon(str(write(tmp_path, JETSON)))
     current = tmp_path / "class/hwmon/hwmon2/curr1_input"
     current.unlink()
-    assert [one.sensor for one in sensors.read_all(found)][0] == "ina3221/VDD_CPU"
+    readings = sensors.read_all(found)
+    assert readings[0] == Reading("ina3221/VDD_IN", "machine", None, None) and readings[1].watts == 1.5
+    assert whole(readings) == readings[:1], "the others do not stand in for it"
     current.write_text("junk")
-    assert len(sensors.read_all(found)) == 3
+    assert sensors.read_all(found) == readings
     current.write_text("1000\n")
     assert sensors.read_all(found)[0].watts == 5.0
 
@@ -159,3 +162,17 @@ def test_an_engine_that_knows_no_sensors_is_not_asked(start, recipe):
     del link.open().versions["sensors"]  # an older build of the same protocol
     assert link.sensors() is None and link.status().uptime_s > 0
     link.close()
+
+
+@pytest.mark.parametrize(("number", "left_out"), [(errno.EACCES, True), (errno.EPERM, False)])
+def test_what_may_not_be_read_is_left_out_and_a_suspended_card_is_not(monkeypatch, tmp_path, number, left_out):
+    """Only a real card answers EPERM, and a root's test may read everything: so the error is made here."""
+    (found,) = sensors.hwmon(str(write(tmp_path, {
+        "class/hwmon/hwmon0/name": "amdgpu", "class/hwmon/hwmon0/power1_average": 30000000,
+    })))  # fmt: skip
+
+    def refused(*_: object) -> str:
+        raise PermissionError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert sensors.read_all([found]) == ([] if left_out else [Reading("amdgpu/power1", "gpu", None, None)])

@@ -307,6 +307,8 @@ class EnergyMeter:
         found: dict[str, list[tuple[str, Tally]]] = {}
         for one in self._readers:
             for sensor, (part, tally) in one.tallies.items():
+                if tally.silent:
+                    notes.append(f"{sensor} told nothing: it slept all the time, or can't be read; its joules are missing")
                 if tally.covered_s > 0:
                     found.setdefault(part, []).append((sensor, tally))
         parts = []

@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
     def read(self) -> Sequence[Reading]:
-        """What the sensors say now; those that can't be read now are left out. Raises as `open` where none can."""
+        """What the sensors say now; those that can't be read now are left out, or tell nothing. Raises as `open`."""
         ...
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class LocalSensors:
         """Nothing is kept open: a domain's file is another one after its driver was loaded again."""
 
     def read(self) -> list[Reading]:
-        """Each that can be read now."""
+        """Each that may be read."""
         return sensors.read_all(self.sensors)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class LocalSensors:
 
 
 def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSensors], list[Absent]]:
-    """RAPL and hwmon: those that measure a part of their own and can be read, and why the others are not used.
+    """RAPL and hwmon: those that measure a part of their own and may be read, and why the others are not used.
 
     ``yours``: parts that a meter of the user's counts; added to it they would count twice.
     """
@@ -98,9 +98,10 @@ def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSens
     _rapl(sys, yours, used, absent)
     monitors = sensors.hwmon(sys)
     # Of the rails of a board, those that together are all of it; a GPU's sensor stands for itself.
-    readable = sensors.read_all(monitors)
-    counted = {one.sensor for one in sensors.whole([one for one in readable if one.part == "machine"])}
-    counted |= {one.sensor for one in readable if one.part == "gpu"}
+    # Which sleep at this moment makes no difference.
+    told = sensors.read_all(monitors)
+    counted = {one.sensor for one in sensors.whole([one for one in told if one.part == "machine"])}
+    counted |= {one.sensor for one in told if one.part == "gpu"}
     found = _without_yours("hwmon", [one for one in monitors if one.name in counted], yours, absent)
     if found:
         used.append(LocalSensors("hwmon", found))

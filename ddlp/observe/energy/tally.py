@@ -42,7 +42,9 @@ class Tally:
     def add(self, reading: Reading, now_s: float) -> None:
         """Take a reading; ``now_s`` is the same monotonic clock's each time."""
         value = reading.joules if reading.joules is not None else reading.watts
-        if value is None or (reading.joules is None and not 0 <= value <= _MOST_GAUGE_W):
+        if value is None:
+            return  # it sleeps
+        if reading.joules is None and not 0 <= value <= _MOST_GAUGE_W:
             self._note(f"{reading.sensor} said {value} W, which was not counted")
             return
         last, self._last = self._last, (value, now_s)
@@ -58,6 +60,11 @@ class Tally:
             self._count((before + value) / 2 * seconds, seconds)
         else:
             self._note(f"{reading.sensor} told nothing for {seconds:.1f} s, which were not counted")
+
+    @property
+    def silent(self) -> bool:
+        """Whether no reading has told anything."""
+        return self._last is None and not self.notes
 
     def _difference(self, reading: Reading, joules: float, seconds: float) -> None:
         if joules < 0:

@@ -89,6 +89,22 @@ def test_a_boards_input_that_sleeps_is_not_replaced_by_its_other_rails(engine, r
     source.close()
 
 
+def test_a_boards_input_that_sleeps_at_first_is_measured_once_it_wakes_up(engine, recorded):
+    shutil.rmtree(recorded.root / "class/hwmon")
+    recorded.write("class/hwmon/hwmon0/name", "ina3221")
+    for number, label in ((1, "VDD_IN"), (2, "VDD_CPU")):
+        recorded.write(f"class/hwmon/hwmon0/in{number}_label", label)
+        recorded.write(f"class/hwmon/hwmon0/in{number}_input", 5000)
+        recorded.write(f"class/hwmon/hwmon0/curr{number}_input", 1000 // number)
+    recorded.write("class/hwmon/hwmon0/in1_input", "")
+    source = DeviceSensors(device(engine))
+    source.open()
+    assert [(one.sensor, one.watts) for one in source.read()] == [("csd0 ina3221/VDD_IN", None)]
+    recorded.write("class/hwmon/hwmon0/in1_input", 5000)
+    assert [(one.sensor, one.watts) for one in source.read()] == [("csd0 ina3221/VDD_IN", 5.0)]
+    source.close()
+
+
 def test_sensors_that_are_chosen(engine, recorded):
     recorded.write("class/hwmon/hwmon1/name", "ina219")
     recorded.write("class/hwmon/hwmon1/power1_input", 1_000_000)

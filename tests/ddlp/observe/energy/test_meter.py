@@ -276,6 +276,24 @@ def test_auto_finds_what_is_there(recorded, no_gpu):
     assert any("nct6798/power1" in text for text in result.absent)
 
 
+def test_a_card_that_sleeps_when_the_meter_is_made_counts_once_it_wakes_up(recorded, no_gpu, clock):
+    for number in (0, 1):
+        recorded.write(f"class/hwmon/hwmon{number}/name", "amdgpu")
+        recorded.write(f"class/hwmon/hwmon{number}/power1_average", "")
+    meter = EnergyMeter.auto(sys=str(recorded.root), model=None)
+    meter._clock = clock
+    with meter:
+        recorded.write("class/hwmon/hwmon0/power1_average", 20_000_000)
+        next(one for one in meter._readers if one.source.name == "hwmon")._read()
+        clock.now += 4
+    result = meter.result()
+    (gpu,) = (one for one in result.parts if one.part == "gpu")
+    assert gpu.sensors == ("amdgpu/power1",) and gpu.joules == pytest.approx(80)
+    assert [text for text in result.notes if "told nothing" in text] == [
+        "amdgpu/power1-2 told nothing: it slept all the time, or can't be read; its joules are missing"
+    ]
+
+
 def watts(path: Path, value: float) -> str:
     path.write_text(f"{value} W\n")
     return f"file:{path}"
