@@ -27,6 +27,8 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from common import AMP, flags, image_folder, parse, turns, write_pages, write_report
+from csd_engine.errors import EngineError
+from ddlp import DDLPError
 from ddlp.bench.common import rotated
 from ddlp.sampledata import SampleDataError
 from train_imagenet import pipeline
@@ -187,6 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped; nothing is written", file=sys.stderr)
         return 130
+    except (DDLPError, EngineError) as error:  # a device that is not there: no ratio without both of its times
+        print(f"bottleneck_study: {error}", file=sys.stderr)
+        return 1
     print(table(preparing, training))
     figures = {"preprocessing_s": preparing, "training_s": training}
     path = write_report("bottleneck_study", options, [], figures=figures)

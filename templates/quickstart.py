@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader
 from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
-from ddlp import DDLPLoader, Untranslatable
+from csd_engine.errors import EngineError
+from ddlp import DDLPError, DDLPLoader
 from ddlp.observe import progress
 from ddlp.sampledata import SampleDataError, make_imagefolder
 
@@ -292,7 +293,7 @@ def main() -> int:
     for strategy in options.strategies:
         try:
             outcomes.append(run(strategy, train, val, options))
-        except Untranslatable as error:  # csd, with a transform of your own
+        except (DDLPError, EngineError) as error:  # csd, with a transform of your own; a device that is not there
             print(f"quickstart: --strategies {strategy}: {error}", file=sys.stderr)
     if not outcomes:
         return 1
