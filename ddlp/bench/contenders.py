@@ -269,6 +269,7 @@ BASELINES = ("DataLoader, 0 workers", "DataLoader, 1 worker")
 BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "libjpeg's entropy decoding alone"
 BARE_TWO = "a bare loop on each of 2 cores"
 DALI, SPDL, TENSORS = "DALI, CPU, 1 thread", "SPDL, 1 thread", "torchvision.io + v2 on tensors"
+PEERS = (TENSORS, DALI, SPDL)  # beside DataLoader
 
 CONTENDERS: dict[str, Contender] = {
     OURS: Contender(_ours()),

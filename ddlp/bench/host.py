@@ -31,6 +31,7 @@ from ddlp.bench.contenders import (
     OURS_FAST,
     OURS_TWO,
     OURS_UINT8,
+    PEERS,
     SPDL,
     TENSORS,
     Work,
@@ -204,6 +205,10 @@ def aims(result: Result) -> list[Aim]:
             found.append(Aim(f"{title(here)}: {name} / DataLoader's best", of_baseline, _median(here, name, here.baseline)))
             if of_dali is not None:
                 found.append(Aim(f"{title(here)}: {name} / {DALI}", of_dali, _median(here, name, here.rates.get(DALI))))
+        peers = [here.rates[name] for name in PEERS if name in here.rates]
+        if peers:
+            best = [max(those) for those in zip(*peers, *filter(None, [here.baseline]), strict=True)]
+            found.append(Aim(f"{title(here)}: {OURS} / the best peer", 1.0, _median(here, OURS, best)))
         if wanted:
             machine = _median(here, BARE_TWO, here.rates.get(BARE))
             own = "" if machine is None else f" (the bare loops: {machine:.3f})"

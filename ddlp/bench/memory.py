@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=4, help="num_workers of each (%(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="batches taken (%(default)s)")
     parser.add_argument("--step-s", type=float, default=1.5, help="length of a training step in seconds (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument(
         "--output", choices=["float32", "uint8"], default="float32", help="delivered by DDLPLoader (%(default)s)"
     )

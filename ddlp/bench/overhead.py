@@ -44,6 +44,8 @@ _DEVICE_S = 3.0  # of a device's batch; a host's takes 1, a step of training 0.4
 _IDLE_S = 2.0
 _FILLED_S = 20.0
 _MAX_ROUND = 300_000  # batches: what is larger runs once, an average of its own
+_FLAT = 0.9  # of the time for a batch at the longest length: what it took at the next shorter one
+_GROWTH_MIB = 8.0
 
 
 @dataclass
@@ -241,12 +243,24 @@ def idle() -> float:
 
 
 def aims(result: Result) -> list[Aim]:
-    """Below the bound at every length."""
-    return [
+    """Below the bound at every length; the same time for a batch, and no more memory, however long the epoch is."""
+    found = [
         Aim(f"{what}: {result.bound_us:g} us over the worst line's", 1.0, result.bound_us / max(worst, 1e-9))
         for what in ("rules", "loader")
         if (worst := max((statistics.median(line.us) for line in result.lines if line.what == what), default=0.0))
     ]
+    lengths = sorted({line.batches for line in result.lines})
+    if len(lengths) > 1:
+        us = {(line.what, line.strategy, line.batches): statistics.median(line.us) for line in result.lines}
+        flat = min(
+            us[what, name, lengths[-2]] / max(us[what, name, lengths[-1]], 1e-9)
+            for what, name, batches in us
+            if batches == lengths[-1]
+        )
+        found.append(Aim(f"a batch's time at {lengths[-2]} batches over that at {lengths[-1]}, the worst line", _FLAT, flat))
+    grown = max((statistics.median(line.mib) for line in result.lines), default=0.0)
+    found.append(Aim(f"memory: {_GROWTH_MIB:g} MiB over what the worst line grew by", 1.0, _GROWTH_MIB / max(grown, 0.1)))
+    return found
 
 
 def table(result: Result) -> str:
@@ -254,11 +268,12 @@ def table(result: Result) -> str:
     rows = [
         "",
         f"CPU time a batch, us, medians (least .. most); bound {result.bound_us:.0f}, the same at any length",
-        f"{'':24} {'batches':>9} {'us':>24} {'MiB more':>9}",
+        f"{'':24} {'batches':>9} {'us':>24} {'rounds':>6} {'MiB more':>9}",
     ]
     for line in result.lines:
         mib = statistics.median(line.mib)
-        rows.append(f"{line.what + ' ' + line.strategy:24} {line.batches:9d} {spread(line.us, '.1f'):>24} {mib:9.1f}")
+        what = f"{line.what} {line.strategy}"
+        rows.append(f"{what:24} {line.batches:9d} {spread(line.us, '.1f'):>24} {len(line.us):6} {mib:9.1f}")
     own, device = zip(*result.bare_us, strict=True) if result.bare_us else ((0.0,), (0.0,))
     rows.append(f"taken off the loader's: {spread(own, '.1f')} us a host batch, {spread(device, '.1f')} a device batch")
     rows.append(f"idle, this process and the engine: {spread([100 * part for part in result.idle], '.2f')} % of a core")

@@ -155,6 +155,7 @@ def table(result: Result) -> str:
         "",
         f"Table VI, seconds a batch; ours: {result.strategy}, {result.batches} batches, T* scaled to "
         f"{1000 * result.step_s:.0f} ms; medians (least .. most)",
+        "rules: the paper's WRR by its event rules, in simulated time; faster: those over ours, which were measured",
         f"{'':20} {'extra':>5} {'T*':>7} {'prefetching':>11} {'paper':>7} {'rules':>7} {'error':>7} {'ours':>7} "
         f"{'of T*':>22} {'faster':>7}",
     ]

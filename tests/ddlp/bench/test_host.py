@@ -105,6 +105,7 @@ def test_ratios_are_taken_round_by_round():
     assert "3.00 (3.00 .. 3.00)" in text and "0.750" in text and f"without {OURS_FAST}: why" in text
     found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
     assert found[f"{OURS} / DataLoader's best"].measured == 3 and found[f"{OURS} / {DALI}"].measured == 3
+    assert found[f"{OURS} / the best peer"].measured == 2.5, "DALI in the first round, DataLoader in the second"
     assert found["two cores / one"].measured is None
     rates.update({OURS_TWO: [54.0, 108.0], BARE_TWO: [72.0, 144.0]})
     assert "0.750" in next(row for row in table(result).splitlines() if row.startswith(OURS_TWO))

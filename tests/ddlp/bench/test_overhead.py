@@ -1,11 +1,12 @@
 """The benchmark, run small, and its rules deliver every batch."""
 
 import json
+import re
 import sys
 from argparse import Namespace
 
 from ddlp.bench import overhead
-from ddlp.bench.overhead import Line, Result, rules, run, table
+from ddlp.bench.overhead import Line, Result, aims, rules, run, table
 from ddlp.cli import main
 from ddlp.strategies import STRATEGIES
 
@@ -54,4 +55,16 @@ def test_an_unknown_strategy_is_said(capsys):
 def test_the_table_gives_median_and_spread():
     text = table(Result(100.0, [(80.0, 150.0)], [0.002], [Line("rules", "wrr", 1000, [2.0, 1.0, 4.0], [0.0, 0.5, 1.0])]))
     assert "80.0 (80.0 .. 80.0) us a host batch, 150.0" in text
-    assert "2.0 (1.0 .. 4.0)" in text and "0.20 (0.20 .. 0.20) % of a core" in text
+    assert re.search(r"2\.0 \(1\.0 \.\. 4\.0\) +3 +0\.5", text), "three rounds, half a MiB"
+    assert "0.20 (0.20 .. 0.20) % of a core" in text
+
+
+def test_the_aims_are_below_the_bound_flat_and_no_more_memory():
+    def measured(us: float, mib: float) -> dict[str, bool]:
+        lines = [Line("rules", "wrr", n, [10.0], [0.0]) for n in (1000, 100_000)]
+        lines.append(Line("rules", "wrr", 1_000_000, [us], [mib]))
+        return {aim.what.partition(":")[0].split()[0]: aim.text.endswith("reached") for aim in aims(Result(100.0, lines=lines))}
+
+    assert measured(10.5, 4.0) == {"rules": True, "a": True, "memory": True}
+    assert measured(13.0, 4.0) == {"rules": True, "a": False, "memory": True}
+    assert measured(101.0, 40.0) == {"rules": False, "a": False, "memory": False}

@@ -50,3 +50,4 @@ def test_the_table_gives_median_and_spread():
     line = Line("WRN ImageNet1", 0, 2.0, 2.7, 2.7, 2.8, [2.0, 2.25, 2.5], [1.0, 0.889, 0.8], [5, 6, 7])
     text = table(Result("wrr", 300, 0.03, [line]))
     assert "0.889 (0.800 .. 1.000)" in text and "1.20x" in text
+    assert "in simulated time" in text
