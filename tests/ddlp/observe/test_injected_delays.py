@@ -27,27 +27,22 @@ def adds_up(found: Analysis) -> None:
     assert sum(found.seconds.values()) == pytest.approx(found.wall_s, rel=0.02)
 
 
-def worked(slept_s: float, batches: int) -> Any:
-    """The delay, and 3 ms a batch for the work itself: it takes longer without a kernel, or where others work."""
-    return pytest.approx(slept_s, rel=WITHIN, abs=0.003 * batches)
-
-
 def test_every_stage_at_once(delays, tmp_path):
     found = analysed(
         delays, tmp_path / "run", 0.03, 50, strategy="wrr",
-        read_s=0.01, host_s=0.02, device_s=0.04, fetch_s=0.04,
+        read_s=0.01, host_s=0.15, device_s=0.2, fetch_s=0.15,  # long beside the work itself
     )  # fmt: skip
     slept, stages = delays.slept, found.stages
     assert found.batches["cpu"] >= 10 and found.batches["csd"] >= 10
     assert stages[READ] == pytest.approx(slept["read"], rel=WITHIN)
-    assert stages[CPU] == worked(slept["host"], found.batches["cpu"])
-    assert stages[CSD] == worked(slept["device"], found.batches["csd"])
-    assert stages[TRANSFER] == worked(slept["fetch"], found.batches["csd"])
+    assert stages[CPU] == pytest.approx(slept["host"], rel=WITHIN)
+    assert stages[CSD] == pytest.approx(slept["device"], rel=WITHIN)
+    assert stages[TRANSFER] == pytest.approx(slept["fetch"], rel=WITHIN)
     assert stages[TRAINING] == pytest.approx(slept["training"], rel=WITHIN)
     adds_up(found)
     named = {one.name: one for one in found.resources}
     assert set(named) == {"host workers", "engine", "transfer", "accelerator", "training thread"}
-    assert named["engine"].busy_s == worked(slept["device"], found.batches["csd"])
+    assert named["engine"].busy_s == pytest.approx(slept["device"], rel=WITHIN)
     assert named["accelerator"].busy_s == pytest.approx(slept["training"], rel=WITHIN)
     # Both sides sleep most of the time, at the same time.
     shared, host_s = found.overlap[CPU][CSD], found.overlap[CPU][CPU]
