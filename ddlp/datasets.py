@@ -50,7 +50,8 @@ class ImageFiles(_Images):
         ValueError: as many paths as targets are needed.
 
     A Dataset class of your own travels as well if it has a method ``__ddlp__`` that returns an `ImageFiles`,
-    `ImageArrays`, torchvision data set, Subset or ConcatDataset with the same samples in the same order.
+    `ImageArrays`, torchvision data set, Subset or ConcatDataset with the same samples in the same order. A subclass with
+    a ``__getitem__`` of its own needs a ``__ddlp__`` of its own.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """torchvision's data sets, and ours, in portable terms: files or arrays, and the targets that stay here.
 
-A data set is taken only where its type is exactly one that is known. A subclass may have its own ``__getitem__``, and its
-samples would silently be wrong.
+A data set is taken only where its type is exactly one that is known, or where its class describes itself. A subclass may
+have its own ``__getitem__``, and its samples would silently be wrong.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def translate_dataset(dataset: Any) -> PortableSet:
     """The data set in portable terms.
 
     Raises:
-        Untranslatable: its type is not exactly a known one, or it is told to open images in another way.
+        Untranslatable: its type is not exactly a known one and does not describe itself, or it is told to open images in
+            another way.
     """
     if type(dataset) is Subset:
         inner = translate_dataset(dataset.dataset)
@@ -179,6 +180,7 @@ def translate_dataset(dataset: Any) -> PortableSet:
         return _concat([translate_dataset(d) for d in dataset.datasets])
     describe = getattr(type(dataset), "__ddlp__", None)
     if describe is not None:
+        _refuse_samples_of_its_own(dataset)
         described = describe(dataset)
         if type(described) is type(dataset):
             raise Untranslatable(_name(dataset), "its __ddlp__ returns its own type", (_WAYS,))
@@ -204,6 +206,19 @@ _WAYS = (
 
 def _name(dataset: Any) -> str:
     return type(dataset).__qualname__
+
+
+def _refuse_samples_of_its_own(dataset: Any) -> None:
+    """A subclass that makes its samples itself is not what the ``__ddlp__`` that it inherits describes."""
+    for kind in type(dataset).__mro__:
+        if "__ddlp__" in vars(kind):
+            return
+        for own in ("__getitem__", "__getitems__"):
+            if own in vars(kind):
+                raise Untranslatable(
+                    _name(dataset), f"{kind.__qualname__} has a {own} of its own, unknown to the __ddlp__ that it inherits",
+                    (f"give {kind.__qualname__} a __ddlp__(self) of its own",),
+                )  # fmt: skip
 
 
 def _concat(sets: list[PortableSet]) -> PortableSet:

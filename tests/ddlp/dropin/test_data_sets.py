@@ -178,6 +178,53 @@ def test_a_data_set_that_describes_itself(paths, engine):
         DDLPLoader(Described(files, [1, 2]), strategy="csd")
 
 
+class Brighter(Described):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + 1, index
+
+
+class BrighterInBatches(Described):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [(self[index][0] + 1, index) for index in indices]
+
+
+class Renamed(Described):
+    """Whose samples are those that it inherits."""
+
+
+class BrighterStill(Brighter):
+    """Whose base makes its samples itself."""
+
+
+class DescribedAnew(Brighter):
+    def __ddlp__(self) -> Any:
+        return self.files
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Brighter, "Brighter has a __getitem__ of its own"),
+        (BrighterInBatches, "BrighterInBatches has a __getitems__ of its own"),
+        (BrighterStill, "Brighter has a __getitem__ of its own"),
+    ],
+)
+def test_what_a_subclass_makes_itself_is_not_described(paths, kind, words):
+    files = numbered(paths)
+    loader = DDLPLoader(kind(files, files), 4)
+    said = loader.explain()
+    assert "travels    nothing" in said and words in said
+    ours, theirs = list(loader), list(DataLoader(kind(files, files), 4))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert torch.equal(ours[0][0][0], files[0][0] + 1)
+
+
+def test_a_subclass_is_described_where_it_inherits_its_samples_or_describes_them(paths):
+    files = numbered(paths)
+    compare(Renamed(files, files))
+    assert "travels    Resize" in DDLPLoader(DescribedAnew(files, files), 4).explain()
+
+
 class Offset(datasets.ImageFolder):
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[0] + 1, index
