@@ -67,7 +67,8 @@ class EpochPlan:
     """The batches of one epoch, in the sampler's order; position 0 is the first.
 
     Args:
-        sampler: gives a batch's indices (``batched``), or single indices; where it is read as it goes, its iterator.
+        sampler: gives a batch's indices (``batched``), or single indices; where it is read as it goes, its iterator, of which
+            a second iter() must be the same one.
         portable: resolves the data set's indices to source indices.
         whole: it is one of torch's own, whose length and order are known now; else `read` draws batch by batch.
         skip: batches to leave out first: they were part of an epoch that is resumed.

@@ -156,17 +156,35 @@ class Resume:
             plan.append(np.asarray(indices, dtype=np.int64), np.asarray(occurrences, dtype=np.int64))
 
 
+class OnlyNext:
+    """The user's iterator as DataLoader asks it: next, and no second iter(), at which some samplers begin anew."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> OnlyNext:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
 class SamplerStart:
     """The loader's sampler as torch's iterators begin to read it: iter() of it before they draw their base seed.
 
-    A sampler of the user's is run again here on a resume. torch's own draw nothing before the first batch.
+    A sampler of the user's is run again here on a resume. torch's own draw nothing before the first batch: who asks for that
+    says so by `keep_order`.
     """
 
     def __init__(self, loader: DataLoader | OrderSource, resume: Resume, seed_drawn: bool) -> None:
         self._loader = loader
         self._resume = resume
         self.seed_drawn = seed_drawn if resume.order is None else resume.seed_drawn
-        self.order = resume.order  # None: it has not begun
+        self.order = resume.order  # None: nothing was drawn yet
+
+    def keep_order(self) -> None:
+        """Keep in ``order`` what makes the order again that is about to be drawn."""
+        self.order = self._resume.order_of(self._loader)
 
     def __len__(self) -> int:
         return len(self._loader._index_sampler)
@@ -176,13 +194,13 @@ class SamplerStart:
         sampler = loader._index_sampler
         if is_built_in(sampler):
             return iter(sampler)
-        self.order = resume.order_of(loader)
+        self.keep_order()
         if resume.finished:
             return iter(())
         if resume.order is None:
-            return iter(sampler)
+            return OnlyNext(iter(sampler))
         with resume.order_restored(loader):
-            iterator = iter(sampler)
+            iterator = OnlyNext(iter(sampler))
             if self.seed_drawn:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             # One at least: many samplers draw the whole epoch when they are asked for its first item.

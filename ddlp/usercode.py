@@ -193,7 +193,7 @@ class KeyedView:
         """The sampler's items, the first of which is asked for now; on a resume those that it gave in the first place."""
         source, resume = self._source, self.resume
         if self._built_in:
-            self._start.order = resume.order_of(source)
+            self._start.keep_order()
         if resume.order is None or self._batches is None:
             return items
         # But for the last batch, unless it had been read as well: with it a RandomSampler draws once more from a generator of

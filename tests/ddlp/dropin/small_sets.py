@@ -170,6 +170,26 @@ class Counting:
             yield (k * 7) % self.count
 
 
+class BeginsAnew:
+    """A sampler of the user's own whose iter() begins it anew and gives itself; of batches where it has a size."""
+
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+        self.begun = 0
+
+    def __len__(self) -> int:
+        return -(-SAMPLES // (self.size or 1))
+
+    def __iter__(self) -> Any:
+        self.begun += 1
+        order = torch.randperm(SAMPLES)
+        self.left = iter(order.tolist() if self.size is None else [batch.tolist() for batch in order.split(self.size)])
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.left)
+
+
 class CountingBatches(Counting):
     """A batch sampler of the user's own: batches of different sizes."""
 

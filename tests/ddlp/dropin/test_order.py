@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import RANDOM, SAMPLES, Counting, CountingBatches, Draws, by_target, numbered, order
+from small_sets import RANDOM, SAMPLES, BeginsAnew, Counting, CountingBatches, Draws, by_target, numbered, order
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from ddlp import DDLPLoader, ImageArrays
+from ddlp.resume import sampler_of
 
 KINDS = (DataLoader, DDLPLoader)
 
@@ -148,18 +149,25 @@ class Eager:
         return iter((torch.randperm(SAMPLES) + np.random.randint(5)).remainder(SAMPLES).tolist())
 
 
+BEGUN = {
+    "sampler": lambda: dict(batch_size=4, sampler=Eager()),
+    "batch sampler": lambda: dict(batch_sampler=BeginsAnew(4)),
+    "one by one": lambda: dict(batch_size=None, sampler=BeginsAnew(None)),
+}
+
+
+@pytest.mark.parametrize("name", BEGUN)
 @pytest.mark.parametrize("user_code", [False, True])
-def test_a_sampler_is_begun_once_and_when_dataloader_begins_it(paths, user_code):
+def test_a_sampler_is_begun_once_and_when_dataloader_begins_it(paths, user_code, name):
     seen = []
     for kind in KINDS:
-        sampler = Eager()
-        loader = kind(Draws() if user_code else numbered(paths), 4, sampler=sampler)
+        loader = kind(Draws() if user_code else numbered(paths), **BEGUN[name]())
         torch.manual_seed(1)
         np.random.seed(1)
         seen.append([targets(loader)])
         if not user_code:  # in DataLoader the user's samples draw from the same generator
             seen[-1].append(torch.get_rng_state().numpy().tobytes())
-        assert sampler.begun == 1
+        assert sampler_of(loader).begun == 1
     assert seen[0] == seen[1]
 
 

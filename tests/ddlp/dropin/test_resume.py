@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import RANDOM, SAMPLES, Counting, CountingBatches, Draws, DrawsInBatches, Stream, numbered
+from small_sets import RANDOM, SAMPLES, BeginsAnew, Counting, CountingBatches, Draws, DrawsInBatches, Stream, numbered
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from ddlp import DDLPLoader
@@ -70,6 +70,8 @@ ORDERS = {
     "own, random": lambda d: dict(batch_size=4, sampler=Shuffled("random")),
     "own, epochs": lambda d: dict(batch_size=4, sampler=OwnEpochs(SAMPLES)),
     "own batches": lambda d: dict(batch_sampler=CountingBatches(SAMPLES)),
+    "begins anew": lambda d: dict(batch_sampler=BeginsAnew(4)),
+    "begins anew, one by one": lambda d: dict(batch_size=None, sampler=BeginsAnew(None)),
     "repeating": lambda d: dict(batch_size=4, sampler=[3, 5, 3, 3, 7, 5, 1, 3, 3, 9, 5] * 2),
     "one by one": lambda d: dict(batch_size=None, shuffle=True),
 }
