@@ -38,7 +38,7 @@ from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.transfer.device import landing_on
 from ddlp.transfer.landing import Landing
 from ddlp.translate.dali import stages
-from ddlp.usercode import Finish, KeyedView, UserCodeIterator, iterate_user_code
+from ddlp.usercode import Finish, KeyedView, StreamEpoch, UserCodeIterator, iterate_user_code
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 
@@ -91,6 +91,7 @@ class DDLPLoader(DataLoader):
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
     _watchers: tuple[Any, ...] = ()  # of the next epoch, see ddlp.observe.checked
     _is_accelerate_prepared = True  # else Accelerator.prepare puts a loader of its own in this one's place
+    get_sampler = resuming.sampler_of  # accelerate's save_state asks the loader of a stream for it
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class DDLPLoader(DataLoader):
         self._keeps: list[Keep] = []
         self._landing: Landing | None = None
         self._graphs: Graphs | None = None
-        self._last: EpochMemory | KeyedView | None = None
+        self._last: EpochMemory | KeyedView | StreamEpoch | None = None
         self._told: set[str] = set()
         check_arguments(self)
         found = self._portable_now()
@@ -247,7 +248,6 @@ class DDLPLoader(DataLoader):
         iterator: EpochIterator | UserCodeIterator
         if now is None:
             iterator = self._user_code(kept, seed, epoch, resume)
-            self._last = iterator.view
         else:
             base_seed = resume.seed
             if isinstance(kept, EpochIterator):
@@ -255,7 +255,7 @@ class DDLPLoader(DataLoader):
                 if base_seed is None:  # DataLoader draws a base seed once for as long as its workers persist
                     base_seed = int(kept._base_seed)
             iterator = self._epoch_iterator(now, seed, base_seed, epoch, resume)
-            self._last = iterator.memory
+        self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         return iterator
 
@@ -358,7 +358,7 @@ class DDLPLoader(DataLoader):
         if self._loaded is not None:
             return {**self._loaded, "epoch": self._next_epoch}
         state = None if self._last is None else self._last.state()
-        if state is None or (state["finished"] and counts_batches()):
+        if state is None or ((state["finished"] or isinstance(self._last, StreamEpoch)) and counts_batches()):
             return resuming.between(self._next_epoch)
         return {**state, "cut": self._cut}
 

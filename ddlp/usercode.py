@@ -32,7 +32,7 @@ from ddlp.ledger import Side
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
 from ddlp.report import Counts
-from ddlp.resume import OrderSource, Resume, SamplerStart, save
+from ddlp.resume import OrderSource, Resume, SamplerStart, between, save
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
@@ -239,6 +239,18 @@ class KeyedView:
         )
 
 
+class StreamEpoch:
+    """What a loader keeps of an epoch over an IterableDataset, which keeps its own place: whether it is over."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.ended = False
+
+    def state(self) -> dict[str, Any] | None:
+        """The epoch begins again where this is loaded; None once its iterator has said that it is over."""
+        return None if self.ended else between(self.epoch)
+
+
 def _fetches_batches(dataset: Any) -> bool:
     """True where the user's data set has ``__getitems__``. Subset's own only passes on to it."""
     while type(dataset) is Subset:
@@ -278,6 +290,7 @@ class _Finishing:
         self._in_batches = loader._auto_collation
         self.counts = counts
         self.view = view
+        self.memory = StreamEpoch(counts.epoch) if view is None else view
         if view is not None:
             view.of(self)
         super().__init__(loader if view is None else view)  # type: ignore[call-arg]
@@ -292,8 +305,8 @@ class _Finishing:
             batch = super().__next__()  # type: ignore[misc]
         except BaseException as error:
             counts.ended_s = time.monotonic()
-            if isinstance(error, StopIteration) and self.view is not None:
-                self.view.ended = True
+            if isinstance(error, StopIteration):
+                self.memory.ended = True
             raise
         if self.view is not None:
             self.view.deliver(self._number())
@@ -308,7 +321,9 @@ class _Finishing:
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
         self.counts = _counts(epoch, resume)
-        if self.view is not None:
+        if self.view is None:
+            self.memory = StreamEpoch(epoch)
+        else:
             self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         if resume.seed is not None:
             self._base_seed = resume.seed

@@ -116,6 +116,14 @@ def test_another_default_device_changes_no_values(paths, steps):
     assert torch.equal(values, expected.epilogue(images, boxes))
 
 
+def test_the_sampler_that_accelerate_asks_for(paths):
+    dataset, inner = numbered(paths), SequentialSampler(Ten())
+    for given in (dict(batch_size=4, sampler=inner), dict(batch_sampler=BatchSampler(inner, 4, False)),
+                  dict(batch_size=None, sampler=inner), dict(batch_size=None, sampler=BatchSampler(inner, 4, False))):
+        assert DDLPLoader(dataset, **given).get_sampler() is inner
+    assert DDLPLoader(Stream(), 4).get_sampler() is not None
+
+
 def test_locked_attributes(paths):
     loader = DDLPLoader(numbered(paths))
     for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):

@@ -73,6 +73,15 @@ def test_accelerate_leaves_the_loader_as_it_is(paths, engine, tmp_path, accelera
     accelerator.free_memory()
 
 
+def test_accelerate_saves_its_state_beside_a_stream(tmp_path, accelerator):
+    shard = need("accelerate").data_loader.IterableDatasetShard(Stream(), 4, num_processes=1, process_index=0)
+    loader = DDLPLoader(shard, 4)
+    assert accelerator.prepare(loader) is loader and len(list(loader)) == 5
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator.load_state(str(tmp_path / "state"))
+    accelerator.free_memory()
+
+
 def test_a_data_set_that_nobody_shares_is_warned_of_once(paths, monkeypatch):
     need("accelerate")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -326,14 +326,21 @@ def test_states_can_be_saved_and_foreign_ones_are_refused(paths):
     assert loader.state_dict()["epoch"] == 2
 
 
-def test_an_iterable_data_set_keeps_its_own_place():
-    loader = DDLPLoader(Stream(), 4)
-    next(iter(loader))
-    state = loader.state_dict()
-    assert state["epoch"] == 1
-    other = DDLPLoader(Stream(), 4)
-    other.load_state_dict(state)
-    assert len(list(other)) == 5
+@pytest.mark.parametrize("options", [{}, dict(num_workers=1), dict(num_workers=1, persistent_workers=True)])
+def test_an_iterable_data_set_keeps_its_own_place(options):
+    """The epoch under way begins again; as for other data sets it is over once its iterator says so."""
+    loader = DDLPLoader(Stream(), 4, **options)
+    for epoch in range(2):
+        iterator = iter(loader)
+        next(iterator)
+        states = [loader.state_dict()]
+        assert len(list(iterator)) == 4
+        states.append(loader.state_dict())
+        assert [state["epoch"] for state in states] == [epoch, epoch + 1]
+    for state in states:
+        other = DDLPLoader(Stream(), 4)
+        other.load_state_dict(json.loads(json.dumps(state)))
+        assert len(list(other)) == 5 and other.report().epoch == state["epoch"]
 
 
 def test_skipping_batches_as_frameworks_do(paths, engine):
