@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, _utils, default_collate
 from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -20,6 +19,7 @@ from ddlp.ahead import Coming, coming
 from ddlp.delivered import Delivered
 from ddlp.ending import when_dropped
 from ddlp.epoch import EpochRun
+from ddlp.finish import Finish
 from ddlp.generators import States
 from ddlp.ledger import Ledger
 from ddlp.live import Life
@@ -135,7 +135,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._device = loader._target
         if landing is not None:  # "cuda" alone would be another GPU after torch.cuda.set_device
             self._device = landing.lane.device
-        self._batch_transform = loader.batch_transform
+        self._hand_over = Finish(self._device, loader.batch_transform)
         prefetch_factor = 2 if loader.prefetch_factor is None else loader.prefetch_factor
         self._ahead = prefetch_factor * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
@@ -265,11 +265,9 @@ class EpochIterator(_BaseDataLoaderIter):
             batch: Any = [images, _collated(self._collate_fn, targets)]
         else:
             batch = self._collate_fn((images[0], targets[0]))  # type: ignore[arg-type]
-        if self._device is not None:
-            batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
-        elif self._pin_memory:
+        if self._pin_memory and self._device is None:
             batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
-        return batch if self._batch_transform is None else self._batch_transform(batch)
+        return self._hand_over(batch)
 
     def _transformed_target(self, item: tuple[int, int]) -> Any:
         with keyed_globals(Keyed(self.recipe.seed, self.recipe.epoch, *item).u64()):

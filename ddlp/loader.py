@@ -38,7 +38,7 @@ from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.transfer.device import landing_on
 from ddlp.transfer.landing import Landing
 from ddlp.translate.dali import stages
-from ddlp.usercode import Finish, KeyedView, StreamEpoch, UserCodeIterator, iterate_user_code
+from ddlp.usercode import KeyedView, StreamEpoch, UserCodeIterator, iterate_user_code
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 
@@ -264,7 +264,7 @@ class DDLPLoader(DataLoader):
         if isinstance(kept, UserCodeIterator):
             kept.restart(self, seed, epoch, resume)
         else:
-            kept = iterate_user_code(self, Finish(self), seed, epoch, resume)
+            kept = iterate_user_code(self, seed, epoch, resume)
         self._life.began(kept.counts)
         return kept
 

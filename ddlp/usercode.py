@@ -15,11 +15,10 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import IterableDataset, Subset, get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
@@ -28,14 +27,12 @@ from torch.utils.data.dataloader import (
 )
 
 from csd_engine.keyed import Keyed
+from ddlp.finish import Finish
 from ddlp.ledger import Side
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
 from ddlp.report import Counts
 from ddlp.resume import OrderSource, Resume, SamplerStart, between, save
-
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
 
 KeyedIndex = tuple[Any, int]
 """An index with the 64-bit key of its sample."""
@@ -285,8 +282,8 @@ class _Finishing:
 
     _base_seed: Any
 
-    def __init__(self, loader: Any, view: KeyedView | None, finish: Callable[[Any], Any], counts: Counts) -> None:
-        self._finish = finish
+    def __init__(self, loader: Any, view: KeyedView | None, counts: Counts) -> None:
+        self._finish = Finish(loader._target, loader.batch_transform)
         self._in_batches = loader._auto_collation
         self.counts = counts
         self.view = view
@@ -321,6 +318,7 @@ class _Finishing:
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
         self.counts = _counts(epoch, resume)
+        self._finish = Finish(loader._target, loader.batch_transform)
         if self.view is None:
             self.memory = StreamEpoch(epoch)
         else:
@@ -351,9 +349,7 @@ class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
 UserCodeIterator = _Single | _Multi
 
 
-def iterate_user_code(
-    loader: DataLoader, finish: Callable[[Any], Any], seed: int | None, epoch: int, resume: Resume
-) -> UserCodeIterator:
+def iterate_user_code(loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> UserCodeIterator:
     """torch's own iterator over the loader, with keyed samples where the data set has indices.
 
     ``seed`` None takes the base seed that torch draws.
@@ -361,21 +357,8 @@ def iterate_user_code(
     kind = _Single if loader.num_workers == 0 else _Multi
     iterable = isinstance(loader.dataset, IterableDataset)
     view = None if iterable else KeyedView(loader, seed, epoch, resume)
-    return kind(loader, view, finish, _counts(epoch, resume))
+    return kind(loader, view, _counts(epoch, resume))
 
 
 def _counts(epoch: int, resume: Resume) -> Counts:
     return Counts(epoch=epoch, before=len(resume.delivered))
-
-
-class Finish:
-    """What is done to a finished batch of user code: moved to the device, the batch_transform run."""
-
-    def __init__(self, loader: DDLPLoader) -> None:
-        self._device = loader._target
-        self._batch_transform = loader.batch_transform
-
-    def __call__(self, batch: Any) -> Any:
-        if self._device is not None:
-            batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
-        return batch if self._batch_transform is None else self._batch_transform(batch)

@@ -15,6 +15,7 @@ from csd_engine.readtime import READING
 from ddlp.ahead import Coming
 from ddlp.delivered import Delivered
 from ddlp.epoch import FETCHERS, EpochRun
+from ddlp.finish import Finish
 from ddlp.iterator import EpochIterator
 from ddlp.ledger import Ledger
 from ddlp.observe.events import (
@@ -287,7 +288,8 @@ class WatchedIterator(EpochIterator):
             for observer in observers:
                 observer.closed()
             raise
-        self._users_transform, self._batch_transform = self._batch_transform, None
+        self._users_transform = self._hand_over.batch_transform
+        self._hand_over = Finish(self._device, None)
         ledger, ranks = self.run.ledger, here()
         for observer in observers:
             event = EpochBegan(

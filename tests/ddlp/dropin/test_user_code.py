@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import random
+import types
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +27,7 @@ from small_sets import (
     order,
     pairs,
 )
+from torch import nn
 from torch.utils.data import DataLoader, Subset, get_worker_info
 from torchvision import transforms
 
@@ -189,6 +194,85 @@ def test_results_in_any_order():
 def test_batch_transform_and_device():
     loader = DDLPLoader(Draws(), 4, device="cpu", batch_transform=lambda batch: {"x": batch[0], "n": len(batch[1])})
     assert [b["n"] for b in loader] == [4] * 10 + [1]
+
+
+class Fields(dict):
+    """A dict that holds something else as well."""
+
+    note = "none"
+
+
+class Graph:
+    """A batch of the user's that knows how to move, and takes nothing but the device."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: Any) -> Graph:
+        return Graph(self.x.to(device))
+
+
+@dataclasses.dataclass
+class Plain:
+    x: torch.Tensor
+
+
+class Registered(Plain):
+    """Made known to torch's pytree."""
+
+
+Edge = collections.namedtuple("Edge", "fro to")
+torch.utils._pytree.register_pytree_node(Registered, lambda r: ([r.x], None), lambda parts, _: Registered(*parts))
+
+
+def fields(x: torch.Tensor) -> Fields:
+    made = Fields(x=x, name="a")
+    made.note = "kept"
+    return made
+
+
+HELD = {  # what a collate_fn makes of a tensor, and where the tensor is in it
+    "UserDict": (lambda x: collections.UserDict(x=x), lambda b: b["x"]),
+    "dict subclass": (fields, lambda b: b["x"]),
+    "read-only mapping": (lambda x: types.MappingProxyType({"x": x}), lambda b: b["x"]),
+    "UserList": (lambda x: collections.UserList([1, x]), lambda b: b[1]),
+    "deque": (lambda x: collections.deque([x]), lambda b: b[0]),
+    "nested": (lambda x: {"a": [("b", fields(x), None)]}, lambda b: b["a"][0][1]["x"]),
+    "named tuple": (lambda x: Edge(3, x), lambda b: b.to),
+    "return type": (lambda x: torch.max(x, 0), lambda b: b.values),
+    "to of its own": (lambda x: Graph(x), lambda b: b.x),
+    "pytree's": (lambda x: Registered(x), lambda b: b.x),
+    "PackedSequence": (lambda x: nn.utils.rnn.pack_sequence([x[:2], x[:1]]), lambda b: b.data),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_device_takes_batches_of_any_type(name):
+    make, tensor = HELD[name]
+
+    def collate(samples: list[Any]) -> Any:
+        return make(torch.stack([x for x, _ in samples]))
+
+    for batch in DDLPLoader(Draws(), 4, collate_fn=collate, drop_last=True, device="meta"):
+        assert type(batch) is type(collate([(torch.zeros(3), 0)] * 4))
+        assert tensor(batch).device.type == "meta"
+        if name == "dict subclass":
+            assert batch.note == "kept" and batch["name"] == "a"
+        if name == "PackedSequence":
+            assert batch.batch_sizes.tolist() == [2, 1]  # which stay on the CPU
+
+
+def test_the_device_leaves_alone_what_nobody_can_move():
+    given = Plain(torch.zeros(2)), np.zeros(2), "name", b"bytes"
+    (batch,) = DDLPLoader([0], collate_fn=lambda _: given, device="meta")
+    assert type(batch) is tuple and all(ours is theirs for ours, theirs in zip(batch, given, strict=True))
+
+
+def test_persistent_workers_and_another_batch_transform():
+    loader = DDLPLoader(Draws(), 4, num_workers=1, persistent_workers=True, batch_transform=lambda batch: "mixed")
+    assert set(loader) == {"mixed"}
+    loader.batch_transform = None  # as timm ends MixUp
+    assert order(list(loader)) == order(list(DataLoader(Draws(), 4)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""The last that is done to a batch, in the training thread: moved to the device, the user's batch_transform run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["Finish", "moved"]
+
+_WITHOUT_TENSORS = (str, bytes, bytearray, memoryview, int, float, type(None))
+
+
+class Finish:
+    """Called with each batch; its result is delivered. ``device`` None leaves the batch where it is."""
+
+    def __init__(self, device: torch.device | None, batch_transform: Callable[[Any], Any] | None) -> None:
+        self._device = device
+        self.batch_transform = batch_transform
+
+    def __call__(self, batch: Any) -> Any:
+        if self._device is not None:
+            batch = moved(batch, self._device)
+        return batch if self.batch_transform is None else self.batch_transform(batch)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch of any shape with its tensors on a device.
+
+    As accelerate and Lightning move batches: what has a ``to`` of its own is asked for it (a BatchEncoding, a PackedSequence,
+    a graph), mappings and sequences are gone through. What is neither stays as it is.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, _WITHOUT_TENSORS):
+        return batch
+    if callable(getattr(type(batch), "to", None)):  # of its type: a named tuple may have a field of that name
+        try:
+            return batch.to(device, non_blocking=True)
+        except TypeError:  # it takes nothing but the device
+            return batch.to(device)
+    if isinstance(batch, Mapping):
+        return _alike(batch, {name: moved(value, device) for name, value in batch.items()})
+    if isinstance(batch, Sequence):
+        return _alike(batch, [moved(part, device) for part in batch])
+    # A type that was made known to torch.utils._pytree, or one that nobody knows, which stays.
+    return tree_map_only(torch.Tensor, lambda tensor: moved(tensor, device), batch)
+
+
+def _alike(batch: Any, parts: Any) -> Any:
+    """These parts in a container like the batch's, made as torch's pin_memory makes it: a plain one where its type can't be."""
+    try:
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*parts)
+        if isinstance(batch, MutableMapping):  # a copy keeps what else it holds
+            clone = copy.copy(batch)
+            clone.update(parts)
+            return clone
+        if isinstance(batch, MutableSequence):
+            made = copy.copy(batch)
+            for k, part in enumerate(parts):
+                made[k] = part
+            return made
+        return type(batch)(parts)
+    except TypeError:
+        return parts
