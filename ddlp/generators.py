@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddlp.order import default_device
+
 States = dict[str, Any]
 """The state of each named torch generator, and of ``numpy`` and ``random`` where they are asked for."""
 
@@ -36,6 +38,14 @@ def restored(states: States, generators: Mapping[str, torch.Generator]) -> Itera
         yield
     finally:
         _set(before, generators)
+
+
+def for_base_seed(seed: int) -> torch.Generator:
+    """For torch's iterators, which draw a base seed that is known already: a generator that is nobody else's.
+
+    On torch's default device, since they draw there.
+    """
+    return torch.Generator(default_device()).manual_seed(seed % 2**63)
 
 
 def _set(states: States, generators: Mapping[str, torch.Generator]) -> None:

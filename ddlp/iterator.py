@@ -20,11 +20,10 @@ from ddlp.delivered import Delivered
 from ddlp.ending import when_dropped
 from ddlp.epoch import EpochRun
 from ddlp.finish import Finish
-from ddlp.generators import States
+from ddlp.generators import States, for_base_seed
 from ddlp.ledger import Ledger
 from ddlp.live import Life
 from ddlp.notices import warn_user
-from ddlp.order import default_device
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
@@ -89,10 +88,10 @@ class EpochMemory:
 class _LoaderView:
     """The loader as torch's base iterator sees it: its sampler on a resume, and no base seed drawn where there is one."""
 
-    def __init__(self, loader: DataLoader, sampler: SamplerStart, draws: bool) -> None:
+    def __init__(self, loader: DataLoader, sampler: SamplerStart, base_seed: int | None) -> None:
         self._loader = loader
         self._index_sampler = sampler
-        self.generator = loader.generator if draws else torch.Generator(default_device())
+        self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -122,10 +121,9 @@ class EpochIterator(_BaseDataLoaderIter):
         life: Life,
         on_closed: Callable[[], None],
     ) -> None:
-        draws = base_seed is None
-        start = SamplerStart(loader, resume, seed_drawn=draws)
+        start = SamplerStart(loader, resume, seed_drawn=base_seed is None)
         # Begins to read the sampler, then draws the base seed, as DataLoader does.
-        super().__init__(_LoaderView(loader, start, draws))  # type: ignore[arg-type]
+        super().__init__(_LoaderView(loader, start, base_seed))  # type: ignore[arg-type]
         self._index_sampler = loader._index_sampler
         if base_seed is not None:
             self._base_seed = base_seed

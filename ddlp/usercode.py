@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import (
 
 from csd_engine.keyed import Keyed
 from ddlp.finish import Finish
+from ddlp.generators import for_base_seed
 from ddlp.ledger import Side
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
@@ -98,7 +99,7 @@ class _KeyedSampler:
         return self._keyed(self._view.begin())  # the user's sampler begins now, as torch's iterators begin it
 
     def _keyed(self, items: Iterator[Any]) -> Iterator[Any]:
-        seen: Counter[Any] = Counter()
+        seen: Counter[int] = Counter()
         ordinal = 0
 
         def key(index: Any) -> KeyedIndex:
@@ -107,9 +108,11 @@ class _KeyedSampler:
             try:
                 number = int(index)
             except (TypeError, ValueError):  # a data set with keys of its own: the place in the epoch stands for it
-                number = ordinal
-            seen[number] += 1
-            return index, Keyed(self._view.seed(), self._view.epoch, number, seen[number] - 1).u64()
+                number, before = ordinal, 0
+            else:
+                before = seen[number]
+                seen[number] += 1
+            return index, Keyed(self._view.seed(), self._view.epoch, number, before).u64()
 
         for position, item in enumerate(self._view.order_again(items)):
             keyed = [key(index) for index in item] if self._batched else key(item)
@@ -145,7 +148,7 @@ class KeyedView:
         self._iterator: weakref.ref[Any] | None = None
         self._base_seed = 0
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
-        self.generator = loader.generator if resume.seed is None else torch.Generator().manual_seed(resume.seed % 2**63)
+        self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
         many = loader._auto_collation and _fetches_batches(loader.dataset)
         self.dataset = (KeyedBatchDataset if many else KeyedDataset)(loader.dataset)
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
@@ -154,8 +157,6 @@ class KeyedView:
         self.next_epoch(seed, epoch, resume, seed_drawn=loader.num_workers == 0)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not there yet: this object is being unpickled
-            raise AttributeError(name)
         return getattr(self._loader(), name)
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:

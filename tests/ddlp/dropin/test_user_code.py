@@ -82,6 +82,18 @@ def test_the_same_index_twice_draws_twice():
     assert len(numbers.unique()) == 12
 
 
+class Named(Draws):
+    """With a key of its own beside the numbers."""
+
+    def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(40 if index == "last" else index)
+
+
+def test_a_key_that_is_no_number_changes_nothing_for_those_that_are():
+    plain, mixed = (by_target(list(DDLPLoader(Named(), 1, sampler=s, seed=1))) for s in ([1, 2, 3], ["last", 1, 2, 3]))
+    assert set(mixed) == {40, *plain} and all(torch.equal(plain[k], mixed[k]) for k in plain)
+
+
 @pytest.mark.parametrize("kind", [Draws, DrawsInBatches])
 def test_the_training_process_keeps_its_generators(kind):
     loader = DDLPLoader(kind(), 4, seed=2)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageArrays
@@ -41,6 +41,30 @@ def test_the_batches_are_dataloaders(workers, samples, replacement):
         seen.append([(images.cpu(), labels.tolist()) for _ in range(2) for images, labels in loader])
     for (images, labels), (ours, our_labels) in zip(*seen, strict=True):
         assert labels == our_labels and torch.equal(images, ours)
+
+
+class Own(Dataset):
+    """User code."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        return torch.rand((), device="cpu").item(), index
+
+
+@pytest.mark.parametrize("kind", [data, Own])
+def test_an_epoch_goes_on(kind):
+    def make() -> DDLPLoader:
+        return DDLPLoader(kind(), 4, shuffle=True, generator=torch.Generator("cuda").manual_seed(4))
+
+    loader = make()
+    iterator = iter(loader)
+    seen = [next(iterator)[1].tolist() for _ in range(3)]
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    seen += [labels.tolist() for _, labels in again]
+    assert sorted(k for labels in seen for k in labels) == list(range(COUNT))
 
 
 def test_workers_that_persist_draw_no_second_seed():
