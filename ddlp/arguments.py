@@ -18,10 +18,24 @@ from ddlp.transfer.epilogue import DTYPES
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
-__all__ = ["OUTPUTS", "check_arguments"]
+__all__ = ["OUTPUTS", "check_arguments", "check_change"]
 
 BACKENDS = ("native", "dali", "dali_cpu")
 OUTPUTS = {str(t).removeprefix("torch."): t for t in DTYPES}
+
+_KEPT_IN = {  # what is made once for all epochs, and of which arguments
+    "_reach": ("csd", "transfer", "spool", "spool_bytes"),
+    "_landing": ("device", "transfer"),
+}
+
+
+def check_change(loader: DDLPLoader, name: str) -> None:
+    """Raises ValueError where an attribute is set of which something was made that all epochs share."""
+    for kept, arguments in _KEPT_IN.items():
+        if name in arguments and getattr(loader, kept, None) is not None:
+            raise ValueError(
+                f"{name} attribute should not be set after {type(loader).__name__} has begun an epoch with it; make another one"
+            )
 
 
 def check_arguments(loader: DDLPLoader) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddlp import resume as resuming
-from ddlp.arguments import OUTPUTS, check_arguments
+from ddlp.arguments import OUTPUTS, check_arguments, check_change
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import explain
@@ -182,6 +182,10 @@ class DDLPLoader(DataLoader):
         if found is not None and self.backend != "native":
             stages(found)  # names what DALI can't do
 
+    def __setattr__(self, attr: str, val: Any) -> None:
+        check_change(self, attr)
+        super().__setattr__(attr, val)
+
     # -- arguments -----------------------------------------------------------------------------------------------
 
     @property
@@ -210,7 +214,7 @@ class DDLPLoader(DataLoader):
     def _portable_now(self) -> Portable | None:
         """What can travel as the data set is at this moment; None, said once, where the host must do it alone."""
         try:
-            found = portable(self, self._output, self.memory_format, self.decode)
+            return portable(self, self._output, self.memory_format, self.decode)
         except Untranslatable as error:
             if self._wanted_strategy() == "csd":
                 raise
@@ -222,7 +226,6 @@ class DDLPLoader(DataLoader):
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
             return None
-        return found
 
     # -- iteration -----------------------------------------------------------------------------------------------
 
@@ -305,8 +308,7 @@ class DDLPLoader(DataLoader):
     def _strategy(self, name: str, ledger: Ledger, rates: Rates) -> Strategy:
         if name != "mte":
             return STRATEGIES[name](ledger, rates)
-        n = ledger.length
-        return Mte(ledger, rates, None if self.ratio is None else round(n * self.ratio))
+        return Mte(ledger, rates, None if self.ratio is None else round(ledger.length * self.ratio))
 
     def _reached(self) -> Reach:
         if self._reach is None or self._reach.pid != os.getpid():  # else inherited over a fork: the parent's
@@ -390,6 +392,4 @@ class DDLPLoader(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
-        state = dict(self.__dict__)
-        state.update(_iterator=None, _last=None, _reach=None, _keeps=[], _life=Life(), _landing=None, _graphs=None)
-        return state
+        return dict(vars(self), _iterator=None, _last=None, _reach=None, _keeps=[], _life=Life(), _landing=None, _graphs=None)

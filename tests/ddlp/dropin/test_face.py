@@ -131,6 +131,21 @@ def test_locked_attributes(paths):
             setattr(loader, name, None)
 
 
+def test_what_all_epochs_share_is_locked_once_it_was_made(paths, engine, tmp_path):
+    loader = DDLPLoader(numbered(paths), 4, spool=str(tmp_path / "none"))
+    list(loader)
+    loader.spool, loader.spool_bytes, loader.transfer, loader.strategy = engine, 1 << 24, "shared", "csd"
+    assert len(list(loader)) == loader.report().batches_csd == 11
+    for name in ("csd", "transfer", "spool", "spool_bytes"):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set after DDLPLoader has begun an epoch with it"):
+            setattr(loader, name, None)
+    loader.strategy, loader.device = "cpu", "cpu"
+    assert len(list(loader)) == 11 and loader.report().batches_csd == 0
+    again = pickle.loads(pickle.dumps(loader))
+    again.spool = None
+    assert again.spool is None and len(list(again)) == 11
+
+
 def test_every_argument_is_an_attribute_with_the_value_given(paths):
     values = dict(
         strategy="mte", csd=[Device("ipc:///nowhere", "keys")], device="cpu", seed=7, ratio=0.25, spool="/somewhere",
