@@ -8,13 +8,15 @@ Nothing of transformers is imported before the loader is made.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 
 from ddlp.integrations.shards import is_shared
 from ddlp.loader import DDLPLoader
+from ddlp.order import gives_each_once
 
 
 def name_fields(batch: Any) -> Any:
@@ -41,7 +43,10 @@ class DDLPTrainerMixin:
     ddlp_options: dict[str, Any] = {}
 
     def get_train_dataloader(self: Any) -> DDLPLoader:
-        """The training loader, over this process's share of ``train_dataset``. Raises ValueError without one."""
+        """The training loader, over this process's share of ``train_dataset``.
+
+        Raises ValueError without one, and for a sampler of Trainer's or yours that does not share it among several processes.
+        """
         from accelerate.data_loader import IterableDatasetShard
         from transformers import default_data_collator
 
@@ -60,7 +65,9 @@ class DDLPTrainerMixin:
         if self.data_collator is not default_data_collator:
             options.update(collate_fn=self.data_collator, batch_transform=None)
         if not isinstance(dataset, IterableDataset):
-            options.update(sampler=self._ddlp_sampler(dataset), drop_last=args.dataloader_drop_last)
+            options["drop_last"] = args.dataloader_drop_last
+            if "sampler" not in self.ddlp_options:
+                options["sampler"] = self._ddlp_sampler(dataset)
         options.update(self.ddlp_options)
         if isinstance(dataset, IterableDataset) and args.world_size > 1 and not is_shared(dataset):
             dataset = IterableDatasetShard(
@@ -68,9 +75,20 @@ class DDLPTrainerMixin:
             )
         return DDLPLoader(dataset, **options)
 
-    def _ddlp_sampler(self: Any, dataset: Any) -> DistributedSampler:
-        """Of one process, too: each epoch's order follows from (seed, epoch), so a resumed epoch has its own."""
+    def _ddlp_sampler(self: Any, dataset: Any) -> Any:
+        """Trainer's, by an argument or a method of yours; for its plain shuffle, where each epoch's order follows from what
+        was drawn before, one whose orders follow from (seed, epoch), so that a resumed epoch has its own.
+        """
         args = self.args
+        takes = inspect.signature(self._get_train_sampler).parameters  # older versions ask without the data set
+        wanted = self._get_train_sampler(dataset) if takes else self._get_train_sampler()
+        if wanted is not None and not (type(wanted) is RandomSampler and gives_each_once(wanted)):
+            if args.world_size > 1 and not is_shared(wanted):
+                raise ValueError(
+                    f"{args.world_size} processes and {type(wanted).__name__} from _get_train_sampler: each of them would go "
+                    'over all of its samples. Give ddlp_options["sampler"] one that shares them, with an attribute num_replicas'
+                )
+            return wanted
         seed = args.seed if args.data_seed is None else args.data_seed
         return DistributedSampler(
             dataset, args.world_size, args.process_index, seed=seed, drop_last=args.dataloader_drop_last

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,15 @@ import pytest
 import torch
 from small_sets import RANDOM, SAMPLES, Draws, Stream, by_target, numbered
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageFiles
@@ -293,6 +302,53 @@ def test_the_trainer_resumes_with_the_epochs_own_order(paths, tmp_path):
     assert all(sorted(sum(epoch, [])) == list(range(SAMPLES)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert trained(str(tmp_path / "checkpoint-11")) == epochs[1] + epochs[2]
+
+
+def test_the_trainers_own_sampling_stays(paths, tmp_path):
+    need("accelerate")
+    transformers = need("transformers")
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class Balanced(transformers.Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return WeightedRandomSampler([1.0] * SAMPLES, 8)
+
+    def sampler(trainer: Any, given: dict[str, Any], **arguments: Any) -> Any:
+        class ImageTrainer(DDLPTrainerMixin, trainer):
+            ddlp_options = given
+
+        args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], **arguments)
+        return ImageTrainer(model=Net(), args=args, train_dataset=classes(paths)).get_train_dataloader().sampler
+
+    own = EveryOther()
+    assert type(sampler(transformers.Trainer, {})) is DistributedSampler  # for the plain shuffle
+    assert type(sampler(transformers.Trainer, {}, train_sampling_strategy="sequential")) is SequentialSampler
+    assert type(sampler(Balanced, {})) is WeightedRandomSampler
+    assert sampler(Balanced, dict(sampler=own)) is own
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_in_several_processes_the_trainers_own_sampler_must_share(older):
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class Shuffles:
+        """As much of Trainer as is asked; older versions give the method no data set."""
+
+        args = types.SimpleNamespace(world_size=2, process_index=1, seed=1, data_seed=None, dataloader_drop_last=False)
+        _get_train_sampler = (lambda self: self.wanted) if older else (lambda self, dataset: self.wanted)
+
+    class ImageTrainer(DDLPTrainerMixin, Shuffles):
+        wanted: Any = None
+
+    trainer, samples = ImageTrainer(), range(SAMPLES)
+    for trainer.wanted in (None, RandomSampler(samples)):
+        found = trainer._ddlp_sampler(samples)
+        assert type(found) is DistributedSampler and (found.rank, found.num_replicas) == (1, 2)
+    trainer.wanted = DistributedSampler(samples, 2, 0)
+    assert trainer._ddlp_sampler(samples) is trainer.wanted
+    for trainer.wanted in (EveryOther(), RandomSampler(samples, True), RandomSampler(samples, num_samples=99)):
+        with pytest.raises(ValueError, match=r'2 processes and (RandomSampler|EveryOther) .*ddlp_options\["sampler"\]'):
+            trainer._ddlp_sampler(samples)
 
 
 def test_fields_get_the_names_that_models_know():
