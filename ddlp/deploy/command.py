@@ -4,7 +4,7 @@ r"""Put the engine on a device over SSH, under a name: csd="csd0" is all that a 
         --host-root /data/imagenet --host-spool /mnt/board/spool
     ddlp deploy --name csd0                   # once more, with what was given before: mends what is not as it should be
     ddlp deploy --name csd0 --upgrade         # this host's version; back to the old one if it does not answer
-    ddlp deploy --name csd0 --uninstall       # leaves nothing of ours there, and no record here
+    ddlp deploy --name csd0 --uninstall       # leaves nothing of ours there, unless other hosts use it, and no record here
 
 The system's ssh is used: ~/.ssh/config, agent, keys and jump hosts work as they do there. Nobody is asked for a password
 unless you say -o BatchMode=no.
@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--measure", action="store_true", help="measure images/s again")
     add("--upgrade", action="store_true", help="replace another version there by this host's")
     add("--uninstall", action="store_true", help="remove the engine from the device, and its record and keys here")
+    add("--all", action="store_true", help="with --uninstall: remove the engine even though other hosts use it")
     add("--forget", action="store_true", help="with --uninstall, for a device that is gone: remove the record and keys alone")
     add_ssh_arguments(parser)
     engine = parser.add_argument_group("the engine's own options, see python -m csd_engine --help")
@@ -102,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     before = _before(options)
     steps = Steps()
     if options.uninstall:
-        uninstall(_to_remove(options, before), steps, forget=options.forget)
+        uninstall(_to_remove(options, before), steps, forget=options.forget, for_all=options.all)
         return 0
     wanted = _wanted(options, before)
     record, findings = deploy(wanted, steps)
@@ -199,6 +200,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
     )
     return Wanted(
         record=record,
+        given_options=_given(options),
         reserve_bytes=reserve_bytes(engine),
         install=options.install,
         bundle=options.bundle,
@@ -221,16 +223,18 @@ def _roots(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[tu
     return tuple((os.path.abspath(host), os.path.normpath(device)) for host, device in zip(here, options.root, strict=True))
 
 
+def _given(options: argparse.Namespace) -> dict[str, str]:
+    """The engine's options that were given now."""
+    values = {option: getattr(options, option[2:].replace("-", "_")) for option in ENGINE_OPTIONS}
+    return {option: value for option, value in values.items() if value is not None}
+
+
 def _engine_options(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[str, ...]:
     """The engine's options: those given now, and of those given before the others."""
     from csd_engine.__main__ import make_parser  # numpy and all: not for --help
 
     old = before.engine_options if before else ()
-    values = dict(zip(old[::2], old[1::2], strict=True))
-    for option in ENGINE_OPTIONS:
-        value = getattr(options, option[2:].replace("-", "_"))
-        if value is not None:
-            values[option] = value
+    values = {**dict(zip(old[::2], old[1::2], strict=True)), **_given(options)}
     flat = tuple(part for option in ENGINE_OPTIONS if option in values for part in (option, values[option]))
     try:
         make_parser().parse_args(flat)

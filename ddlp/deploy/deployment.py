@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from csd_engine.build import build
 from csd_engine.errors import EngineError, EngineRefused
-from ddlp.deploy import address, book, checks, diagnosis, kernel, place, spooldir
+from ddlp.deploy import address, book, checks, diagnosis, kernel, place, settings, spooldir
 from ddlp.deploy.advice import other_root, upgrade
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
@@ -39,6 +40,7 @@ class Wanted:
     Attributes:
         record: name, destination, ssh_options, roots, spools, home, engine_options, and what was given, as wanted; what is
             found out later is taken from the run before, where there was one.
+        given_options: those of engine_options that were given now, with their values.
         reserve_bytes: what the engine leaves free on the spool's disk.
         install: ``apt``, ``pip`` or ``no``.
         bundle: directory of .whl and .deb files to install from; None.
@@ -48,6 +50,7 @@ class Wanted:
     """
 
     record: DeviceRecord
+    given_options: Mapping[str, str]
     reserve_bytes: int
     install: str
     bundle: Path | None
@@ -121,7 +124,7 @@ class _Deployment:
         self._survey = survey(self._shell, home, record.device_spool, roots, record.given_python)
         if self._survey.python is None and record.given_python is not None:  # gone since it was given, say
             self._survey = dataclasses.replace(self._survey, python=Python(record.given_python, ()))
-        return list(checks.check(self._survey, self._wanted.reserve_bytes))
+        return [*checks.check(self._survey, self._wanted.reserve_bytes), *settings.check(self._survey, record)]
 
     def _check(self) -> None:
         with self._steps.step("check") as step:
@@ -176,34 +179,24 @@ class _Deployment:
             return  # its options may be others than ours
         with self._steps.step("settings") as step:
             place.make_spool(shell, found, record.device_spool)
-            text = place.settings_text(
-                found.home,
-                record.listen_port,
-                record.device_spool,
-                record.roots,
-                self._engine_options(step),
-                ipv6="[" in self._address,
-            )
-            changed = place.put_settings(shell, found, text)
+            place.make_operators(shell, found)
+            made, findings = settings.make(found, record, wanted.given_options, ipv6="[" in self._address)
+            for finding in findings:
+                self._tell(step, finding)
+            changed = settings.put(shell, found, record, made.text)
             self._restart |= changed
+            if changed and found.settings and found.current == self._number and settings.others(found, record.name):
+                self._before = (self._number, found.settings)  # for the others it must go on, whatever becomes of this
             self._note(step, changed, "written")
 
     def _note(self, step: Step, changed: bool, text: str) -> None:
         step.say(text if changed else "unchanged")
         self._steps.changed |= changed
 
-    def _engine_options(self, step: Step) -> list[str]:
-        options = [*self._record.engine_options, *place.operator_options(self._shell, self._survey)]
-        fit = checks.workers_that_fit(self._survey)
-        if "--workers" not in options and fit < self._survey.cores:
-            finding = warn(
-                f"{fit} of {self._survey.cores} cores are used", f"{self._survey.memory_bytes // checks.MIB} MB of memory hold "
-                "no more workers", "If your images are small: --workers N.",
-            )  # fmt: skip
-            self._findings.append(finding)
-            step.say(finding)
-            options += ["--workers", str(fit)]
-        return options
+    def _tell(self, step: Step, finding: Finding) -> None:
+        """Show a finding that is none of the checks', now and at the end."""
+        self._findings.append(finding)
+        step.say(finding)
 
     def _put_engine(self, step: Step) -> None:
         found = self._survey
@@ -222,8 +215,7 @@ class _Deployment:
                 "versions differ, so its engine and settings are left as they are",
                 upgrade(self._record.name),
             )
-            self._findings.append(finding)
-            step.say(finding)
+            self._tell(step, finding)
             return
         if another and found.current is not None and found.settings is not None:
             self._before = (found.current, found.settings)
@@ -256,8 +248,7 @@ class _Deployment:
             boots = service.enable(cron=found.cron is not None)
             user = service.not_lingering()
             if user:
-                self._findings.append(diagnosis.of_lingering(user))
-                step.say(self._findings[-1])
+                self._tell(step, diagnosis.of_lingering(user))
             running = found.supervisor is not None and found.state.startswith("ready")
             if running and not self._restart and not boots:
                 step.say(f"unchanged, {self._record.service}, listens on {found.state.split()[1]}")

@@ -2,7 +2,7 @@
 
 HOME/engines/BUILD/csd_engine/   unpacked archives
 HOME/current                     link to one of them
-HOME/keys/                       the engine's pair, made there; clients/: who may come in
+HOME/keys/                       the engine's pair, made there; clients/: who may come in, and with which directories
 HOME/operators/HASH.py           the user's operators
 HOME/run/                        the supervisor's: process id, state, log
 HOME/engine.json                 the engine's command line
@@ -13,10 +13,9 @@ HOME/lingering-is-ours           the user's lingering was switched on by us
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from csd_engine.build import build
@@ -29,8 +28,8 @@ from ddlp.deploy.survey import Survey
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "absolute_home", "check_home", "drop_old_builds", "engine_module", "exchange_keys", "make_spool", "operator_options",
-    "own_build_is_there", "put_engine", "put_operators", "put_settings", "remove_all", "settings_text", "switch",
+    "check_home", "client_file", "drop_old_builds", "engine_module", "exchange_keys", "make_operators", "make_spool",
+    "own_build_is_there", "put_engine", "put_operators", "remove_all", "switch",
 ]  # fmt: skip
 
 _HOME_NAMES = (
@@ -43,13 +42,6 @@ def check_home(home: str) -> str:
     if not re.fullmatch(r"(~|)/[\w@+.,/ -]*[\w]", home) or ".." in home.split("/"):
         raise DDLPError(f"--home {home!r}: write ~/DIR or an absolute path of letters, digits and . , _ @ + - alone.")
     return home
-
-
-def absolute_home(shell: Shell, home: str) -> str:
-    """The directory with its ``~`` resolved there."""
-    if not check_home(home).startswith("~"):
-        return home
-    return shell.must('echo "$HOME"', "asking for the home directory", timeout_s=60).strip() + home[1:]
 
 
 def engine_module(python: str, home: str, *words: str, code: str = "current", before: str = "") -> str:
@@ -100,6 +92,11 @@ def drop_old_builds(shell: Shell, home: str, keep: str) -> None:
     shell.must(script, "removing old engines", timeout_s=60)
 
 
+def client_file(home: str, key: str, kind: str) -> str:
+    """The file about a host that may come in: its public key (``key``), or its directories (``roots``)."""
+    return f"{home}/keys/clients/{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.{kind}"
+
+
 def exchange_keys(shell: Shell, survey: Survey, name: str, number: str) -> bool:
     """Both pairs made where they belong, and the public keys on the other side; True if that changed something.
 
@@ -122,8 +119,7 @@ def exchange_keys(shell: Shell, survey: Survey, name: str, number: str) -> bool:
         changed = True
     ours = load_public(here / "host.key").decode()
     if ours not in survey.clients:
-        file = f"{home}/keys/clients/{hashlib.blake2b(ours.encode(), digest_size=8).hexdigest()}.key"
-        shell.put((here / "host.key").read_bytes(), file)
+        shell.put((here / "host.key").read_bytes(), client_file(home, ours, "key"))
         changed = True
     if theirs is None or not _is(here / "server.key", theirs):
         (here / "server.key").write_text(
@@ -137,24 +133,6 @@ def _is(path: Path, key: str) -> bool:
     return path.exists() and load_public(path).decode() == key
 
 
-def settings_text(
-    home: str, port: int, spool: str, roots: Iterable[tuple[str, str]], options: Sequence[str], *, ipv6: bool = False
-) -> str:
-    """engine.json: the engine's command line, on one line."""
-    arguments = ["--listen", f"tcp://{'[::]' if ipv6 else '0.0.0.0'}:{port}", "--spool", spool, "--keys", f"{home}/keys"]
-    for host, device in roots:
-        arguments += ["--root", f"{host}={device}"]
-    return json.dumps({"arguments": [*arguments, *options]})
-
-
-def put_settings(shell: Shell, survey: Survey, text: str) -> bool:
-    """Write engine.json; True if that changed something."""
-    if survey.settings == text:
-        return False
-    shell.put(text.encode() + b"\n", f"{survey.home}/engine.json", 0o600)
-    return True
-
-
 def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
     """Make the spool directory where it is not there, and remember that."""
     if not survey.place_spool.exists:
@@ -166,12 +144,11 @@ def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
         )
 
 
-def operator_options(shell: Shell, survey: Survey) -> list[str]:
-    """The engine's option for the directory of operators, which is made: new files there need no restart."""
+def make_operators(shell: Shell, survey: Survey) -> None:
+    """Make the directory of operators: new files there need no restart."""
     directory = f"{survey.home}/operators"
     if survey.settings is None or directory not in survey.settings:
         shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
-    return ["--operators", directory]
 
 
 def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]) -> dict[str, str]:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddlp.deploy import book, place
+from ddlp.deploy import book, place, settings
 from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import Shell, ShellError
 from ddlp.deploy.steps import Steps
+from ddlp.deploy.survey import survey
 
 __all__ = ["uninstall"]
 
 
-def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False) -> None:
+def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_all: bool = False) -> None:
     """Remove the engine and all of ours from a device, and its record and keys here. What is gone already is no error.
+
+    An engine that other hosts use as well stays for them, and this host is taken out.
 
     Args:
         record: of the device; where there is none any more, name, destination and home suffice.
         steps: tells what was done.
         forget: remove only what this host knows: the device is gone.
+        for_all: remove it even though other hosts use it.
 
     Raises:
         ShellError: the device can't be reached; nothing was removed.
@@ -32,17 +36,31 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False) -> No
                 except ShellError as error:
                     raise type(error)(f"{error} If the device is gone for good: --uninstall --forget.") from error
                 step.say(f"{record.destination} answers")
-            with steps.step("service") as step:
-                home = place.absolute_home(shell, record.home)
-                service = Service.of(dataclasses.replace(record, home=home), shell)
-                service.disable()
-                step.say("stopped and removed")
-                user = service.made_linger()
-                if user:
-                    step.say(f"lingering of {user} stays on, others may need it by now; off: loginctl disable-linger {user}")
-            with steps.step("device") as step:
-                place.remove_all(shell, home, record.device_spool or None)
-                step.say(f"{home} removed; data untouched")
+            found = survey(shell, place.check_home(record.home), record.device_spool, [])
+            rest = settings.others(found, record.name)
+            if rest and not for_all:
+                with steps.step("device") as step:
+                    settings.withdraw(shell, found, record.name)
+                    step.say(
+                        f"the engine stays for {settings.hosts(rest)}, this one's key and directories are gone from it; to "
+                        "remove it for all: --uninstall --all"
+                    )
+            else:
+                _remove(shell, dataclasses.replace(record, home=found.home), steps)
     with steps.step("host") as step:
         book.remove(record.name)
         step.say(f"{book.directory(record.name)} removed")
+
+
+def _remove(shell: Shell, record: DeviceRecord, steps: Steps) -> None:
+    """Stop the engine, and remove all of ours from the device."""
+    with steps.step("service") as step:
+        service = Service.of(record, shell)
+        service.disable()
+        step.say("stopped and removed")
+        user = service.made_linger()
+        if user:
+            step.say(f"lingering of {user} stays on, others may need it by now; off: loginctl disable-linger {user}")
+    with steps.step("device") as step:
+        place.remove_all(shell, record.home, record.device_spool or None)
+        step.say(f"{record.home} removed; data untouched")

@@ -96,7 +96,7 @@ for one in "$home/engines"/*; do [ -d "$one" ] && say build "${one##*/}"; done
 [ -r "$home/engine.json" ] && say settings "$(cat "$home/engine.json")"
 [ -s "$home/keys/server.key_secret" ] && say server_key "$(sed -n 's/.*public-key *= *"\(.*\)".*/\1/p' "$home/keys/server.key")"
 for one in "$home/keys/clients"/*.key; do
-  [ -e "$one" ] && say client "$(sed -n 's/.*public-key *= *"\(.*\)".*/\1/p' "$one")"
+  [ -e "$one" ] && say client "$(sed -n 's/.*public-key *= *"\(.*\)".*/\1/p' "$one") $(cat "${one%.key}.roots" 2> /dev/null)"
 done
 for one in "$home/operators"/*.py; do [ -e "$one" ] && say operator "$(basename "$one" .py)"; done
 pid=$(cat "$home/run/supervisor.pid" 2>/dev/null)
@@ -187,7 +187,7 @@ class Survey:
         builds: those unpacked.
         settings: text of engine.json; None.
         server_key: the engine's public key; None where there is no pair.
-        clients: public keys on its allow-list.
+        clients: public keys on its allow-list, each with what its file says of the directories of that host.
         operators: hashes.
         supervisor: its process id; None: it does not run.
         state: what it last said.
@@ -218,7 +218,7 @@ class Survey:
     builds: tuple[str, ...]
     settings: str | None
     server_key: str | None
-    clients: tuple[str, ...]
+    clients: dict[str, str]
     operators: tuple[str, ...]
     supervisor: int | None
     state: str
@@ -294,7 +294,7 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
         builds=tuple(values.get("build", [])),
         settings=values["settings"][-1] if "settings" in values else None,
         server_key=text("server_key") or None,
-        clients=tuple(values.get("client", [])),
+        clients=dict(line.split(" ", 1) for line in values.get("client", []) if not line.startswith(" ")),
         operators=tuple(values.get("operator", [])),
         supervisor=number("supervisor") or None,
         state=text("state"),

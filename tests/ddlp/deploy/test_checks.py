@@ -27,7 +27,7 @@ GOOD = Survey(
     system="Linux", machine="armv7l", os="Debian GNU/Linux 12", user="user", uid=1000, home="/home/user/.ddlp/csd0",
     cores=2, memory_bytes=GIB // 2, available_bytes=GIB // 3, clock_ahead_s=0.3, place_home=PLACE, place_spool=PLACE,
     foreign="", roots=(dataclasses.replace(PLACE, path="/data"),), python=PYTHON, apt=True, root=None, systemd="user",
-    cron=None, boot=False, current=None, whole=0, builds=(), settings=None, server_key=None, clients=(), operators=(),
+    cron=None, boot=False, current=None, whole=0, builds=(), settings=None, server_key=None, clients={}, operators=(),
     supervisor=None, state="",
 )  # fmt: skip
 

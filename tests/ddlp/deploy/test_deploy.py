@@ -199,6 +199,10 @@ def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
         shutil.rmtree(device.home / "keys")
         shutil.rmtree(device.home / "engines")
     more = ["board", *device.sshd.options, "--spool", str(device.spool)] if half == "record" else []
+    if half == "record":  # and with it the key by which it could be told from another host
+        assert "the engine stays for 1 other host" in ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", *more)
+        assert alive(supervisor) and device.home.exists()
+        more.append("--all")
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", *more)
     until(lambda: not alive(supervisor) and not alive(engine), 20, "the end of the engine")
     assert _everything(device.sshd.home) == [] and _everything(device.spool) == ["job-4711", "mine"]

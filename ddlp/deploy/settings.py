@@ -1,0 +1,192 @@
+"""engine.json on the device: the engine's command line, of one host or of all that use the engine.
+
+HOME/keys/clients/HASH.key     a host that may come in
+HOME/keys/clients/HASH.roots   the directories that it was deployed with; the engine may read those of all
+
+So a host that is deployed, or goes, leaves the others theirs. Spool, port and options belong to all: a second host has the
+engine's spool and port, and its options stay, unless others are given now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import posixpath
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from csd_engine.keys import load_public
+from ddlp.deploy import book, checks
+from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy.findings import Finding, bad, ok, warn
+from ddlp.deploy.place import client_file
+from ddlp.deploy.shell import Shell
+from ddlp.deploy.survey import Survey
+
+__all__ = ["Settings", "check", "hosts", "make", "others", "put", "withdraw"]
+
+Roots = tuple[tuple[str, str], ...]
+"""Pairs (path on a host, path on the device)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The engine's command line, by its options."""
+
+    listen: str
+    spool: str
+    keys: str
+    roots: Roots
+    options: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        """engine.json, on one line."""
+        words = ["--listen", self.listen, "--spool", self.spool, "--keys", self.keys]
+        words += [word for host, device in self.roots for word in ("--root", f"{host}={device}")]
+        return json.dumps({"arguments": words + [word for pair in self.options.items() for word in pair]})
+
+    @property
+    def port(self) -> int:
+        """On which the engine is to listen."""
+        return int(self.listen.rpartition(":")[2])
+
+    @staticmethod
+    def parse(text: str | None) -> Settings | None:
+        """The settings of such a text; None where there are none, or none that `ddlp deploy` has written."""
+        try:
+            words = json.loads(text or "")["arguments"]
+            pairs = list(zip(words[::2], words[1::2], strict=True))
+            roots = tuple(
+                (host, device) for option, value in pairs if option == "--root" for host, _, device in [value.rpartition("=")]
+            )
+            options = {option: value for option, value in pairs if option != "--root"}
+            listen, spool, keys = options.pop("--listen"), options.pop("--spool"), options.pop("--keys")
+            found = Settings(listen, spool, keys, roots, options)
+            return found if found.port else None
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+
+def _own_key(name: str) -> str:
+    file = book.directory(name) / "host.key"
+    return load_public(file).decode() if file.exists() else ""
+
+
+def _roots_of(text: str) -> Roots:
+    """The directories of a host, by what its file there says; none where it says nothing that can be read."""
+    try:
+        return tuple((str(host), str(device)) for host, device in json.loads(text))
+    except (TypeError, ValueError):
+        return ()
+
+
+def others(survey: Survey, name: str) -> dict[str, Roots]:
+    """The other hosts that the engine lets in, by their keys, with the directories of each."""
+    ours = _own_key(name)
+    return {key: _roots_of(text) for key, text in survey.clients.items() if key != ours}
+
+
+def hosts(rest: Collection[str]) -> str:
+    """The other hosts, in words."""
+    return f"{len(rest)} other host{'s' * (len(rest) > 1)}"
+
+
+def check(survey: Survey, record: DeviceRecord) -> Iterator[Finding]:
+    """Whether the engine can serve this host beside the others that use it: before anything is changed."""
+    rest, there = others(survey, record.name), Settings.parse(survey.settings)
+    if not rest:
+        return
+    yield ok(f"{hosts(rest)} may use this engine: what they were given stays")
+    way_out = "or set up an engine for this host alone, with --name, --spool and --listen-port of its own"
+    if there is not None and there.spool != record.device_spool:
+        yield bad(f"the engine's spool is {there.spool}, not {record.device_spool}", f"it serves {hosts(rest)} as well",
+                  f"Give --spool {shlex.quote(there.spool)}; {way_out}.")  # fmt: skip
+    if there is not None and there.port != record.listen_port:
+        yield bad(f"the engine listens on port {there.port}, not {record.listen_port}", f"it serves {hosts(rest)} as well",
+                  f"Give --listen-port {there.port}; {way_out}.")  # fmt: skip
+    for pair in record.roots:
+        for theirs in dict.fromkeys(one for roots in rest.values() for one in roots):
+            if not _agree(pair, theirs):
+                yield bad(
+                    f"{pair[0]} would be {pair[1]} there, and is {theirs[1]} for {theirs[0]} of another host",
+                    "the engine takes a path for the same file, whichever host names it",
+                    f"Let this host see its data at another path, and give that as --host-root; {way_out}.",
+                )
+
+
+def _agree(one: tuple[str, str], two: tuple[str, str]) -> bool:
+    """Whether these say the same of every path that both know."""
+    for (host, device), (above, there) in ((one, two), (two, one)):
+        top = above.rstrip("/")
+        if host == above or host.startswith(f"{top}/"):
+            return device == posixpath.normpath(there + host[len(top) :])
+    return True
+
+
+def make(
+    survey: Survey, record: DeviceRecord, given: Mapping[str, str], *, ipv6: bool = False
+) -> tuple[Settings, list[Finding]]:
+    """What the engine is to be started with, and what should be looked at.
+
+    Args:
+        survey: of the device.
+        record: of it, as this host wants it.
+        given: options of the engine that were given now: where other hosts use it all others stay as they are there.
+        ipv6: this host reaches it so.
+    """
+    home = survey.home
+    operators = {"--operators": f"{home}/operators"}
+    options = {**dict(zip(record.engine_options[::2], record.engine_options[1::2], strict=True)), **operators}
+    listen = f"tcp://{'[::]' if ipv6 else '0.0.0.0'}:{record.listen_port}"
+    own = Settings(listen, record.device_spool, f"{home}/keys", record.roots, options)
+    there = Settings.parse(survey.settings)
+    if others(survey, record.name):
+        own = dataclasses.replace(own, roots=_all_roots(survey, record.name, record.roots))
+        if there is not None:
+            both = there.listen if "[::]" in there.listen else listen  # [::] hears IPv4 too
+            return dataclasses.replace(own, listen=both, options={**there.options, **given, **operators}), []
+    fit = checks.workers_that_fit(survey)
+    if "--workers" in options or fit >= survey.cores:
+        return own, []
+    finding = warn(
+        f"{fit} of {survey.cores} cores are used", f"{survey.memory_bytes // checks.MIB} MB of memory hold "
+        "no more workers", "If your images are small: --workers N.",
+    )  # fmt: skip
+    return dataclasses.replace(own, options={**options, "--workers": str(fit)}), [finding]
+
+
+def _all_roots(survey: Survey, name: str, own: Roots) -> Roots:
+    """All hosts' directories, with these as this host's; in their order there, so that the text is the same from each host."""
+    there = Settings.parse(survey.settings)
+    theirs = [pair for roots in others(survey, name).values() for pair in roots]
+    before = _roots_of(survey.clients.get(_own_key(name), ""))
+    kept = [pair for pair in (there.roots if there else ()) if pair in own or pair in theirs or pair not in before]
+    return tuple(dict.fromkeys([*kept, *own, *theirs]))
+
+
+def put(shell: Shell, survey: Survey, record: DeviceRecord, text: str) -> bool:
+    """Write engine.json, and which of its directories are this host's; True if that changed something for the engine."""
+    ours, roots = _own_key(record.name), json.dumps(record.roots)
+    if survey.clients.get(ours) != roots:
+        shell.put(roots.encode() + b"\n", client_file(survey.home, ours, "roots"))
+    if survey.settings == text:
+        return False
+    shell.put(text.encode() + b"\n", f"{survey.home}/engine.json", 0o600)
+    return True
+
+
+def withdraw(shell: Shell, survey: Survey, name: str) -> None:
+    """Take this host out of an engine that others use: its key, and the directories that it alone had.
+
+    The engine runs on: it looks for the key at each connection, and reads its settings when it is started next.
+    """
+    ours, there = _own_key(name), Settings.parse(survey.settings)
+    if ours not in survey.clients:
+        return
+    files = [client_file(survey.home, ours, kind) for kind in ("key", "roots")]
+    shell.must(f"rm -f {shlex.join(files)}", "removing this host's key", timeout_s=60)
+    if there is not None:
+        text = dataclasses.replace(there, roots=_all_roots(survey, name, ())).text
+        shell.put(text.encode() + b"\n", f"{survey.home}/engine.json", 0o600)

@@ -1,0 +1,155 @@
+"""Several hosts that use one engine: each is an address book of its own here, and has its data under names of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from local_device import Device, ddlp, epoch
+from test_checks import GOOD
+
+from ddlp.deploy import book, settings
+from ddlp.deploy.findings import Level
+from ddlp.deploy.settings import Settings
+
+
+class Host:
+    """One of the hosts; what it deploys with, and the device as it sees it."""
+
+    def __init__(self, device: Device, home: Path, here: Path, there: Path, capsys, monkeypatch) -> None:
+        self.device, self.home, self.here, self.there = device, home, here, there
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def ddlp(self, *arguments: str, status: int = 0) -> str:
+        self._monkeypatch.setenv("DDLP_HOME", str(self.home))
+        return ddlp(self._capsys, *arguments, status=status)
+
+    def deploy(self, *more: str, status: int = 0) -> str:
+        given = ["board", "--name", "csd0", *self.device.sshd.options, "--root", str(self.there), "--host-root", str(self.here)]
+        rest = ["--spool", str(self.device.spool), "--listen-port", str(self.device.port), "--kernel", "none"]
+        return self.ddlp("deploy", *given, *rest, *more, status=status)
+
+    def trains(self) -> bool:
+        """Whether the device makes batches of this host's data."""
+        self._monkeypatch.setenv("DDLP_HOME", str(self.home))
+        self.device.data_here = self.here
+        epoch(self.device, csd="csd0", strategy="csd")
+        return self.device.report.batches_csd > 0
+
+
+@pytest.fixture
+def hosts(device: Device, base: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> tuple[Host, Host]:
+    """One that uses the device already, and another with another copy of the data."""
+    shutil.copytree(device.data_here, base / "coco there")
+    (base / "coco here").symlink_to(base / "coco there")
+    first = Host(device, base / "book", device.data_here, device.data_there, capsys, monkeypatch)
+    first.deploy("--workers", "2", "--reserve-bytes", "1M")
+    return first, Host(device, base / "another book", base / "coco here", base / "coco there", capsys, monkeypatch)
+
+
+def _arguments(device: Device) -> list[str]:
+    return json.loads((device.home / "engine.json").read_text())["arguments"]
+
+
+def test_a_second_host_leaves_the_first_what_it_has(device: Device, hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    before = _arguments(device)
+    told = second.deploy()
+    assert "1 other host may use this engine: what they were given stays" in told and "restarted" in told
+    assert [one for one in _arguments(device) if one not in before] == [f"{second.here}={second.there}"]
+    assert all(one in _arguments(device) for one in before)
+    assert first.trains() and second.trains()
+    engine = device.engine()
+    for host in hosts:
+        assert "Nothing had to be changed." in host.ddlp("deploy", "--name", "csd0")
+    second.ddlp("deploy", "--name", "csd0", "--workers", "1")
+    for host in hosts:
+        assert "Nothing had to be changed." in host.ddlp("deploy", "--name", "csd0")
+    assert device.engine() != engine and _arguments(device)[_arguments(device).index("--workers") + 1] == "1"
+
+
+def test_a_host_that_goes_leaves_the_engine_to_the_others(device: Device, hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    second.deploy()
+    engine, keys = device.engine(), device.home / "keys" / "clients"
+    assert len(list(keys.iterdir())) == 4
+    told = second.ddlp("deploy", "--name", "csd0", "--uninstall")
+    assert "the engine stays for 1 other host" in told and "--uninstall --all" in told
+    assert not (second.home / "devices" / "csd0").exists() and len(list(keys.iterdir())) == 2
+    assert f"{second.here}={second.there}" not in _arguments(device)
+    assert first.trains() and device.engine() == engine
+    assert "Nothing had to be changed." in first.ddlp("deploy", "--name", "csd0")
+    second.deploy()
+    assert second.trains()
+    first.ddlp("deploy", "--name", "csd0", "--uninstall", "--all")
+    assert not device.home.exists() and not list(device.spool.iterdir())
+
+
+def test_the_directories_that_both_have_stay_while_one_needs_them(device: Device, hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    other = second.there
+    second.here, second.there = first.here, first.there
+    engine = device.engine()
+    second.deploy()
+    assert device.engine() == engine
+    first.ddlp("deploy", "--name", "csd0", "--root", str(other))
+    assert second.trains()
+    second.ddlp("deploy", "--name", "csd0", "--uninstall")
+    assert f"{first.here}={first.there}" not in _arguments(device)
+
+
+def test_what_a_second_host_can_t_have_is_said_before_anything_is_changed(device: Device, hosts: tuple[Host, Host]) -> None:
+    _, second = hosts
+    before, engine = (device.home / "engine.json").read_text(), device.engine()
+    told = second.deploy("--spool", str(device.spool / "other"), "--listen-port", "1", status=1)
+    assert f"the engine's spool is {device.spool}, not {device.spool}/other" in told and f"Give --spool {device.spool}" in told
+    assert f"the engine listens on port {device.port}, not 1" in told and f"Give --listen-port {device.port}" in told
+    second.here = hosts[0].here
+    told = second.deploy(status=1)
+    assert f"{second.here} would be {second.there} there, and is {hosts[0].there}" in told and "--host-root" in told
+    assert (device.home / "engine.json").read_text() == before and device.engine() == engine
+    assert len(list((device.home / "keys" / "clients").iterdir())) == 2
+
+
+def test_settings_with_which_the_engine_does_not_start_are_taken_back(device: Device, hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    before = (device.home / "engine.json").read_text()
+    told = second.deploy("--cpus", "4095", status=1)
+    assert "does not start" in told and "runs again; nothing is lost" in told
+    assert (device.home / "engine.json").read_text() == before and first.trains()
+    second.deploy()
+    assert second.trains()
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "agree"),
+    [
+        (("/data/x", "/srv/x"), ("/data", "/srv"), True),
+        (("/data/x", "/srv/y"), ("/data", "/srv"), False),
+        (("/data", "/srv"), ("/data/x", "/srv/y"), False),
+        (("/data", "/srv"), ("/data", "/srv"), True),
+        (("/data", "/srv2"), ("/data", "/srv"), False),
+        (("/data2", "/srv2"), ("/data", "/srv"), True),
+        (("/mnt", "/srv"), ("/data", "/srv"), True),
+        (("/", "/srv"), ("/data", "/srv/data"), True),
+        (("/", "/srv"), ("/data", "/data"), False),
+    ],
+)
+def test_a_path_is_one_file_for_all_hosts(
+    mine: tuple[str, str], theirs: tuple[str, str], agree: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path))
+    record = book.DeviceRecord("csd0", "board", (), "", (mine,), None, "/spool", "~/.ddlp/csd0", "python3", "", "")
+    found = dataclasses.replace(GOOD, clients={"another": json.dumps([theirs])})
+    assert all(one.level is Level.OK for one in settings.check(found, record)) is agree
+    assert not list(settings.check(GOOD, record))
+
+
+def test_settings_are_read_as_they_were_written() -> None:
+    one = Settings("tcp://[::]:7711", "/a b", "/keys", (("/x=y", "/z"), ("/ü", "/b")), {"--workers": "2", "--cpus": "1,2"})
+    assert Settings.parse(one.text) == one
+    for text in (None, "", "{}", "[]", '{"arguments": ["--listen"]}', one.text.replace("7711", "x"), "{"):
+        assert Settings.parse(text) is None
