@@ -144,10 +144,16 @@ def _check_home(survey: Survey) -> Finding:
     place = survey.place_home
     if not place.writable or (place.exists and not place.is_directory):
         return bad(f"{place.path} can't be written", "the engine is put there", "Give another directory: --home DIR.")
+    if survey.foreign_home:
+        return bad(
+            f"{place.path} holds files that are not ddlp's: {survey.foreign_home}",
+            "ddlp takes a directory of its own alone: it removes there what it has put there, by its names",
+            f"Give another one, or one below it: --home {posixpath.join(place.path, 'ddlp')}.",
+        )
     if place.free_bytes is not None and place.free_bytes < _HOME_BYTES:
         return bad(
             f"{place.free_bytes // MIB} MB free for {place.path}", f"the engine and its log take {_HOME_BYTES // MIB} MB",
-            "Free some space there, or give a directory on another disk: --home DIR.",
+            "Free some space there, or give a new directory on another disk: --home DIR.",
         )  # fmt: skip
     return ok(f"{place.path} can be written")
 

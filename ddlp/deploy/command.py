@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--spool", metavar="DIR", help="directory on the device for finished batches, for ddlp alone: new or empty at first")
     add("--host-spool", metavar="DIR", help="the same directory on this host, over a shared file system; default: not shared")
-    add("--home", metavar="DIR", help="where on the device all of ours goes; default ~/.ddlp/NAME")
+    add("--home", metavar="DIR", help="where on the device all of ours goes, for ddlp alone; default ~/.ddlp/NAME")
     add("--address", metavar="HOST", help="where this host reaches the engine, or tcp://HOST:PORT; default: as ssh does")
     add("--listen-port", type=int, metavar="PORT", help="the engine's TCP port; default 7711")
     add("--python", metavar="PATH", help="the interpreter on the device; default: the one that suits best")

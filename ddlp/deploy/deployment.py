@@ -90,6 +90,7 @@ class _Deployment:
             self._address = address.engine_address(self._record)
             step.say(f"{self._record.destination} answers")
         self._check()
+        place.claim(self._shell, self._survey)
         if checks.missing(self._survey):
             self._install()
         self._record = dataclasses.replace(

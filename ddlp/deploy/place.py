@@ -1,5 +1,6 @@
 """What is put on the device: the engine's code by its build, the keys, the settings, the user's operators. All below HOME.
 
+HOME/ddlp-home                   the mark: what is in HOME is ours
 HOME/engines/BUILD/csd_engine/   unpacked archives
 HOME/current                     link to one of them
 HOME/keys/                       the engine's pair, made there; clients/: who may come in, and with which directories
@@ -21,19 +22,20 @@ from pathlib import Path
 from csd_engine.build import build
 from csd_engine.keys import load_public, make_pair
 from csd_engine.operatorfile import SUFFIX, content_hash
-from ddlp.deploy import book, spooldir
+from ddlp.deploy import book, homedir, spooldir
 from ddlp.deploy.archive import archive, code_bytes
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.survey import Survey
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "check_home", "client_file", "drop_old_builds", "engine_module", "exchange_keys", "make_operators", "make_spool",
+    "check_home", "claim", "client_file", "drop_old_builds", "engine_module", "exchange_keys", "make_operators", "make_spool",
     "own_build_is_there", "put_engine", "put_operators", "remove_all", "switch",
 ]  # fmt: skip
 
 _HOME_NAMES = (
-    "engines", "current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours", "lingering-is-ours",
+    "current", ".current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours", "lingering-is-ours",
+    homedir.MARK,  # the last: what is broken off goes on next time
 )  # fmt: skip
 
 
@@ -42,6 +44,12 @@ def check_home(home: str) -> str:
     if not re.fullmatch(r"(~|)/[\w@+.,/ -]*[\w]", home) or ".." in home.split("/"):
         raise DDLPError(f"--home {home!r}: write ~/DIR or an absolute path of letters, digits and . , _ @ + - alone.")
     return home
+
+
+def claim(shell: Shell, survey: Survey) -> None:
+    """Make our directory and mark it, before anything is put there."""
+    if not survey.claimed:
+        shell.must(f"home={shlex.quote(survey.home)}\n{homedir.CLAIM}", f"making {survey.home}", timeout_s=60)
 
 
 def engine_module(python: str, home: str, *words: str, code: str = "current", before: str = "") -> str:
@@ -88,7 +96,10 @@ def switch(shell: Shell, home: str, number: str) -> None:
 
 def drop_old_builds(shell: Shell, home: str, keep: str) -> None:
     """Remove all builds but one."""
-    script = f'for one in {shlex.quote(home)}/engines/*; do [ "${{one##*/}}" = {keep} ] || rm -rf "$one"; done'
+    script = (
+        f"home={shlex.quote(home)}\n{homedir.BUILDS}"
+        f'builds | while read -r one; do [ "$one" = {keep} ] || rm -rf "$home/engines/$one"; done'
+    )
     shell.must(script, "removing old engines", timeout_s=60)
 
 
@@ -179,8 +190,10 @@ def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]
     return {**new, **given}
 
 
-def remove_all(shell: Shell, home: str, spool: str | None) -> None:
+def remove_all(shell: Shell, home: str, spool: str | None) -> str:
     """Remove everything of ours: in the spool, and HOME itself. What is not ours stays, and so do directories that hold it.
+
+    Returns something that is in HOME where that is not ours at all, and stays as it is.
 
     Raises:
         CommandFailed: something can't be removed.
@@ -191,11 +204,13 @@ def remove_all(shell: Shell, home: str, spool: str | None) -> None:
     if spool is not None:
         lines.append(spooldir.removal(spool))
     lines += [
-        'if [ -d "$home/engines" ] || [ -e "$home/engine.json" ] || [ -d "$home/keys" ]; then',
-        "rm -rf " + " ".join(f'"$home"/{name}' for name in _HOME_NAMES) + ' "$home"/.current || exit 1; fi',
+        f'{homedir.FOREIGN_HOME}there=$(foreign_home); printf %s "$there"; [ -z "$there" ] || exit 0',
+        'builds | while read -r one; do rm -rf "$home/engines/$one" || exit 1; done || exit 1',
+        'rm -rf "$home"/engines/.new.*; rmdir "$home/engines" 2> /dev/null',
+        "rm -rf " + " ".join(f'"$home"/{name}' for name in _HOME_NAMES) + " || exit 1",
         'rmdir "$home" 2> /dev/null; case $home in */.ddlp/*) rmdir "${home%/*}" 2> /dev/null ;; esac; exit 0',
     ]
     try:
-        shell.must("\n".join(lines), f"removing {home}", timeout_s=300)
+        return shell.must("\n".join(lines), f"removing {home}", timeout_s=300)
     except CommandFailed as error:
         raise CommandFailed(f"{error} What is left can be removed by hand: rm -r {home}.", error.done) from None

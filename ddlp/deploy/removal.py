@@ -62,5 +62,9 @@ def _remove(shell: Shell, record: DeviceRecord, steps: Steps) -> None:
         if user:
             step.say(f"lingering of {user} stays on, others may need it by now; off: loginctl disable-linger {user}")
     with steps.step("device") as step:
-        place.remove_all(shell, record.home, record.device_spool or None)
-        step.say(f"{record.home} removed; data untouched")
+        foreign = place.remove_all(shell, record.home, record.device_spool or None)
+        step.say(
+            f"{record.home} stays as it is: it holds files that are not ddlp's ({foreign})"
+            if foreign
+            else f"{record.home} removed; data untouched"
+        )

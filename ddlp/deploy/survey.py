@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ddlp.deploy import spooldir
+from ddlp.deploy import homedir, spooldir
 from ddlp.deploy.findings import DeviceNotReady, bad
 from ddlp.deploy.service import KEEPS
 from ddlp.deploy.shell import Shell
@@ -58,7 +58,9 @@ place() {
   free=$(df -Pk "$near" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })
   say "$1" "$kind|$may|$free|$2"
 }
-place place.home "$home"; place place.spool "$spool"; say foreign "$(foreign)"
+place place.home "$home"; say foreign_home "$(foreign_home)"
+[ -f "$home/$mark" ] && say claimed yes
+place place.spool "$spool"; say foreign "$(foreign)"
 for root in "$@"; do place place.root "$root"; done
 if [ -n "$python" ]; then
   set -- "$python"  # and what pip has put beside it, if it was for this one
@@ -92,7 +94,7 @@ if command -v crontab > /dev/null; then
 fi
 say current "$(readlink "$home/current" 2>/dev/null)"
 say code_bytes "$(find -L "$home/current/csd_engine" \( -name '*.py' -o -name '*.[ch]' \) -exec cat {} + 2>/dev/null | wc -c)"
-for one in "$home/engines"/*; do [ -d "$one" ] && say build "${one##*/}"; done
+for one in $(builds); do say build "$one"; done
 [ -r "$home/engine.json" ] && say settings "$(cat "$home/engine.json")"
 [ -s "$home/keys/server.key_secret" ] && say server_key "$(sed -n 's/.*public-key *= *"\(.*\)".*/\1/p' "$home/keys/server.key")"
 for one in "$home/keys/clients"/*.key; do
@@ -175,6 +177,8 @@ class Survey:
         memory_bytes, available_bytes: of memory (of the control group where that is less).
         clock_ahead_s: its clock against this host's, right to a second or so.
         place_home, place_spool, roots: directories.
+        claimed: our mark is in HOME.
+        foreign_home: something in HOME, if that is somebody's directory and none of ours; empty: it is ours, or may become so.
         foreign: a path below the spool directory of something that is not ddlp's; empty: it is a spool, or may become one.
         python: the interpreter that suits best; None: there is none at all.
         apt: there is apt-get.
@@ -205,6 +209,8 @@ class Survey:
     clock_ahead_s: float
     place_home: Directory
     place_spool: Directory
+    claimed: bool
+    foreign_home: str
     foreign: str
     roots: tuple[Directory, ...]
     python: Python | None
@@ -237,9 +243,10 @@ def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: st
         DeviceNotReady: no POSIX shell and tools there.
         ShellError: as `Shell.run`.
     """
-    given = {"home": home, "spool": spool, "python": python or "", "probe": _PROBE}
+    given = {"home": home, "spool": spool, "python": python or "", "probe": _PROBE, "mark": homedir.MARK}
     lines = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
-    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", spooldir.FOREIGN, KEEPS, _SCRIPT])
+    functions = [spooldir.FOREIGN, homedir.FOREIGN_HOME, KEEPS]
+    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", *functions, _SCRIPT])
     began = time.time()
     # On standard input: some shells and sshds take no such long command line.
     done = shell.run("exec /bin/sh -s", input=script.encode(), timeout_s=300)
@@ -281,6 +288,8 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
         clock_ahead_s=number("epoch") - began,
         place_home=_directory(text("place.home")),
         place_spool=_directory(text("place.spool")),
+        claimed=bool(text("claimed")),
+        foreign_home=text("foreign_home"),
         foreign=text("foreign").removeprefix("./"),
         roots=tuple(map(_directory, values.get("place.root", []))),
         python=_best([_python(line) for line in values.get("python", [])]),

@@ -26,9 +26,9 @@ PLACE = Directory("/spool", True, True, True, True, 50 * GIB)
 GOOD = Survey(
     system="Linux", machine="armv7l", os="Debian GNU/Linux 12", user="user", uid=1000, home="/home/user/.ddlp/csd0",
     cores=2, memory_bytes=GIB // 2, available_bytes=GIB // 3, clock_ahead_s=0.3, place_home=PLACE, place_spool=PLACE,
-    foreign="", roots=(dataclasses.replace(PLACE, path="/data"),), python=PYTHON, apt=True, root=None, systemd="user",
-    cron=None, boot=False, current=None, whole=0, builds=(), settings=None, server_key=None, clients={}, operators=(),
-    supervisor=None, state="",
+    claimed=False, foreign_home="", foreign="", roots=(dataclasses.replace(PLACE, path="/data"),), python=PYTHON, apt=True,
+    root=None, systemd="user", cron=None, boot=False, current=None, whole=0, builds=(), settings=None, server_key=None,
+    clients={}, operators=(), supervisor=None, state="",
 )  # fmt: skip
 
 
@@ -68,6 +68,7 @@ def test_a_good_device() -> None:
         (dict(clock_ahead_s=95.0), "warn", "95 s ahead of", "timedatectl"),
         (dict(place_home=dataclasses.replace(PLACE, writable=False)), "bad", "can't be written", "--home DIR"),
         (dict(place_home=dataclasses.replace(PLACE, free_bytes=5 << 20)), "bad", "5 MB free", "--home DIR"),
+        (dict(foreign_home="thesis"), "bad", "/spool holds files that are not ddlp's: thesis", "--home /spool/ddlp"),
         (dict(place_spool=dataclasses.replace(PLACE, writable=False)), "bad", "spool /spool can't be written", "--spool DIR"),
         (dict(place_spool=dataclasses.replace(PLACE, is_directory=False)), "bad", "can't be written", "--spool DIR"),
         (dict(foreign="job-4711"), "bad", "spool /spool holds files that are not ddlp's: job-4711", "--spool /spool/ddlp"),

@@ -221,13 +221,40 @@ def test_uninstall_of_a_device_that_is_gone(device: Device, capsys) -> None:
     assert not book.directory("csd0").exists()
 
 
-def test_a_home_that_is_somebody_s_directory_keeps_what_is_not_ours(device: Device, capsys) -> None:
+def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys) -> None:
     home = device.sshd.home / "stuff"
-    home.mkdir()
-    (home / "thesis").write_text("years of work")
-    ddlp(capsys, *device.arguments("--home", str(home)))
+    for name in ("thesis", "venv/x", "keys/x", "run/x", "engines/mine/x"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("years of work")
+    before = _everything(device.sshd.home)
+    told = ddlp(capsys, *device.arguments("--home", str(home)), status=1)
+    assert f"{home} holds files that are not ddlp's: " in told and f"--home {home}/ddlp" in told
+    told = ddlp(capsys, "deploy", "board", *device.sshd.options, "--name", "csd0", "--home", str(home), "--uninstall")
+    assert f"{home} stays as it is" in told and _everything(device.sshd.home) == before
+    device.home = home / "ddlp"
+    ddlp(capsys, *device.arguments("--home", str(device.home)))
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert _everything(device.sshd.home) == ["stuff", "stuff/thesis"]
+    assert _everything(device.sshd.home) == before
+
+
+def test_what_somebody_has_put_beside_the_builds_stays(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    for name in ("mine", "f" * 32):
+        (device.home / "engines" / name).mkdir()
+    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments())
+    assert sorted(os.listdir(device.home / "engines")) == sorted([own.build(), "mine"])
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert [path.name for path in device.home.rglob("*")] == ["engines", "mine"]
+
+
+def test_a_home_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    for _ in range(2):
+        (device.home / "ddlp-home").unlink()
+        assert "Nothing had to be changed." in ddlp(capsys, *device.arguments()) and (device.home / "ddlp-home").exists()
+    (device.home / "ddlp-home").unlink()
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert _everything(device.sshd.home) == []
 
 
 def test_a_spool_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys, base: Path) -> None:
