@@ -206,6 +206,13 @@ def _check_boot(survey: Survey) -> Finding:
             "a supervisor of ours keeps the engine running, but nothing starts it when the device boots",
             "Have its init system start cron at boot. Until then run ddlp start after a reboot.",
         )
+    if survey.cron == "busybox":
+        return warn(
+            "no systemd, and cron is busybox's",
+            "a supervisor of ours keeps the engine running; whether this cron starts it when the device boots depends on how "
+            "busybox was built (FEATURE_CROND_SPECIAL_TIMES, for @reboot; OpenWrt's is without)",
+            "See after a reboot: ddlp status. Where it does not run: ddlp start NAME.",
+        )
     if survey.cron is not None:
         return ok("no systemd: a supervisor of ours keeps the engine running, cron starts it at boot")
     return warn(

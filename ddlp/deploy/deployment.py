@@ -20,7 +20,7 @@ from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
 from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
 from ddlp.deploy.service import Service
-from ddlp.deploy.shell import Shell, ShellError
+from ddlp.deploy.shell import CommandFailed, Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
 from ddlp.deploy.survey import Python, Survey, survey
 from ddlp.errors import DDLPError
@@ -245,8 +245,8 @@ class _Deployment:
     def _serve(self) -> None:
         found = self._survey
         with self._steps.step("service") as step:
+            boots = self._enable(step)
             service = self._service
-            boots = service.enable(cron=found.cron is not None)
             user = service.not_lingering()
             if user:
                 self._tell(step, diagnosis.of_lingering(user))
@@ -265,6 +265,15 @@ class _Deployment:
                 raise
             how = {"systemd": "by systemd", "supervised": "by a supervisor of ours"}[self._record.service]
             step.say(f"{'restarted' if running else 'started'}, kept running {how}; listens on {listens}")
+
+    def _enable(self, step: Step) -> bool:
+        """Have the engine started at boot; True if that changed something. Where that can't be, it runs all the same."""
+        try:
+            return self._service.enable(cron=self._survey.cron is not None)
+        except CommandFailed as error:
+            self._record = dataclasses.replace(self._record, service="supervised")
+            self._tell(step, diagnosis.of_no_boot(self._record, str(error)))
+            return False
 
     def _back(self, step: Step, why: Exception) -> None:
         """Let the build before run again; without one, leave nothing that fails over and over."""

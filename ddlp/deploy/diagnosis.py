@@ -21,8 +21,8 @@ from ddlp.deploy.parity import Parity
 from ddlp.deploy.survey import Survey
 
 __all__ = [
-    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_parity", "of_service", "of_status",
-    "of_versions",
+    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_parity", "of_service",
+    "of_status", "of_versions",
 ]  # fmt: skip
 
 _LITTLE_MEMORY_BYTES = 32 * MIB  # a large image more, and the kernel ends a worker
@@ -105,6 +105,15 @@ def of_service(record: DeviceRecord, survey: Survey, boots: bool | None) -> Iter
         yield ok(f"the engine runs ({record.service}) and listens on {rest.split()[0]}")
     if boots is False:
         yield warn("nothing starts the engine at boot", "its entry is gone", f"ddlp deploy --name {record.name}")
+
+
+def of_no_boot(record: DeviceRecord, said: str) -> Finding:
+    """An engine that nothing starts at boot, since its entry could not be made."""
+    return warn(
+        "nothing starts the engine when the device boots",
+        f"a supervisor of ours keeps it running until then; {said.partition('. ')[0]}",
+        f"Mend that and deploy again: ddlp deploy --name {record.name}. Until then, after a reboot: ddlp start {record.name}",
+    )
 
 
 def of_lingering(user: str) -> Finding:

@@ -98,13 +98,20 @@ class Service:
 
     @property
     def _boot_line(self) -> str:
-        return f"@reboot {supervisor_command(self.python, self.home)} --detach".replace("%", r"\%")
+        # @reboot comes once, and HOME may be on a disk that is mounted a little later. A line for every minute would start
+        # what the user has stopped.
+        wait = f"i=0; until [ -e {shlex.quote(self.home + '/current')} ] || [ $i = 60 ]; do sleep 5; i=$((i+1)); done"
+        return f"@reboot {wait}; {supervisor_command(self.python, self.home)} --detach".replace("%", r"\%")
 
     def enable(self, cron: bool) -> bool:
         """Have it started at boot; True if that changed something.
 
         Args:
             cron: there is a cron to do it, where systemd is not.
+
+        Raises:
+            CommandFailed: there is no right to do so, say. The engine can run all the same, under our supervisor alone.
+            ShellError: as `Shell.run`.
         """
         if not self.systemd:
             return cron and self._enable_cron()

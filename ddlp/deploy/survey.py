@@ -89,7 +89,7 @@ if command -v crontab > /dev/null; then
   say cron installed
   # Where other users' processes are hidden from us (hidepid), it is taken to run.
   { [ ! -e /proc/1/comm ] || grep -qxF -e cron -e crond -e fcron -e busybox-cron /proc/[0-9]*/comm 2>/dev/null; } &&
-    say cron running
+    case $(readlink -f "$(command -v crontab)" 2> /dev/null) in */busybox*) say cron busybox ;; *) say cron running ;; esac
   crontab -l 2>/dev/null | grep -qF "$home" && say boot yes
 fi
 say current "$(readlink "$home/current" 2>/dev/null)"
@@ -184,7 +184,7 @@ class Survey:
         apt: there is apt-get.
         root: commands can be run as root: ``""`` directly, ``"sudo -n "`` through sudo; None: they can't.
         systemd: ``system`` or ``user`` where it runs and we may use it; else None.
-        cron: ``running``, ``installed`` or None.
+        cron: ``running`` (``busybox`` where it is that one's), ``installed`` or None.
         boot: our line is in the crontab.
         current: the build that `current` leads to; None.
         whole: bytes of its code.

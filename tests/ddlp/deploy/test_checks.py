@@ -77,6 +77,7 @@ def test_a_good_device() -> None:
         (dict(roots=(dataclasses.replace(PLACE, exists=False),)), "bad", "is not there", "Mount it"),
         (dict(roots=(dataclasses.replace(PLACE, readable=False),)), "bad", "can't be read", "chmod"),
         (dict(systemd=None), "warn", "no systemd and no cron", "ddlp start"),
+        (dict(systemd=None, cron="busybox"), "warn", "cron is busybox's", "See after a reboot"),
         (dict(systemd=None, cron="installed"), "warn", "cron is there and does not run", "start cron at boot"),
     ],
 )

@@ -46,8 +46,10 @@ def test_the_crontab_keeps_one_line_of_ours_and_all_others(make_sshd: Callable[.
     with Shell("board", server.options) as shell:
         service = Service(shell, "csd0", "/home/us er/.ddlp/csd0", "/usr/bin/python3", systemd=False)
         other = Service(shell, "csd00", "/home/us er/.ddlp/csd00", "/usr/bin/python3", systemd=False)
-        line = f"@reboot {supervisor_command('/usr/bin/python3', '/home/us er/.ddlp/csd0')} --detach\n"
-        assert service.enable(cron=True) and table.read_text() == line
+        assert service.enable(cron=True)
+        line = table.read_text()
+        assert line.startswith("@reboot ") and line.count("\n") == 1
+        assert line.endswith(f"; {supervisor_command('/usr/bin/python3', '/home/us er/.ddlp/csd0')} --detach\n")
         assert not service.enable(cron=True) and table.read_text() == line
         service.disable()
         assert not table.exists()
@@ -60,6 +62,20 @@ def test_the_crontab_keeps_one_line_of_ours_and_all_others(make_sshd: Callable[.
         assert table.read_text() == "# mine\n5 * * * * date\n"
         table.unlink()
         assert not service.enable(cron=False) and not table.exists()
+
+
+def test_at_boot_a_disk_that_is_mounted_a_little_later_is_waited_for(make_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
+    """As cron's shell runs the line: the first sleep is the time in which HOME comes."""
+    home = tmp_path / "a home"
+    mount = f'mkdir -p "{home}/current" && echo "$*" >> {tmp_path}/slept\n'
+    path = f"PATH={programs(tmp_path / 'bin', crontab=CRONTAB, sleep=mount, python=f'echo $* > {tmp_path}/ran')}:/usr/bin:/bin"
+    server = make_sshd(f"SetEnv HOME={tmp_path} {path}")
+    with Shell("board", server.options) as shell:
+        assert Service(shell, "csd0", str(home), "python", systemd=False).enable(cron=True)
+        line = (tmp_path / "table").read_text().removeprefix("@reboot ")
+        assert shell.run(line, timeout_s=60).status == 0
+    assert (tmp_path / "slept").read_text() == "5\n"
+    assert (tmp_path / "ran").read_text() == f"-m csd_engine.supervisor {home} --detach\n"
 
 
 @pytest.mark.parametrize(
@@ -98,5 +114,8 @@ def test_a_cron_that_is_there_and_one_that_runs(make_device: Callable[..., Devic
     with subprocess.Popen([crond, "60"]) as process:
         try:
             assert device.look().cron == "running"
+            (tmp_path / "bin" / "crontab").rename(tmp_path / "bin" / "busybox")
+            (tmp_path / "bin" / "crontab").symlink_to("busybox")
+            assert device.look().cron == "busybox"
         finally:
             process.kill()
