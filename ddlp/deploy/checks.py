@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.survey import Directory, Python, Survey
 
-__all__ = ["APT_PACKAGES", "MIB", "PIP_NAMES", "check", "check_python", "missing", "workers_that_fit"]
+__all__ = ["APT_PACKAGES", "MIB", "PIP_NAMES", "check", "check_python", "missing", "replaced", "workers_that_fit"]
 
 MIB = 1 << 20
 APT_PACKAGES = {"python": "python3", "numpy": "python3-numpy", "PIL": "python3-pil", "zmq": "python3-zmq"}
@@ -97,6 +98,25 @@ def _check_modules(survey: Survey, python: Python) -> Iterator[Finding]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def replaced(python: Python | None, loaded: Mapping[str, str]) -> str:
+    """What is another version there now than the engine that runs has loaded; empty: nothing.
+
+    Args:
+        python: as it was found there.
+        loaded: the versions that the engine tells.
+    """
+    if python is None:
+        return ""
+    now = {PIP_NAMES[name].lower(): version for name, version in python.modules.items()}
+    now["python"] = ".".join(map(str, python.version))  # without the + or rc1 that it may call itself by
+    was = {**loaded, "python": "".join(re.findall(r"^[\d.]+", loaded.get("python", "")))}
+    return ", ".join(
+        f"{name} {was[name]} -> {version}"
+        for name, version in now.items()
+        if version and was.get(name) not in (None, "", version)
+    )
 
 
 def _install(survey: Survey, names: tuple[str, ...]) -> str:

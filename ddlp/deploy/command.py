@@ -21,12 +21,13 @@ from pathlib import Path
 
 from ddlp.deploy import book
 from ddlp.deploy.book import DeviceRecord
-from ddlp.deploy.deployment import Wanted, deploy
+from ddlp.deploy.deployment import deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
 from ddlp.deploy.kernel import CHOICES as KERNEL_CHOICES
 from ddlp.deploy.removal import uninstall
 from ddlp.deploy.steps import Steps
+from ddlp.deploy.wanted import Wanted
 from ddlp.errors import DDLPError
 
 # The engine's own, passed on by name; python -m csd_engine --help documents them.

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from csd_engine.build import build
 from csd_engine.errors import EngineError, EngineRefused
@@ -23,40 +20,15 @@ from ddlp.deploy.service import Service
 from ddlp.deploy.shell import CommandFailed, Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
 from ddlp.deploy.survey import Python, Survey, survey
+from ddlp.deploy.wanted import Wanted
 from ddlp.errors import DDLPError
 from ddlp.sources.device import Device
 from ddlp.sources.link import EngineLink
 
-__all__ = ["Wanted", "deploy"]
+__all__ = ["deploy"]
 
 _GREET_TIMEOUT_S = 20.0
 _RATE_S = 4.0  # for which a device's images/s are measured
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be deployed.
-
-    Attributes:
-        record: name, destination, ssh_options, roots, spools, home, engine_options, and what was given, as wanted; what is
-            found out later is taken from the run before, where there was one.
-        given_options: those of engine_options that were given now, with their values.
-        reserve_bytes: what the engine leaves free on the spool's disk.
-        install: ``apt``, ``pip`` or ``no``.
-        bundle: directory of .whl and .deb files to install from; None.
-        operators: files of the user's operators.
-        upgrade: replace another build by this host's.
-        measure: measure again though nothing has changed.
-    """
-
-    record: DeviceRecord
-    given_options: Mapping[str, str]
-    reserve_bytes: int
-    install: str
-    bundle: Path | None
-    operators: tuple[Path, ...]
-    upgrade: bool
-    measure: bool
 
 
 def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:
@@ -83,6 +55,7 @@ class _Deployment:
         self._restart = False
         self._before: tuple[str, str] | None = None  # build and settings to go back to
         self._keeps_another_build = False
+        self._started = False  # by this run
 
     def run(self) -> tuple[DeviceRecord, list[Finding]]:
         with self._steps.step("connect") as step:
@@ -93,6 +66,7 @@ class _Deployment:
         place.claim(self._shell, self._survey)
         if checks.missing(self._survey):
             self._install()
+        self._restart |= bool(self._record.build) and self._record.python != self._python
         self._record = dataclasses.replace(
             self._record,
             home=self._survey.home,
@@ -263,6 +237,7 @@ class _Deployment:
             except ShellError as error:
                 self._back(step, error)
                 raise
+            self._started = True
             how = {"systemd": "by systemd", "supervised": "by a supervisor of ours"}[self._record.service]
             step.say(f"{'restarted' if running else 'started'}, kept running {how}; listens on {listens}")
 
@@ -296,6 +271,32 @@ class _Deployment:
         return device.link()
 
     def _greet(self) -> EngineLink:
+        link, versions = self._shake_hands()
+        replaced = "" if self._started else checks.replaced(self._survey.python, versions)
+        if replaced:
+            link.close()
+            with self._steps.step("service") as step:
+                self._service.stop()
+                step.say(f"restarted, since packages there were replaced ({replaced}); listens on {self._service.start()}")
+                self._steps.changed = True
+            link, versions = self._shake_hands()
+        if set(self._survey.builds) - {self._number}:
+            place.drop_old_builds(self._shell, self._survey.home, self._number)
+        changed_build = self._record.build != self._number
+        self._record = dataclasses.replace(
+            self._record,
+            address=self._address,
+            build=self._number,
+            versions=versions,
+            images_per_s=None if changed_build or replaced else self._record.images_per_s,
+        )
+        if not self._keeps_another_build:
+            spooldir.clear_replaced(self._shell, self._steps, self._record)
+        self._save()
+        return link
+
+    def _shake_hands(self) -> tuple[EngineLink, dict[str, str]]:
+        """A link to the engine that runs, and the versions that it tells."""
         with self._steps.step("handshake") as step:
             reached = check_port(self._address)
             link = self._link()
@@ -313,20 +314,7 @@ class _Deployment:
                 raise
             told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "numpy", "pillow") if name in versions)
             step.say(f"{self._address}: {told}")
-        if set(self._survey.builds) - {self._number}:
-            place.drop_old_builds(self._shell, self._survey.home, self._number)
-        changed_build = self._record.build != self._number
-        self._record = dataclasses.replace(
-            self._record,
-            address=self._address,
-            build=self._number,
-            versions=versions,
-            images_per_s=None if changed_build else self._record.images_per_s,
-        )
-        if not self._keeps_another_build:
-            spooldir.clear_replaced(self._shell, self._steps, self._record)
-        self._save()
-        return link
+        return link, versions
 
     def _save(self) -> None:
         try:

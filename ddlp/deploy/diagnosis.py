@@ -10,7 +10,7 @@ from csd_engine.errors import EngineError
 from csd_engine.kernels.report import KernelReport
 from csd_engine.keys import load_pair, load_public
 from csd_engine.protocol import Status
-from ddlp.deploy import book
+from ddlp.deploy import book, checks
 from ddlp.deploy.advice import other_root, upgrade
 from ddlp.deploy.archive import code_bytes
 from ddlp.deploy.book import DeviceRecord
@@ -18,7 +18,7 @@ from ddlp.deploy.census import CensusResult, Few
 from ddlp.deploy.checks import MIB
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.parity import Parity
-from ddlp.deploy.survey import Survey
+from ddlp.deploy.survey import Python, Survey
 
 __all__ = [
     "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_parity", "of_service",
@@ -125,8 +125,8 @@ def of_lingering(user: str) -> Finding:
     )
 
 
-def of_versions(record: DeviceRecord, versions: dict[str, str]) -> Iterator[Finding]:
-    """The versions that a running engine tells."""
+def of_versions(record: DeviceRecord, versions: dict[str, str], python: Python | None) -> Iterator[Finding]:
+    """The versions that a running engine tells, and whether they are those that are there now (``python``; None: not known)."""
     told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "python", "numpy", "pillow") if name in versions)
     if versions.get("build") == build():
         yield ok(f"{record.address} answers: {told}")
@@ -134,6 +134,10 @@ def of_versions(record: DeviceRecord, versions: dict[str, str]) -> Iterator[Find
         yield warn(f"{record.address} answers: {told}", "it runs another build of the engine than this host's",
                    f"{upgrade(record.name)}; if its files are this host's already: "
                    f"ddlp stop {record.name} && ddlp start {record.name}")  # fmt: skip
+    replaced = checks.replaced(python, versions)
+    if replaced:
+        yield bad("packages there were replaced, and the engine runs with the old ones", replaced,
+                  f"ddlp stop {record.name} && ddlp start {record.name}")  # fmt: skip
     changed = [
         f"{name} {record.versions[name]} -> {versions[name]}"
         for name in ("python", "numpy", "pillow", "pyzmq")
@@ -212,7 +216,7 @@ def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
     count = sum(row.ours for row in parity.rows)
     for row in parity.differing:
         yield bad(str(row), f"the device makes other pixels ({versions or 'same versions of Pillow and numpy'})",
-                  "Bring Pillow there and here to one version (pip install Pillow==...); or do without this in pipelines; "
-                  "or take the difference: allow_different_bits=True")  # fmt: skip
+                  f"Bring Pillow there and here to one version (pip install Pillow==..., ddlp deploy --name {record.name}); "
+                  "or do without this in pipelines; or take the difference: allow_different_bits=True")  # fmt: skip
     if not parity.differing:
         yield ok(f"{count} operators and decoders make the same pixels" + (f" ({versions})" if versions else ""))

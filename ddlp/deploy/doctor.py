@@ -233,7 +233,7 @@ class _Examination:
             yield self._why_not_greeted(error)
             return
         self._link, self._jobs = link, len(status.jobs)
-        yield from diagnosis.of_versions(record, dict(welcome.versions))
+        yield from diagnosis.of_versions(record, dict(welcome.versions), None if self._found is None else self._found.python)
         yield from diagnosis.of_status(record, status)
 
     def _hangs(self, why: str) -> Finding:

@@ -75,7 +75,7 @@ for one in "$@"; do
   path=$(command -v "$one" 2>/dev/null) || continue
   case $seen in *" $path "*) continue ;; esac
   seen="$seen$path "
-  line=$(cd / && "$path" -c "$probe" 2>/dev/null < /dev/null) || line='!it does not run'
+  line=$(cd / && PYTHONPATH= "$path" -c "$probe" 2>/dev/null < /dev/null) || line='!it does not run'
   say python "$path|$line"
   case $line in *'=!'* | '!'*) ;; *jpeg=True*) break ;; esac
 done

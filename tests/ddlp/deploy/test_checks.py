@@ -93,6 +93,20 @@ def test_a_module_that_is_there_but_broken_says_why() -> None:
 
 
 @pytest.mark.parametrize(
+    ("loaded", "replaced"),
+    [
+        ({"python": "3.11.2", "numpy": "1.24.2", "pillow": "9.4.0", "pyzmq": "24.0.1", "machine": "armv7l"}, ""),
+        ({"python": "3.11.2+", "pillow": "9.4.0"}, ""),
+        ({}, ""),
+        ({"python": "3.11.2", "pillow": "9.3.0"}, "pillow 9.3.0 -> 9.4.0"),
+        ({"python": "3.11.21", "pyzmq": "24.0.1"}, "python 3.11.21 -> 3.11.2"),
+    ],
+)
+def test_what_the_engine_has_loaded_and_is_another_now(loaded: dict[str, str], replaced: str) -> None:
+    assert checks.replaced(PYTHON, loaded) == replaced and not checks.replaced(None, loaded)
+
+
+@pytest.mark.parametrize(
     ("memory", "cores", "fit"), [(512, 2, 2), (256, 2, 2), (192, 4, 1), (64, 2, 1), (8192, 8, 8), (0, 4, 4)]
 )
 def test_workers_that_memory_holds(memory: int, cores: int, fit: int) -> None:

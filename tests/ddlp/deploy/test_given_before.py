@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
+import PIL
 from engine_process import until
 from local_device import Device, ddlp
 
@@ -35,6 +37,35 @@ def test_the_interpreter_that_was_given_holds(device: Device, capsys) -> None:
     assert f"{python} does not run" in told and "--python /path/to/python3" in told
     ddlp(capsys, "deploy", "--name", "csd0", "--python", "python3")
     assert _bare(device, capsys).python == str(Path(sys.executable).with_name("python3"))
+
+
+def _venv(directory: Path) -> tuple[Path, Path]:
+    """An environment with the packages of the one that runs the tests; its interpreter, and where its packages are."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    (packages / "ours.pth").write_text(f"{Path(numpy.__file__).parents[1]}\n")
+    return directory / "bin" / "python", packages
+
+
+def test_an_engine_with_packages_that_were_replaced_is_restarted(device: Device, capsys) -> None:
+    python, packages = _venv(device.sshd.home / "venv")
+    ddlp(capsys, *device.arguments("--python", str(python)))
+    engine = device.engine()
+    ddlp(capsys, "doctor", "csd0")
+    (packages / "replaced.pth").write_text("import PIL.Image; PIL.__version__ = '99.0'\n")
+    told = ddlp(capsys, "doctor", "csd0", status=1)
+    assert f"pillow {PIL.__version__} -> 99.0" in told and "Do this first: ddlp stop csd0 && ddlp start csd0" in told
+    told = ddlp(capsys, "deploy", "--name", "csd0")
+    assert f"restarted, since packages there were replaced (pillow {PIL.__version__} -> 99.0)" in told
+    assert device.engine() != engine and _bare(device, capsys).versions["pillow"] == "99.0"
+
+
+def test_another_interpreter_is_taken_though_nothing_starts_it_at_boot(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    engine, python = device.engine(), _venv(device.sshd.home / "venv")[0]
+    assert "restarted" in ddlp(capsys, "deploy", "--name", "csd0", "--python", str(python))
+    assert device.engine() != engine and str(python).encode() in Path(f"/proc/{device.supervisor()}/cmdline").read_bytes()
+    assert _bare(device, capsys).python == str(python)
 
 
 def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -> None:
