@@ -48,7 +48,7 @@ class Ledger:
         self.fetch_slots = fetch_slots
         self.delivered = RangeSet(delivered)
         self.free = RangeSet()  # nobody has touched these
-        self.returned = RangeSet()  # came back from a device: the host's, before all else
+        self.returned = RangeSet()  # came back from a device: the host's
         self.in_spool = RangeSet()  # a device's file is in the spool
         self.ready_host = RangeSet()
         self.ready_csd = RangeSet()

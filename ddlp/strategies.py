@@ -4,8 +4,8 @@ Pure, like the ledger they look at. A strategy is told no events; it reads the l
 questions, with None for "nothing now": `next_claim`, `next_lease`, `next_fetch`, `next_delivery`. And by `hanging_fetch` it
 tells what is not to be waited for any more.
 
-Two rules hold in every strategy, so that no schedule locks up: a batch that came back is the host's, before all else;
-and where the order is fixed, one host slot and one fetch slot are kept for the batch whose turn it is.
+Two rules hold in every strategy, so that no schedule locks up: a batch that came back is the host's, before all else or,
+where the order is fixed, in that order; and there one host slot and one fetch slot are kept for the batch whose turn it is.
 """
 
 from __future__ import annotations
@@ -72,9 +72,11 @@ class Strategy:
             slots -= 1
         if slots < 1:
             return None
-        if ledger.returned:
-            return ledger.returned.first()
         free = self._next_free()
+        if ledger.returned:
+            back = self.first(ledger.returned)
+            # What is due later is not made sooner: it would fill the slots until its turn, and the host make one at a time.
+            return back if turn is None or free is None else self.first(RangeSet(((back, back + 1), (free, free + 1))))
         return free if free is not None else self._take_back(now)
 
     def next_lease(self, device: str) -> int | None:

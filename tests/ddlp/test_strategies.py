@@ -327,6 +327,20 @@ def test_a_device_that_comes_back_takes_part_again(name):
     assert outcome.from_csd > 10, "five before its death; the others after its return"
 
 
+def test_what_came_back_and_is_due_last_fills_no_slots_before():
+    """mte: a device that returns has lost all that lay in its spool, hundreds of batches of the second part."""
+    n, host_s, device_s, workers = 1000, 1.0, 1.0, 8
+    world = World(
+        host_s=lambda _: host_s * workers, train_s=lambda _: 0.02, device_s={"d": lambda _: device_s}, host_workers=workers,
+        device_dies_s={"d": 170.0}, device_returns_s={"d": 2.0},
+    )  # fmt: skip
+    simulation = Simulation(Ledger(n, host_slots=14, fetch_slots=3), world, Mte)
+    outcome = simulation.run()
+    lost, first_part = simulation.ledger.came_back, simulation.strategy.host_batches
+    assert lost > 150 and outcome.from_csd > 300
+    assert outcome.seconds <= 1.03 * (first_part + lost) * host_s, "so much the host has to make"
+
+
 def test_csd_waits_for_its_device_and_the_host_steps_in_when_it_dies():
     outcome, _ = epoch("csd", 20, 0.1, 1.0, 0.0)
     assert outcome.from_csd == 20
