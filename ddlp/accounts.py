@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 FAILURES = 3  # leases in a row; fewer may be the data's fault, which fails on the host as well
@@ -15,6 +16,7 @@ class Account:
     window: int = 0  # leases not yet published
     alive: bool = False
     joining: bool = True
+    expected_s: float = math.inf  # since when it is joining
     left_s: float = 0.0  # when it was lost
     held: int = 0
     hanging: set[int] = field(default_factory=set)  # leases whose fetch was given up, and has not ended

@@ -130,6 +130,8 @@ class EpochRun(Heard):
                 if (position := self.strategy.next_delivery()) is not None:
                     break
                 now = time.monotonic()
+                if (late := self.strategy.late_device(now)) is not None:
+                    self._too_late(late)
                 if self.strategy.hanging_fetch(now) is not None:
                     self._act()
                 if deadline is not None and now >= deadline:
@@ -292,16 +294,6 @@ class EpochRun(Heard):
             if given_up:
                 return  # another thread is in this one's place
 
-    def _distrust(self, device: str, reason: str) -> None:
-        with self._lock:
-            if device not in self._gone:
-                self._gone.add(device)
-                self._barred.add(device)
-                self._ends.notify_all()
-                self.ledger.distrust(device, time.monotonic())
-                self._tidings.warn(f"device {device} is not used any more in this epoch: {reason}.")
-                self._act()
-
     def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
         with self._lock:
             while not self._closing:
@@ -320,7 +312,6 @@ class EpochRun(Heard):
                 if not self.ledger.devices[device].failing:  # else its first batch tells
                     self._tidings.back(device)
                 before = self._jobs.get(device)
-                self._tidings.notes.pop(device, None)
                 self.rates.device(device).parallel = workers
                 self.ledger.join(device, quota=quota, window=workers + 1)
                 self._drain()  # what it published before goes with the job it had then
@@ -338,33 +329,6 @@ class EpochRun(Heard):
                 self.counts.published(position)
                 self.rates.device(device).add(busy_s, self._part(position))
                 self._tidings.back(device)
-            self._act()
-
-    def failed(self, device: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
-        """A device could not make a batch: the host does, and says if it is the sample's fault. ``told``: it is known why."""
-        with self._lock:
-            account = self.ledger.devices[device]
-            if lease not in account.outstanding:
-                return  # taken back meanwhile
-            self.ledger.failed(device, lease, fatal)
-            if account.failing:  # it would take up all that is free, and leave it to the host
-                self.lost(device, f"it can't prepare batches: {reason}")
-            elif not told:
-                self._tidings.warn(f"{device} could not prepare a batch, the host does: {reason}")
-            self._act()
-
-    def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
-        """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once."""
-        with self._lock:
-            if self._closing or device in self._gone:
-                return
-            self._gone.add(device)
-            self._ends.notify_all()
-            self._tidings.gone(device, reason if error is None else None)
-            self.ledger.leave(device, time.monotonic())
-            if error is not None:
-                self._barred.add(device)
-                self._error = error
             self._act()
 
     # -- under the lock ------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings, and that one has no room."""
+"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings, and that one has no room, fails,
+is late, or is lost."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ class Heard:
     _gone: set[str]
     _barred: set[str]
     _tidings: Tidings
+    _error: BaseException | None
 
     @property
     def _full_batch(self) -> int:
@@ -86,6 +88,50 @@ class Heard:
         """So many ranks share a device."""
         with self._lock:
             self.rates.device(device).ranks = ranks
+
+    def failed(self, device: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
+        """A device could not make a batch: the host does, and says if it is the sample's fault. ``told``: it is known why."""
+        with self._lock:
+            account = self.ledger.devices[device]
+            if lease not in account.outstanding:
+                return  # taken back meanwhile
+            self.ledger.failed(device, lease, fatal)
+            if account.failing:  # it would take up all that is free, and leave it to the host
+                self.lost(device, f"it can't prepare batches: {reason}")
+            elif not told:
+                self._tidings.warn(f"{device} could not prepare a batch, the host does: {reason}")
+            self._act()
+
+    def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
+        """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once."""
+        with self._lock:
+            if self._closing or device in self._gone:
+                return
+            self._gone.add(device)
+            self._ends.notify_all()
+            self._tidings.gone(device, reason if error is None else None)
+            self._tidings.notes.pop(device, None)
+            self.ledger.leave(device, time.monotonic())
+            if error is not None:
+                self._barred.add(device)
+                self._error = error
+            self._act()
+
+    def _distrust(self, device: str, reason: str) -> None:
+        with self._lock:
+            if device not in self._gone:
+                self._gone.add(device)
+                self._barred.add(device)
+                self._ends.notify_all()
+                self.ledger.distrust(device, time.monotonic())
+                self._tidings.warn(f"device {device} is not used any more in this epoch: {reason}.")
+                self._act()
+
+    def _too_late(self, device: str) -> None:
+        """A device is about to join, for too long to be waited for; under the lock. Once it joins it is used all the same."""
+        self.ledger.no_longer_expect(device)
+        self._tidings.warn(f"device {device} is not ready yet; the host prepares its batches until it is.")
+        self._act()
 
     def lost_or_over(self, device: str) -> bool:
         """Wait until a device is lost, or the epoch is over for it. True where it was lost and may come back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -166,7 +167,7 @@ class EpochIterator(_BaseDataLoaderIter):
             delivered=delivered.ranges(),
         )
         for device in devices:
-            ledger.expect(device)
+            ledger.expect(device, time.monotonic())
         pool = Pool(SPARE_BLOCKS, pinned=landing is not None and landing.pinned)
         self.recipe = Recipe(
             portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool,

@@ -159,9 +159,14 @@ class Ledger:
 
     # -- the devices ---------------------------------------------------------------------------------------------
 
-    def expect(self, device: str) -> None:
-        """A device is about to join."""
-        self.devices.setdefault(device, Account()).joining = True
+    def expect(self, device: str, now: float = math.inf) -> None:
+        """A device is about to join. ``now``: unless it may take any time for that."""
+        account = self.devices.setdefault(device, Account())
+        account.joining, account.expected_s = True, now
+
+    def no_longer_expect(self, device: str) -> None:
+        """A device that was about to join takes too long to be waited for. It may join all the same."""
+        self.devices[device].joining = False
 
     def join(self, device: str, *, quota: int, window: int) -> None:
         """A device may be given leases: ``quota`` batches in its spool, ``window`` of them unpublished.
@@ -171,12 +176,12 @@ class Ledger:
         self._drop_published(device)
         account = self.devices.setdefault(device, Account())
         account.quota, account.window = quota, window
-        account.alive, account.joining, account.held_back = True, False, False
+        account.alive, account.joining = True, False
 
     def leave(self, device: str, now: float) -> int:
         """A device is gone. Its unpublished leases come back (returns how many); what it published may still be read."""
         account = self.devices[device]
-        account.alive = account.joining = False
+        account.alive = account.joining = account.held_back = False
         account.left_s = now
         gone = list(account.outstanding.values())
         for position in gone:

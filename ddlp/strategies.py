@@ -1,8 +1,8 @@
 """The choice of the next source: what the host takes up, what a device is given, what is delivered next.
 
 Pure, like the ledger they look at. A strategy is told no events; it reads the ledger and the rates and answers four
-questions, with None for "nothing now": `next_claim`, `next_lease`, `next_fetch`, `next_delivery`. And by `hanging_fetch` it
-tells what is not to be waited for any more.
+questions, with None for "nothing now": `next_claim`, `next_lease`, `next_fetch`, `next_delivery`. And by `hanging_fetch` and
+`late_device` it tells what is not to be waited for any more.
 
 Two rules hold in every strategy, so that no schedule locks up: a batch that came back is the host's, before all else or,
 where the order is fixed, in that order; and there one host slot and one fetch slot are kept for the batch whose turn it is.
@@ -19,7 +19,7 @@ from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 
 # A lease that has not moved for so long is taken back, also by a strategy that would rather wait; and a fetch is given up.
-STALLED_S = 30.0  # while the device's speed is not known; a fetch: in any case
+STALLED_S = 30.0  # while the device's speed is not known; a fetch, or a device that is about to join: in any case
 STALLED_AT_LEAST_S = 5.0
 GUESS = 16.0  # the host's speed over a device's, before either is known
 SLACK = 0.5  # of a device's batch: leased so much earlier than its speed asks for
@@ -105,6 +105,11 @@ class Strategy:
             if now - begun > self._fetch_limit_s(device):
                 return lease
         return None
+
+    def late_device(self, now: float) -> str | None:
+        """The device that should not be waited for any more: it is about to join, and has been for too long."""
+        late = (d for d, account in self.ledger.devices.items() if account.joining and now - account.expected_s > STALLED_S)
+        return next(late, None)
 
     # -- rules behind --------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class World:
     host_workers: int = 1
     device_workers: int = 1
     quota: int = 1 << 30
-    joins_s: float = 0.0
+    joins_s: float = 0.0  # infinite: it hangs
     fetch_ok: Callable[[int], bool] = lambda position: True
     lease_fails: Callable[[int], bool] = lambda position: False
     late_copy: Callable[[int], bool] = lambda lease: False  # a cancelled lease is published all the same
@@ -85,8 +85,9 @@ class Simulation:
         self._training = False
         self._waiting_since: float | None = 0.0
         for name in world.device_s:
-            ledger.expect(name)
-            self._at(world.joins_s, partial(self._join, name))
+            ledger.expect(name, self.now)
+            if not math.isinf(world.joins_s):
+                self._at(world.joins_s, partial(self._join, name))
         for name, when in world.device_dies_s.items():
             self._at(when, partial(self._die, name))
 
@@ -116,6 +117,8 @@ class Simulation:
         while busy:
             while (lease := self.strategy.hanging_fetch(self.now)) is not None:
                 self.ledger.give_up(lease)
+            while (device := self.strategy.late_device(self.now)) is not None:
+                self.ledger.no_longer_expect(device)
             self._read_sampler()
             busy = self._deliver() | self._fetch() | self._lease() | self._claim()
             self._drain()
@@ -166,7 +169,8 @@ class Simulation:
         position = self.strategy.next_claim(self.now)
         if position is None:
             # A real worker asks again after a while: what is late is known by the clock alone.
-            late = self.ledger.fetching or any(True for _ in self.ledger.leased())
+            joining = any(account.joining for account in self.ledger.devices.values())
+            late = joining or self.ledger.fetching or any(True for _ in self.ledger.leased())
             if not self._heap and not self.ledger.done and late:
                 self._at(1.0, lambda: None)
             return False

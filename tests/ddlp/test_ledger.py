@@ -4,6 +4,8 @@ import pytest
 
 from ddlp.copies import CSD, HOST, CsdCopy, Event, HostCopy
 from ddlp.ledger import Cancel, Ledger, LedgerError, Release, Side
+from ddlp.rates import Rates
+from ddlp.strategies import STRATEGIES
 
 
 def ledger_with_device(batches: int = 4, quota: int = 8, window: int = 2) -> Ledger:
@@ -139,6 +141,28 @@ def test_a_device_that_comes_back_starts_with_an_empty_spool():
     ledger.lease("d", 1, now=0.0)
     ledger.lease("d", 0, now=0.0)
     assert not ledger.published("d", second) and ledger.effects[-1] == Release("d", second), "a late word of before"
+
+
+def test_that_a_device_has_no_room_is_known_until_it_is_lost():
+    ledger = Ledger(4, host_slots=3)
+    ledger.expect("d")
+    ledger.hold_back("d", True)
+    ledger.join("d", quota=2, window=2)
+    assert ledger.devices["d"].shut_out
+    ledger.leave("d", now=0.0)
+    assert not ledger.devices["d"].held_back
+
+
+def test_a_device_that_is_late_counts_as_away_until_it_joins():
+    ledger = Ledger(4, host_slots=3)
+    ledger.expect("d", now=10.0)
+    strategy = STRATEGIES["csd"](ledger, Rates())
+    assert strategy.late_device(39.0) is None and strategy.next_claim(39.0) is None
+    assert strategy.late_device(41.0) == "d"
+    ledger.no_longer_expect("d")
+    assert strategy.late_device(99.0) is None and strategy.next_claim(99.0) == 0
+    ledger.join("d", quota=2, window=2)
+    assert strategy.next_claim(99.0) is None and ledger.can_lease("d")
 
 
 def test_a_device_that_fails_its_leases_in_a_row_can_prepare_none_as_it_seems():

@@ -7,6 +7,7 @@ import threading
 import pytest
 from scene import device, make_loader, train, until
 
+from ddlp.sources import csd, reach
 from ddlp.sources.csd import CsdJob
 
 
@@ -68,3 +69,47 @@ def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spoo
     assert len(told) == 2 and "left to themselves" in told[1], list(told)
     ends.set()
     until(lambda: not iterator.run._threads.at_work, 10, "the end of the threads")
+
+
+def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, images, monkeypatch):
+    """The engine itself is well. Nobody waits for it for ever, and it takes part once its spool answers."""
+    monkeypatch.setattr("ddlp.strategies.STALLED_S", 1.0)
+    share, ends = reach.share_spool, threading.Event()
+
+    def hung(link):
+        ends.wait()
+        return share(link)
+
+    monkeypatch.setattr(reach, "share_spool", hung)
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "csd", csd=device(engine))
+
+    def comes():
+        ends.set()
+        until(lambda: loader._last.run.ledger.devices[engine.address].at_work, 20, "its coming")
+
+    try:
+        truth.check(train(loader, at={10: comes}))
+    finally:
+        ends.set()
+    assert len(told) == 1 and f"{engine.address} is not ready yet" in told[0], list(told)
+    assert loader.report().batches_csd > 0
+
+
+def test_that_it_is_full_is_known_though_the_device_says_so_before_it_joins(engines, data, images, monkeypatch):
+    """It says so once, while its bits are compared."""
+    compare = csd._compare_bits
+
+    def full(run, name, *rest):
+        run.note(name, "its spool is full")
+        compare(run, name, *rest)
+
+    monkeypatch.setattr(csd, "_compare_bits", full)
+    engine = engines("--root", str(images))
+    loader = make_loader(data, "wrr", csd=device(engine))
+    iterator = iter(loader)
+    account = iterator.run.ledger.devices[engine.address]
+    until(lambda: account.at_work, 20, "its coming")
+    assert account.held_back and f"{engine.address}: its spool is full" in loader.report().notes
+    iterator.run.lost(engine.address, "it was switched off")
+    assert not account.held_back and not [text for text in loader.report().notes if "full" in text]
