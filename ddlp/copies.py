@@ -47,7 +47,7 @@ class Event(Enum):
     PUBLISH = auto()
     FETCH = auto()
     VERIFY = auto()
-    LOSE = auto()  # the device failed, its file is damaged or gone
+    LOSE = auto()  # the device failed, its file is damaged or gone, or its pixels can't be trusted
     DROP = auto()  # the other copy won
     DELIVER = auto()
 
@@ -69,6 +69,7 @@ CSD: dict[tuple[CsdCopy, Event], CsdCopy] = {
     (CsdCopy.FETCHING, Event.VERIFY): CsdCopy.READY,
     (CsdCopy.FETCHING, Event.LOSE): CsdCopy.NONE,
     (CsdCopy.FETCHING, Event.DROP): CsdCopy.NONE,
+    (CsdCopy.READY, Event.LOSE): CsdCopy.NONE,
     (CsdCopy.READY, Event.DELIVER): CsdCopy.NONE,
 }
 

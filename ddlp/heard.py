@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Iterable
 
+from ddlp.ahead import Coming
+from ddlp.delivered import Failure
 from ddlp.ledger import Ledger
 from ddlp.rates import Rates
-from ddlp.sources.host import Recipe
+from ddlp.sources.host import Pixels, Recipe
 from ddlp.tidings import Tidings
 
 __all__ = ["Heard"]
@@ -31,6 +33,7 @@ class Heard:
     _barred: set[str]
     _tidings: Tidings
     _error: BaseException | None
+    _ready: dict[int, Pixels | Failure | Coming]
 
     @property
     def _full_batch(self) -> int:
@@ -118,14 +121,17 @@ class Heard:
             self._act()
 
     def _distrust(self, device: str, reason: str) -> None:
+        """A device, which may be lost by now, has computed wrong pixels."""
         with self._lock:
-            if device not in self._gone:
+            self.ledger.distrust(device, time.monotonic())
+            for position in [position for position in self._ready if not self.ledger.is_ready(position)]:
+                del self._ready[position]
+            if device not in self._barred:
                 self._gone.add(device)
                 self._barred.add(device)
                 self._ends.notify_all()
-                self.ledger.distrust(device, time.monotonic())
                 self._tidings.warn(f"device {device} is not used any more in this epoch: {reason}.")
-                self._act()
+            self._act()
 
     def _too_late(self, device: str) -> None:
         """A device is about to join, for too long to be waited for; under the lock. Once it joins it is used all the same."""

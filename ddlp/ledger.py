@@ -193,9 +193,11 @@ class Ledger:
         self.devices[device].held_back = held_back
 
     def distrust(self, device: str, now: float) -> None:
-        """A device has computed wrong pixels: it gets no more leases, and what it published is not used."""
+        """A device has computed wrong pixels: it gets no more leases, and of what it made nothing is delivered any more."""
         self.leave(device, now)
-        self._drop_published(device)
+        for entry in list(self._open.values()):
+            if entry.device == device:
+                self._lose_csd(entry)
 
     def _drop_published(self, device: str) -> None:
         for position in list(self.in_spool):
@@ -371,6 +373,9 @@ class Ledger:
             assert entry.device is not None and entry.lease is not None
             del self.devices[entry.device].outstanding[entry.lease]
             self.devices[entry.device].held -= 1
+        elif entry.csd is CsdCopy.READY:  # its space was given back when it was verified
+            self.ready_csd.remove(entry.position)
+            self._in_memory_csd -= 1
         else:
             if entry.csd is CsdCopy.PUBLISHED:
                 self.in_spool.remove(entry.position)

@@ -98,9 +98,25 @@ def test_a_device_that_computes_wrong_pixels_is_not_used_any_more():
     ledger.published("d", leases[2])
     ledger.fetch(3)
     ledger.distrust("d", now=0.0)
-    assert list(ledger.returned) == [1, 2] and not ledger.in_spool and not ledger.can_lease("d")
-    ledger.damaged(leases[3])
-    assert list(ledger.returned) == [1, 2, 3] and ledger.devices["d"].held == 0
+    assert list(ledger.returned) == [1, 2, 3] and not ledger.in_spool and not ledger.can_lease("d")
+    assert not ledger.damaged(leases[3]) and ledger.devices["d"].held == 0
+
+
+def test_nothing_of_a_device_that_computes_wrong_pixels_is_delivered_though_it_is_in_memory():
+    ledger = Ledger(4, host_slots=3, fetch_slots=3)
+    ledger.join("d", quota=8, window=4)
+    leases = {p: ledger.lease("d", p, 0.0) for p in (3, 2, 1)}
+    for position, lease in leases.items():
+        ledger.published("d", lease)
+        ledger.fetch(position)
+    assert ledger.verified(leases[3]) and ledger.is_ready(3)
+    ledger.effects.clear()
+    ledger.distrust("d", now=0.0)
+    assert list(ledger.returned) == [1, 2, 3] and not ledger.ready_csd and ledger.devices["d"].held == 0
+    assert list(ledger.effects) == [Release("d", leases[2]), Release("d", leases[1])], "the first's was given back"
+    assert ledger.free_fetch_slots == 1, "two are being read still"
+    assert not ledger.verified(leases[2]) and not ledger.damaged(leases[1]) and ledger.free_fetch_slots == 3
+    assert ledger.made(ledger.claim(3)) and ledger.deliver(3) is Side.HOST
 
 
 def test_a_fetch_that_hangs_is_given_up_and_its_device_left_alone_until_it_has_ended():
@@ -270,4 +286,5 @@ def test_the_tables_hold_every_legal_step_and_no_other():
     assert all(isinstance(s, HostCopy) and isinstance(e, Event) for s, e in HOST)
     assert (HostCopy.READY, Event.DROP) not in HOST, "a verified copy is never dropped"
     assert (CsdCopy.READY, Event.DROP) not in CSD
+    assert (CsdCopy.READY, Event.LOSE) in CSD, "but by distrust"
     assert {s for (s, e) in CSD if e is Event.DELIVER} == {CsdCopy.READY}

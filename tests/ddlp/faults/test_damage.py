@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from scene import make_loader, train, until
 
-from ddlp.sources.csd import DifferentBits
+from ddlp.sources.csd import CsdJob, DifferentBits
 
 
 def flip(path: Path, _: Path) -> None:
@@ -237,3 +237,41 @@ def test_an_audit_finds_an_engine_that_goes_wrong_later(leaves_nothing, data, tr
     truth.check(train(loader))
     assert len(told) == 1 and "audit" in told[0] and "other pixels" in told[0] and "not used any more" in told[0], list(told)
     assert loader.report().batches_csd == 0
+
+
+def test_an_audit_finds_wrong_pixels_of_a_device_that_was_just_lost(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
+    """While the audited batch is made again: it is not looked for any more, though it would be back at once."""
+    wrong_engine(4)
+    loader = make_loader(data, "csd", audit=1)
+    check = CsdJob._check
+
+    def check_late(*arguments):
+        for name in loader._last.run.ledger.devices:
+            loader._last.run.lost(name, "it was switched off")
+        check(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CsdJob, "_check", check_late)
+        truth.check(train(loader))
+    assert loader._last.run._barred == set(loader._last.run.ledger.devices)
+    assert len(told) == 2 and "switched off" in told[0] and "other pixels" in told[1], list(told)
+
+
+def test_what_was_read_before_wrong_pixels_were_found_is_not_delivered(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
+    """Two batches of the device come into memory in the first part, and the second is audited."""
+    wrong_engine(4)
+    loader = make_loader(data, "mte", ratio=0.5, audit=2)
+    check, ready = CsdJob._check, []
+
+    def check_late(*arguments):
+        until(lambda: ready or loader._last.run.ledger.ready_csd, 20, "one that is ready")
+        ready.extend(loader._last.run.ledger.ready_csd)
+        check(*arguments)
+
+    def audited():
+        until(lambda: loader._last.run._barred, 20, "the end of the audit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CsdJob, "_check", check_late)
+        truth.check(train(loader, at={0: audited}))
+    assert ready and loader.report().batches_csd == 0
