@@ -72,7 +72,12 @@ class Members:
             return False
 
     def alone(self) -> bool:
-        """Whether nobody else is there; nobody can come in then until `close` or `remove`. If not, this one is out."""
+        """Whether nobody else is there; nobody can come in then until `close` or `remove`. If not, this one is out.
+
+        False once this one has left.
+        """
+        if self._lock < 0:
+            return False
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -82,7 +87,7 @@ class Members:
     def remove(self) -> bool:
         """Leave; remove the directory where nobody else is there. Returns whether it was. May be called again."""
         try:
-            if self._lock < 0 or not self.alone() or not self._current():
+            if not self.alone() or not self._current():
                 return False
             gone = self.directory.with_name(f"{self.directory.name}-{secrets.token_hex(4)}")
             try:

@@ -31,6 +31,7 @@ from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
 from csd_engine.keys import load_pair, load_public, make_keys
 from csd_engine.members import Members
 from csd_engine.spool import free_bytes
+from ddlp.sources.forks import unlocked_in_children
 from ddlp.sources.link import EngineLink
 from ddlp.sources.system import PREFIX, own_prefix
 from ddlp.transfer.mapping import may_map
@@ -135,6 +136,7 @@ class _PrivateDirectory:
         except OSError as error:
             self.remove()
             raise unusable(base, error) from None
+        unlocked_in_children(self)
 
     def remove(self) -> None:
         """Remove all; last the lock is let go."""
@@ -280,8 +282,10 @@ class EmbeddedEngine:
     def _await_ready(self) -> str:
         assert self._process is not None and self._process.stdout is not None
         line, until = b"", time.monotonic() + _START_TIMEOUT_S
+        ready = select.poll()  # select.select knows no descriptor above 1023
+        ready.register(self._process.stdout, select.POLLIN)
         while not line.endswith(b"\n") and time.monotonic() < until:
-            if select.select([self._process.stdout], [], [], 0.5)[0]:
+            if ready.poll(500):
                 piece = os.read(self._process.stdout.fileno(), 4096)
                 if not piece:
                     break

@@ -76,8 +76,6 @@ def _end_all() -> None:
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()  # the parent's may have been held by a thread that is not here
-    for engine in _running.values():
-        engine.end()
     _running.clear()
 
 

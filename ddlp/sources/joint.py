@@ -40,6 +40,7 @@ from ddlp.sources.embedded import (
     socket_fits,
     unusable,
 )
+from ddlp.sources.forks import unlocked_in_children
 from ddlp.sources.system import own_prefix, processes
 
 __all__ = ["JointEngine"]
@@ -113,6 +114,7 @@ class _Meeting:
         assert options.spool is not None
         what = hashlib.blake2b(json.dumps([ranks.run, processes(), asdict(options)]).encode(), digest_size=8).hexdigest()
         self._run = Path(options.spool) / f"{own_prefix()}{what}"
+        self._turn = -1
         self.path = Path()
         self.socket_directory: Path | None = None
         try:
@@ -120,6 +122,7 @@ class _Meeting:
             self.members = Members.join(self._run)
         except OSError as error:
             raise unusable(options.spool, error) from None
+        unlocked_in_children(self)
 
     @property
     def run(self) -> Path:
@@ -132,12 +135,18 @@ class _Meeting:
     @contextlib.contextmanager
     def my_turn(self) -> Iterator[None]:
         """One rank at a time."""
-        lock = os.open(self._run / "start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._turn = os.open(self._run / "start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(lock)
+            fcntl.flock(self._turn, fcntl.LOCK_UN)  # whoever else has the descriptor
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turn >= 0:
+            os.close(self._turn)
+            self._turn = -1
 
     def make_directory(self) -> None:
         """For an engine's things."""
@@ -147,6 +156,7 @@ class _Meeting:
     def unlock(self) -> None:
         """In a forked child: it is none of the ranks."""
         self.members.close()
+        self._end_turn()
 
 
 class JointEngine(EmbeddedEngine):

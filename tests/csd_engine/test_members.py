@@ -19,7 +19,7 @@ def test_the_last_one_removes_it(tmp_path: Path) -> None:
     (tmp_path / "d" / "file").touch()
     assert not first.remove() and (tmp_path / "d" / "file").exists()
     assert second.remove() and os.listdir(tmp_path) == []
-    assert not second.remove()
+    assert not second.remove() and not second.alone()
 
 
 def test_who_looks_on_is_none_of_them(tmp_path: Path) -> None:

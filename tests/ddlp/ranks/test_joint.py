@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,26 +50,56 @@ for line in sys.stdin:
             import time
             time.sleep(60)
         print(child, flush=True)
+    if line.strip() == "start":
+        import time
+        from ddlp.sources.joint import JointEngine
+        launch = JointEngine._launch
+        def forking(engine):
+            child = os.fork()
+            if not child:
+                os.close(0)
+                time.sleep(60)
+            print(child, flush=True)
+            sys.stdin.readline()
+            return launch(engine)
+        JointEngine._launch = forking
+        engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
+        print(engine.pid, flush=True)
     if line.strip() == "release":
         engine.release()
         print(0, flush=True)
 """
+
+TRAINS = """
+import sys
+from torch.utils.data import DistributedSampler
+from torchvision import transforms
+from ddlp import DDLPLoader, ImageFiles
+transform = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+data = ImageFiles(sys.argv[2:], [0] * len(sys.argv[2:]), transform)
+loader = DDLPLoader(data, 2, sampler=DistributedSampler(data, 2, 0), strategy="csd", spool=sys.argv[1])
+print(len(list(loader)), loader.report().batches_csd)
+"""
+
+
+def environment(rank: int) -> dict[str, str]:
+    """torchrun's, of a rank of two."""
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
 
 
 class Rank:
     """A process with torchrun's environment that does as it is told."""
 
     def __init__(self, spool: Path, rank: int) -> None:
-        environment = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
-        }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-c", RANK, str(spool)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=REPOSITORY,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment(rank)},
             text=True,
         )
 
@@ -78,6 +109,10 @@ class Rank:
 
     def ask(self, what: str) -> int:
         self.tell(what)
+        return self.answer()
+
+    def answer(self, within_s: float = 20.0) -> int:
+        assert select.select([self.process.stdout], [], [], within_s)[0], "it waits"
         return int(self.process.stdout.readline())
 
     def kill(self) -> None:
@@ -215,6 +250,37 @@ def test_a_forked_child_is_none_of_them(spool, rank):
         assert alive(child)
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_child_forked_while_the_engine_starts_holds_up_nobody(spool, rank, killed):
+    """A DataLoader's worker, as long as it lives, has the descriptors that the rank had then."""
+    first, second = rank(0), rank(1)
+    child = first.ask("start")
+    try:
+        second.tell("acquire")
+        if killed:
+            first.kill()
+            engine = second.answer()
+        else:
+            first.tell("go on")
+            engine = first.answer()
+            assert second.answer() == engine
+            first.kill()
+        second.kill()
+        gone(engine, [])
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_rank_whose_loader_is_alive_at_its_end_says_nothing(spool, tmp_path):
+    paths = [str(tmp_path / path) for path in make_jpegs(tmp_path, np.random.default_rng(7))]
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS, str(spool), *paths],
+        env={**os.environ, **environment(0)}, cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6 6\n", "")
 
 
 def test_without_a_run_each_process_has_its_own(spool, rank):
