@@ -14,6 +14,7 @@ from typing import Any
 WAIT_S = 2.0
 
 _pending: set[weakref.finalize[Any, Any]] = set()
+_left: list[tuple[int, Callable[[], None]]] = []  # what `_end_aside` had no thread for
 
 
 def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[Any, Any]:
@@ -22,6 +23,9 @@ def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[A
     ``close`` may join threads and take locks; it must not hold ``thing``. Returns the finalizer, for `detach`.
     """
     _register()
+    left, _left[:] = _left[:], []
+    for one in left:
+        _end_aside(*one)
     _pending.difference_update([one for one in list(_pending) if not one.alive])  # a copy: other threads add
     finalizer = weakref.finalize(thing, _end_aside, os.getpid(), close)
     finalizer.atexit = False  # _end_all calls it
@@ -33,15 +37,16 @@ def _end_aside(pid: int, close: Callable[[], None]) -> None:
     """Run ``close`` in a thread of its own, and wait for it, but not for ever.
 
     The collector calls a finalizer in whatever thread allocates next, with whatever locks of ours that thread holds; a
-    ``close`` that joins threads or takes locks could wait there for itself. In a fork of the process ``pid`` nothing is done.
+    ``close`` that joins threads or takes locks could wait there for itself. Where no thread can be started it is left for
+    later. In a fork of the process ``pid`` nothing is done.
     """
     if os.getpid() != pid:
         return
     thread = threading.Thread(target=close, name="ddlp-end", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter is shutting down and starts no thread any more
-        close()
+    except RuntimeError:  # there are as many as there may be, or the interpreter is shutting down
+        _left.append((pid, close))
         return
     if not threading.current_thread().name.startswith("ddlp-"):
         thread.join(WAIT_S)
@@ -61,6 +66,10 @@ def _end_all() -> None:
     """
     for finalizer in list(_pending):
         finalizer()
+    while _left:
+        pid, close = _left.pop()
+        if os.getpid() == pid:
+            close()
     until = time.monotonic() + WAIT_S
     for thread in threading.enumerate():
         if thread.name.startswith("ddlp-") and thread is not threading.current_thread():

@@ -96,7 +96,7 @@ class Life:
 
     def __init__(self) -> None:
         self.rates = Rates()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may ask for a report in the midst of it
         self._ended = Sums()
         self._counts: deque[Counts] = deque()
 

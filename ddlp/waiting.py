@@ -28,9 +28,9 @@ class Waiting:
     def rest(self, condition: threading.Condition, seconds: float | None) -> None:
         """Wait until there may be an answer for threads of this kind, or the time is up."""
         self._resting[condition] += 1
-        if condition is self.training:
-            self.wake(False)  # a worker that had no room for a whole run
         try:
+            if condition is self.training:
+                self.wake(False)  # a worker that had no room for a whole run
             condition.wait(seconds)
         finally:
             self._resting[condition] -= 1

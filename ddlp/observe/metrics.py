@@ -167,7 +167,8 @@ class MetricsServer:
             raise ValueError(f"port={port!r}: 0 to 65535") from None
         self.port: int = self._server.server_address[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="ddlp-metrics", daemon=True)
+        # Not "ddlp-": at the process's end `ddlp.ending` waits for those.
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics-ddlp", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> MetricsServer:

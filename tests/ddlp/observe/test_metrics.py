@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from torchvision import transforms
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
 from ddlp.observe import live, prometheus_text, serve_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -158,3 +163,20 @@ def test_the_text_ends_with_a_line_and_changes_nothing():
     loader = small()
     assert prometheus_text(loader).endswith("\n") and live(loader).total.epochs == 0
     assert len(list(loader)) == 12
+
+
+NOT_CLOSED = """
+import numpy as np
+from torchvision import transforms
+from ddlp import DDLPLoader, ImageArrays, ending
+from ddlp.observe import serve_metrics
+ending.WAIT_S = 1000.0
+loader = DDLPLoader(ImageArrays(np.zeros((8, 4, 4, 3), np.uint8), range(8), transforms.ToTensor()), 2)
+server = serve_metrics(loader, 0)
+print(len(list(loader)))
+"""
+
+
+def test_a_process_ends_at_once_though_it_is_served_still():
+    done = subprocess.run([sys.executable, "-c", NOT_CLOSED], cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

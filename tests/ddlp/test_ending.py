@@ -1,0 +1,40 @@
+"""Ends of dropped things: in a thread of their own, or later, and never in the thread that happens to collect them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ddlp import ending
+from ddlp.ending import when_dropped
+
+
+class Thing:
+    pass
+
+
+def test_where_no_thread_can_be_started_an_end_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[str] = []
+
+    def dropped() -> None:
+        thing = Thing()
+        when_dropped(thing, lambda: ends.append(threading.current_thread().name))
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        dropped()
+        assert not ends
+    dropped()
+    assert ends == ["ddlp-end", "ddlp-end"] and not ending._left
+
+
+def test_at_exit_what_is_left_is_ended_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(ending, "_pending", set())
+    ending._left.extend([(-1, lambda: ends.append("a parent's")), (ending.os.getpid(), lambda: ends.append("ours"))])
+    ending._end_all()
+    assert ends == ["ours"] and not ending._left
