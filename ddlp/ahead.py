@@ -53,7 +53,7 @@ class Coming:
                     self._batch = self._bring()
                 except NoRoom:
                     raise
-                except BaseException as error:  # raised again in the training thread, in this batch's place
+                except Exception as error:  # raised again in the training thread, in this batch's place; Ctrl-C is there
                     self._batch = Failure(error)
                 self._bring = None  # the bytes may go
             assert self._batch is not None

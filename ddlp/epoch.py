@@ -76,6 +76,7 @@ class EpochRun(Heard):
         self._barred: set[str] = set()  # not to be used again in this epoch
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
         self.counts = Counts(ledger, recipe.epoch)
+        self.handing: int | None = None  #: delivered last, until the iterator has made of it what the training loop gets
         self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
@@ -86,9 +87,9 @@ class EpochRun(Heard):
         self._threads = Threads()
         try:
             for _ in range(workers):
-                self._threads.start(self._host_worker)
+                self._threads.start(partial(self._work, self._host_worker))
             for _ in range(FETCHERS if ledger.devices else 0):
-                self._threads.start(self._fetcher, may_hang=True)
+                self._threads.start(partial(self._work, self._fetcher), may_hang=True)
         except BaseException:  # as many threads as there may be, or Ctrl-C
             self.close()
             raise
@@ -145,8 +146,9 @@ class EpochRun(Heard):
                 self._waiting.rest(self._waiting.training, limit)
             made = self._ready[position]
             made = made.there() if isinstance(made, Coming) else made  # no room: raises, and the batch is the next one still
-            del self._ready[position]
+            self.handing = None if isinstance(made, Failure) else position
             side = self.ledger.deliver(position)
+            del self._ready[position]
             now, samples = time.monotonic(), self.recipe.plan.size(position)
             self._left = now, samples / self._full_batch
             self.counts.delivered(position, side, samples, began, now)
@@ -209,6 +211,15 @@ class EpochRun(Heard):
             self.recipe.reader.close()
             self.recipe.pool.close()
             self._on_closed()
+
+    def _work(self, loop: Callable[[], None]) -> None:
+        """A thread's life. An error that its loop does not reckon with ends the epoch: what it had in hand never comes."""
+        try:
+            loop()
+        except BaseException as error:  # raised again in the training thread
+            with self._lock:
+                self._error = None if self._closing else self._error or error
+            self.close()
 
     # -- the host's workers --------------------------------------------------------------------------------------
 
@@ -344,7 +355,8 @@ class EpochRun(Heard):
         """After every event: give up what hangs, pass on what the ledger has dropped, give leases, wake who can go on."""
         while not self._closing and (hanging := self.strategy.hanging_fetch(time.monotonic())) is not None:
             self._tidings.hangs(self.ledger.give_up(hanging))
-            self._threads.start(self._fetcher, may_hang=True)  # in the place of the one that hangs
+            with contextlib.suppress(RuntimeError):  # no more threads may be started: one fetcher less
+                self._threads.start(partial(self._work, self._fetcher), may_hang=True)  # in the place of the one that hangs
         self._drain()  # first: the space that a lease needs is given back before it
         if not self._closing:
             for device, job in self._jobs.items():  # a lost device stays here, for the files it published

@@ -1,5 +1,4 @@
-"""What an epoch hears of its devices beside their batches: progress, speeds, remarks, warnings, and that one has no room, fails,
-is late, or is lost."""
+"""What an epoch hears of its devices beside their batches: progress, speeds, warnings, that one is full, fails or is lost."""
 
 from __future__ import annotations
 

@@ -61,16 +61,20 @@ class EpochMemory:
     order: States | None
     seed_drawn: bool
     whole: bool
-    keeping: threading.Lock = field(default_factory=threading.Lock)  # while no batch may be forgotten
+    # While no batch may be forgotten. A signal's handler may ask for the state in the midst of it.
+    keeping: threading.RLock = field(default_factory=threading.RLock)
 
     def state(self) -> dict[str, Any] | None:
         """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is closed."""
-        recipe, finished = self.run.recipe, self.run.ledger.done
+        recipe, finished = self.run.recipe, self.run.ledger.done and self.run.handing is None
         if finished and self.run.counts.ended_s is not None:
             return None
         with self.keeping:
+            delivered, handing = RangeSet(self.run.delivered()), self.run.handing
+            if handing is not None:  # Ctrl-C came before the training loop had it
+                delivered.discard(handing)
             return save(
-                RangeSet(self.run.delivered()),
+                delivered,
                 self.order,
                 seed=recipe.seed,
                 epoch=recipe.epoch,
@@ -231,6 +235,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         self._asked += 1
+        self.run.handing = None  # who asks for the next one does without it
         self.memory.forget_delivered()
         if self._whole:
             self._plan.read_as_far_as(self._asked)
@@ -246,7 +251,9 @@ class EpochIterator(_BaseDataLoaderIter):
             raise StopIteration
         if self._ahead and not self._whole:
             self._read_ahead(self._ahead)
-        return self._finish(delivered)
+        batch = self._finish(delivered)
+        self.run.handing = None
+        return batch
 
     def _finish(self, delivered: Delivered) -> Any:
         """Targets joined, moved to the device, the user's batch_transform run: in the training thread."""

@@ -306,11 +306,12 @@ class _Finishing:
             if isinstance(error, StopIteration):
                 self.memory.ended = True
             raise
-        if self.view is not None:
-            self.view.deliver(self._number())
         counts.ended_s = time.monotonic()  # so far: nobody tells when an iteration is broken off
         counts.delivered(0, Side.HOST, samples_in(batch) if self._in_batches else 1, asked_s, counts.ended_s)
-        return self._finish(batch)
+        batch = self._finish(batch)
+        if self.view is not None:
+            self.view.deliver(self._number())
+        return batch
 
     def _number(self) -> int:
         """Which of the batches sent to the workers `__next__` has just given, from 0."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import gc
+import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
+from ddlp.epoch import EpochRun
 from ddlp.sources import reach
 
 KINDS = (DataLoader, DDLPLoader)
@@ -289,3 +292,42 @@ def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeyp
     assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first one has not begun
     while loader._reach._engine is not None:
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("strategy", "threads"), [("cpu", ["ddlp-0"]), ("csd", ["ddlp-1", "ddlp-2"])])
+def test_an_error_in_a_thread_of_ours_ends_the_epoch(paths, engine, monkeypatch, strategy, threads):
+    """What it had in hand would be waited for for ever."""
+    act, failed = EpochRun._act, []
+
+    def act_once(run):
+        if threading.current_thread().name in threads and not failed:
+            failed.append(run)
+            raise MemoryError("no room for a lease")
+        act(run)
+
+    monkeypatch.setattr(EpochRun, "_act", act_once)
+    loader = DDLPLoader(numbered(paths), 4, strategy=strategy, num_workers=1, spool=engine, timeout=20)
+    iterator = iter(loader)
+    with pytest.raises(MemoryError, match="no room for a lease"):
+        list(iterator)
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(iterator)
+    failed[0]._threads.join(10)
+    assert not failed[0]._threads.at_work
+    assert len(list(loader)) == 11
+
+
+def test_descriptors_may_have_large_numbers(paths, tmp_path):
+    """As in a training that has many files open. The engine is started then: select() takes none above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard != resource.RLIM_INFINITY else 4096, hard))
+    held = []
+    try:
+        held += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        loader = DDLPLoader(numbered(paths), 4, strategy="csd", spool=str(tmp_path))
+        assert len(list(loader)) == loader.report().batches_csd == 11
+        loader._reach.close()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

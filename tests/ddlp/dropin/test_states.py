@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -227,6 +228,46 @@ def test_a_batch_that_failed_was_not_delivered(workers):
     again = DDLPLoader(Draws(), 2, num_workers=workers)
     again.load_state_dict(state)
     assert order(list(again))[:2] == [[2, 3], [6, 7]]
+
+
+@pytest.mark.parametrize("at", [5, BATCHES])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("user_code", [False, True])
+def test_a_batch_that_ctrl_c_kept_from_the_training_loop_was_not_delivered(paths, user_code, sampler, workers, at):
+    taken = []
+
+    def interrupted(batch):
+        taken.append(batch)
+        if len(taken) == at:
+            raise KeyboardInterrupt
+        return batch
+
+    loader = make(paths, user_code, **SAMPLERS[sampler](), num_workers=workers, batch_transform=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = make(paths, user_code, **SAMPLERS[sampler](), num_workers=workers)
+    again.load_state_dict(state)
+    rest = list(again)
+    assert len(rest) == BATCHES - at + 1 and len(by_target([*taken[:-1], *rest])) == SAMPLES
+
+
+def test_a_signals_handler_may_ask_at_any_moment(paths):
+    """It runs in the training thread, which may be within any of our locks."""
+    loader = make(paths, False, **SAMPLERS["own"]())
+    iterator = iter(loader)
+    next(iterator)
+    asked = []
+
+    def ask() -> None:
+        with loader._last.keeping, loader._life._lock, iterator.run._lock:
+            asked.append((loader.state_dict()["drawn"], loader.report().batches_cpu))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert asked == [(1, 1)]
 
 
 def test_set_epoch_reaches_batch_samplers(paths):

@@ -239,7 +239,7 @@ def test_an_audit_finds_an_engine_that_goes_wrong_later(leaves_nothing, data, tr
     assert loader.report().batches_csd == 0
 
 
-def test_an_audit_finds_wrong_pixels_of_a_device_that_was_just_lost(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
+def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
     """While the audited batch is made again: it is not looked for any more, though it would be back at once."""
     wrong_engine(4)
     loader = make_loader(data, "csd", audit=1)
@@ -257,7 +257,7 @@ def test_an_audit_finds_wrong_pixels_of_a_device_that_was_just_lost(leaves_nothi
     assert len(told) == 2 and "switched off" in told[0] and "other pixels" in told[1], list(told)
 
 
-def test_what_was_read_before_wrong_pixels_were_found_is_not_delivered(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
+def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
     """Two batches of the device come into memory in the first part, and the second is audited."""
     wrong_engine(4)
     loader = make_loader(data, "mte", ratio=0.5, audit=2)

@@ -71,6 +71,21 @@ def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spoo
     until(lambda: not iterator.run._threads.at_work, 10, "the end of the threads")
 
 
+def test_no_thread_can_be_started_for_those_that_hang(engines, data, truth, told, images, spool_that_hangs, monkeypatch):
+    hangs, _ = spool_that_hangs
+    engine = engines("--root", str(images))
+    hangs.append(engine.address)
+    loader = make_loader(data, "csd", csd=device(engine))
+    iterator = iter(loader)
+
+    def start(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(iterator.run._threads, "start", start)
+    truth.check(list(iterator))
+    assert len(told) == 1 and "does not answer" in told[0], list(told)
+
+
 def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, images, monkeypatch):
     """The engine itself is well. Nobody waits for it for ever, and it takes part once its spool answers."""
     monkeypatch.setattr("ddlp.strategies.STALLED_S", 1.0)
