@@ -7,16 +7,12 @@ is set in the environment they fail instead, so that nobody takes a run without 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
+from boards import RAISED, Board, emulator, raise_board, state, why_not
 
-sys.path.insert(0, str(Path(__file__).parent))
-from boards import RAISED, Board, emulator, raise_board, state, why_not  # noqa: E402
-
-from ddlp.deploy import deployment  # noqa: E402
+from ddlp.deploy import deployment
 
 
 @pytest.fixture(scope="session", autouse=True)

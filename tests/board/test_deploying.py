@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_process import make_jpegs, until
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from engine_process import make_jpegs, until  # noqa: E402
-
-from csd_engine import build as own  # noqa: E402
-from ddlp import DDLPLoader, ImageFiles, cli  # noqa: E402
-from ddlp.deploy import book  # noqa: E402
-from ddlp.deploy.install import make_bundle  # noqa: E402
+from csd_engine import build as own
+from ddlp import DDLPLoader, ImageFiles, cli
+from ddlp.deploy import book
+from ddlp.deploy.install import make_bundle
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,12 @@ from typing import Any
 import numpy as np
 import PIL
 import pytest
+from boards import Board, raise_board
+from engine_process import make_jpegs
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from boards import Board, raise_board  # noqa: E402
-from engine_process import make_jpegs  # noqa: E402
-
-from ddlp import cli  # noqa: E402
-from ddlp.deploy import book  # noqa: E402
-from ddlp.deploy.book import DeviceRecord  # noqa: E402
+from ddlp import cli
+from ddlp.deploy import book
+from ddlp.deploy.book import DeviceRecord
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"

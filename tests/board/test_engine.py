@@ -8,14 +8,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from engine_memory import (  # noqa: E402
+from engine_memory import (
     IMAGENET_FILES,
     LIMIT_BYTES,
     SERVICE_IMPORTS,
@@ -26,16 +22,16 @@ from engine_memory import (  # noqa: E402
     with_children,
     work,
 )
-from engine_process import pipeline, until  # noqa: E402
+from engine_process import pipeline, until
 
-from csd_engine.batchfile import Layout  # noqa: E402
-from csd_engine.computer import process_memory  # noqa: E402
-from csd_engine.datasets import ArraySet, ConcatSet, FileSet  # noqa: E402
-from csd_engine.errors import EngineRefused  # noqa: E402
-from ddlp import cli  # noqa: E402
-from ddlp.deploy import book  # noqa: E402
-from ddlp.sampledata import make_imagefolder  # noqa: E402
-from ddlp.sources.device import Device  # noqa: E402
+from csd_engine.batchfile import Layout
+from csd_engine.computer import process_memory
+from csd_engine.datasets import ArraySet, ConcatSet, FileSet
+from csd_engine.errors import EngineRefused
+from ddlp import cli
+from ddlp.deploy import book
+from ddlp.sampledata import make_imagefolder
+from ddlp.sources.device import Device
 
 WORKERS = 2
 

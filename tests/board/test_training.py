@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import warnings
@@ -14,15 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from boards import Board, raise_board
+from engine_process import until
 from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).parent)]
-
-from boards import Board, raise_board  # noqa: E402
-from engine_process import until  # noqa: E402
-
-from ddlp import DDLPLoader, ImageFiles, cli  # noqa: E402
+from ddlp import DDLPLoader, ImageFiles, cli
 
 IMAGES, BATCH = 240, 4
 STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from engine_process import EngineProcess, Recipe, alive, make_jpegs, until  # noqa: E402
+from engine_process import EngineProcess, Recipe, alive, make_jpegs, until
 
 
 @pytest.fixture(scope="session")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs_scene import LARGE, Scene, backlog
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from jobs_scene import LARGE, Scene, backlog  # noqa: E402
-
-from csd_engine.groups import CALIBRATION, Member, learned, to_tell, without_turns  # noqa: E402
-from csd_engine.jobs import Job, Quota  # noqa: E402
+from csd_engine.groups import CALIBRATION, Member, learned, to_tell, without_turns
+from csd_engine.jobs import Job, Quota
 
 FEW = settings(deadline=None, max_examples=30)
 

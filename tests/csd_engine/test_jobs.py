@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs_scene import LARGE, Scene, backlog
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from jobs_scene import LARGE, Scene, backlog  # noqa: E402
-
-from csd_engine.jobs import Job, LeaseState, Quota  # noqa: E402
+from csd_engine.jobs import Job, LeaseState, Quota
 
 FEW = settings(deadline=None, max_examples=60)
 costs = st.floats(0.01, 10)

@@ -14,19 +14,16 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
+from engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from engine_process import Recipe, alive, children, make_jpegs, until, wait_for  # noqa: E402
-
-from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError  # noqa: E402
-from ddlp.sources import embedded, travel  # noqa: E402
-from ddlp.sources.embedded import EmbeddedOptions  # noqa: E402
-from ddlp.sources.engines import acquire  # noqa: E402
-from ddlp.sources.events import EngineLost, LeasePublished  # noqa: E402
-from ddlp.sources.system import PREFIX, boot, own_prefix  # noqa: E402
-from ddlp.sources.travel import Luggage  # noqa: E402
-from ddlp.transfer import mapping  # noqa: E402
+from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
+from ddlp.sources import embedded, travel
+from ddlp.sources.embedded import EmbeddedOptions
+from ddlp.sources.engines import acquire
+from ddlp.sources.events import EngineLost, LeasePublished
+from ddlp.sources.system import PREFIX, boot, own_prefix
+from ddlp.sources.travel import Luggage
+from ddlp.transfer import mapping
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_images import make_images
 from torchvision import transforms as T
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from small_images import make_images  # noqa: E402
-
-from ddlp import DDLPLoader, ImageFiles  # noqa: E402
+from ddlp import DDLPLoader, ImageFiles
 
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed; run ./scripts/xla_check.sh", allow_module_level=True)

@@ -9,14 +9,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from engine_process import until  # noqa: E402
+from engine_process import until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/test.sh"
 STUB = """#!/usr/bin/env bash

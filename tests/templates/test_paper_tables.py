@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "templates"))
-
-import paper_tables  # noqa: E402
+import paper_tables
 
 SETUP = {
     "model": "resnet152", "paper_model": "ResNet152", "pipeline": "imagenet1", "ranks": 1, "batch_size": 256, "device": "cuda",

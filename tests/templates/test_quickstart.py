@@ -9,12 +9,9 @@ import pytest
 import torch
 from torchvision import transforms as T
 
+import bottleneck_study
+import quickstart
 from ddlp.sampledata import make_thumbnails
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "templates"))
-
-import bottleneck_study  # noqa: E402
-import quickstart  # noqa: E402
 
 
 def test_a_transform_of_the_users_own(

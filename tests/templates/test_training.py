@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,9 @@ from PIL import Image
 from torch import nn
 from torchvision import transforms as T
 
+from common import flags, parse
 from ddlp import ImageFiles
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "templates"))
-
-from common import flags, parse  # noqa: E402
-from training import Task, compare, train  # noqa: E402
+from training import Task, compare, train
 
 IMAGES, BATCH = 22, 4
 STEPS = -(-IMAGES // BATCH)

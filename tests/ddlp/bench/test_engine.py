@@ -11,17 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_process import EngineProcess, make_jpegs
+from sshd import SSHD, Sshd
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "deploy"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from engine_process import EngineProcess, make_jpegs  # noqa: E402
-from sshd import SSHD, Sshd  # noqa: E402
-
-from csd_engine.kernels import kernel  # noqa: E402
-from ddlp import cli  # noqa: E402
-from ddlp.bench.engine import IMAGES, Result, table  # noqa: E402
-from ddlp.deploy import book  # noqa: E402
+from csd_engine.kernels import kernel
+from ddlp import cli
+from ddlp.bench.engine import IMAGES, Result, table
+from ddlp.deploy import book
 
 ROOT = Path(__file__).parents[3]
 SMALL = ("--rounds", "2", "--seconds", "0.2", "--batch", "4")

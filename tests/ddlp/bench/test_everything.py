@@ -6,16 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from engine_process import until  # noqa: E402
-from scene import processes  # noqa: E402
+from engine_process import until
+from scene import processes
 
 from ddlp.bench.common import user_environment
 from ddlp.bench.everything import Part, _path, document, planned

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_process import alive, until
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from engine_process import alive, until  # noqa: E402
-
-from ddlp.bench.common import BenchFailed  # noqa: E402
-from ddlp.bench.metronome import Metronome  # noqa: E402
+from ddlp.bench.common import BenchFailed
+from ddlp.bench.metronome import Metronome
 
 
 def test_it_beats_and_leaves_nothing(small_sets):

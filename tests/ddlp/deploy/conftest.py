@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from local_device import Device
+from sshd import SSHD, Sshd, kill_tree
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from local_device import Device  # noqa: E402
-from sshd import SSHD, Sshd, kill_tree  # noqa: E402
-
-from ddlp.deploy import deployment  # noqa: E402
+from ddlp.deploy import deployment
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,11 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
+from engine_process import EngineProcess, Recipe, make_jpegs
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from engine_process import EngineProcess, Recipe, make_jpegs  # noqa: E402
-
-from ddlp import cli  # noqa: E402
-from ddlp.deploy import book  # noqa: E402
-from ddlp.deploy import status as command  # noqa: E402
+from ddlp import cli
+from ddlp.deploy import book
+from ddlp.deploy import status as command
 
 
 @pytest.fixture

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from small_sets import write_images
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from small_sets import write_images  # noqa: E402
-
-from ddlp.sources.embedded import EmbeddedOptions  # noqa: E402
-from ddlp.sources.engines import acquire  # noqa: E402
+from ddlp.sources.embedded import EmbeddedOptions
+from ddlp.sources.engines import acquire
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from engine_process import EngineProcess  # noqa: E402
-from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, until  # noqa: E402
-from small_images import make_images  # noqa: E402
+from engine_process import EngineProcess
+from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, until
+from small_images import make_images
 
 LIMIT_S = 60
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from both_sides import until_both
 from torchvision import transforms as T
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from both_sides import until_both  # noqa: E402
 
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture

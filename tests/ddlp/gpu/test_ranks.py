@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ranks"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from job import COUNT, Torchrun, check, truth  # noqa: E402
-from small_images import make_images  # noqa: E402
+from job import COUNT, Torchrun, check, truth
+from small_images import make_images
 
 GPUS = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(not GPUS, reason="needs a GPU")

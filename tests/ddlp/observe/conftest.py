@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,19 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scene import dataset, engine_pid
+from small_images import make_images
 from torchvision import transforms
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from scene import dataset, engine_pid  # noqa: E402
-from small_images import make_images  # noqa: E402
-
-from ddlp import DDLPLoader, ImageArrays, load_operators  # noqa: E402
-from ddlp.observe.energy import EnergyMeter, save  # noqa: E402
-from ddlp.sources.fetching import Fetching  # noqa: E402
-from ddlp.translate.datasets import _PartReader  # noqa: E402
+from ddlp import DDLPLoader, ImageArrays, load_operators
+from ddlp.observe.energy import EnergyMeter, save
+from ddlp.sources.fetching import Fetching
+from ddlp.translate.datasets import _PartReader
 
 
 @pytest.fixture(autouse=True)

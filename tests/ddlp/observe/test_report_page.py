@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, DRIVER, Browser
+
+from ddlp.observe.report import write_report
 
 if not os.environ.get("CI"):  # there it must be
     pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
-
-from browser import CHROMIUM, DRIVER, Browser  # noqa: E402
-
-from ddlp.observe.report import write_report  # noqa: E402
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off", "empty")
 

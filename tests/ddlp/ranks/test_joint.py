@@ -17,20 +17,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from engine_process import Recipe, alive, children, make_jpegs, until, wait_for  # noqa: E402
-
-from csd_engine.errors import SpoolError  # noqa: E402
-from csd_engine.groups import Member  # noqa: E402
-from ddlp.ranks import Ranks  # noqa: E402
-from ddlp.sources import joint  # noqa: E402
-from ddlp.sources.embedded import PREFIX, EmbeddedOptions  # noqa: E402
-from ddlp.sources.engines import acquire  # noqa: E402
-from ddlp.sources.events import LeasePublished, RanksMeasured  # noqa: E402
-from ddlp.sources.job import JobHandle  # noqa: E402
-from ddlp.sources.joint import JointEngine  # noqa: E402
+from csd_engine.errors import SpoolError
+from csd_engine.groups import Member
+from ddlp.ranks import Ranks
+from ddlp.sources import joint
+from ddlp.sources.embedded import PREFIX, EmbeddedOptions
+from ddlp.sources.engines import acquire
+from ddlp.sources.events import LeasePublished, RanksMeasured
+from ddlp.sources.job import JobHandle
+from ddlp.sources.joint import JointEngine
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RUN = "0123456789abcdef" * 2

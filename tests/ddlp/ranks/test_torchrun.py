@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_process import until
+from job import COUNT, Torchrun, check, steps, truth
+from small_images import make_images
+from train import BATCH, SEED, dataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from engine_process import until  # noqa: E402
-from job import COUNT, Torchrun, check, steps, truth  # noqa: E402
-from small_images import make_images  # noqa: E402
-from train import BATCH, SEED, dataset  # noqa: E402
-
-from csd_engine.groups import CALIBRATION  # noqa: E402
-from ddlp import DDLPLoader  # noqa: E402
-from ddlp.observe import read_run  # noqa: E402
-from ddlp.observe.events import Joined  # noqa: E402
-from ddlp.sources.joint import JointEngine  # noqa: E402
+from csd_engine.groups import CALIBRATION
+from ddlp import DDLPLoader
+from ddlp.observe import read_run
+from ddlp.observe.events import Joined
+from ddlp.sources.joint import JointEngine
 
 
 @pytest.fixture(scope="module")

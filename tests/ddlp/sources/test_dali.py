@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -12,12 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision.transforms as T
+from both_sides import until_both
 from PIL import Image
 from torch.utils.data import BatchSampler, SequentialSampler
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from both_sides import until_both  # noqa: E402
 
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import DDLPError

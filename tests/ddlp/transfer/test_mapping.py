@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from open_files import open_below
 from torchvision import transforms
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from open_files import open_below  # noqa: E402
 
 from csd_engine.batchfile import Layout, read_batch
 from csd_engine.batchwriter import BatchWriter

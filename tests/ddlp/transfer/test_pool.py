@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from at_once import at_once
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from at_once import at_once  # noqa: E402
-
-from ddlp.transfer.pool import SIZES, SMALL_BYTES, Pool  # noqa: E402
+from ddlp.transfer.pool import SIZES, SMALL_BYTES, Pool
 
 SHAPE = (4, 37, 53, 3)
 

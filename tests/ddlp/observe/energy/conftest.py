@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 RANGE_UJ = 262143328850  # of a desktop's package
 DRAM_RANGE_UJ = 65712999613  # of a server's memory
