@@ -6,11 +6,16 @@ what needed a second try is printed as RERUN.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
 import os
 import shutil
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/test_embedded",
-    "ddlp/test_operators_travel",
     "csd_engine/test_engine", "csd_engine/test_link", "csd_engine/test_status", "csd_engine/test_parcels",
-    "csd_engine/test_supervisor", "csd_engine/test_sensors", "board/", "ddlp/observe/energy/test_device",
-    "ddlp/observe/energy/test_command", "ddlp/observe/energy/test_meter",
+    "csd_engine/test_supervisor", "csd_engine/test_sensors", "board/",
 )  # fmt: skip
 
 
@@ -42,6 +45,22 @@ def need_kernel() -> None:
     if setting != "off" and os.path.exists(setting or LIBRARY) and shutil.which("cc"):
         pytest.fail(f"a kernel was built and is not used: {why_not()}", pytrace=False)
     pytest.skip(why_not())
+
+
+@pytest.fixture
+def hard_limit() -> Iterator[None]:
+    """A hang is a failure that shows all threads' stacks, not a stuck test run."""
+    limit_s = 60
+
+    def over(*_: Any) -> None:
+        faulthandler.dump_traceback(sys.__stderr__)  # a test may have put something without a descriptor at sys.stderr
+        raise TimeoutError(f"the test hangs: {limit_s} s are over")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(limit_s)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def pytest_collection_finish() -> None:
@@ -63,6 +82,9 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gone = [part for part in REAL_PROCESSES if not any(Path(__file__).parent.glob(f"{part}*"))]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py: REAL_PROCESSES has {gone}, and there is no such file")
     for item in items:
         if any(f"tests/{part}" in item.nodeid for part in REAL_PROCESSES):
             item.add_marker(pytest.mark.real_processes)

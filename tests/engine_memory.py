@@ -14,21 +14,12 @@ from PIL import Image
 from csd_engine.batchfile import Layout, identity
 from csd_engine.computer import process_memory
 from csd_engine.datasets import FileSet, fingerprint, write_manifest
-from csd_engine.transforms import Pipeline
-from csd_engine.transforms.resample import native_order
+from ddlp.deploy.prove import standard_pipeline
 from ddlp.sources.events import LeaseFailed, LeasePublished
 from ddlp.sources.link import EngineLink
 
 LIMIT_BYTES = 100_000_000
 IMAGENET_FILES = 1_281_167
-IMAGENET1 = Pipeline.parse({
-    "format": 1, "order": native_order(), "mode": "RGB",
-    "ops": [
-        {"op": "RandomResizedCrop", "size": [224, 224], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
-         "interpolation": "bilinear"},
-        {"op": "RandomHorizontalFlip", "p": 0.5},
-    ],
-})  # fmt: skip
 SERVICE_IMPORTS = "import csd_engine.__main__"
 WORKER_IMPORTS = "import csd_engine.worker"
 
@@ -103,11 +94,12 @@ class Images:
 def work(link: EngineLink, images: Images, batches: Sequence[int], timeout_s: float) -> None:
     """Have the engine make batches of these sizes; all must succeed."""
     events: SimpleQueue = SimpleQueue()
-    job = link.open_job(IMAGENET1, images.dataset, Layout(max(batches), 224, 224, 3), lambda _: images.manifest, events.put)
+    pipeline = standard_pipeline()  # ImageNet1
+    job = link.open_job(pipeline, images.dataset, Layout(max(batches), 224, 224, 3), lambda _: images.manifest, events.put)
     chance = random.Random(0)
     for number, batch in enumerate(batches):
         items = images.items(batch, chance)
-        job.lease(number, identity(IMAGENET1.digest, fingerprint(images.dataset), SEED, EPOCH, items), SEED, EPOCH, items)
+        job.lease(number, identity(pipeline.digest, fingerprint(images.dataset), SEED, EPOCH, items), SEED, EPOCH, items)
     for _ in batches:
         event = wait_for(events, (LeasePublished, LeaseFailed), timeout_s)
         assert isinstance(event, LeasePublished), event.reason

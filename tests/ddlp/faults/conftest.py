@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -21,22 +19,10 @@ from engine_process import EngineProcess
 from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, until
 from small_images import make_images
 
-LIMIT_S = 60
-
 
 @pytest.fixture(autouse=True)
-def hard_limit() -> Iterator[None]:
-    """A hang is a failure that shows all threads' stacks, not a stuck test run."""
-
-    def over(*_: Any) -> None:
-        faulthandler.dump_traceback(all_threads=True)
-        raise TimeoutError(f"the test hangs: {LIMIT_S} s are over")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(LIMIT_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+def limited(hard_limit: None) -> None:
+    """A hang is a failure."""
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +100,12 @@ def gpu_awake() -> None:
             event = torch.cuda.Event(blocking=True)
             event.record()
         event.synchronize()
+
+
+@pytest.fixture
+def slow_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded engine takes five times as long."""
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "5")
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ def options(strategy):
     return {"ratio": 0.5} if strategy == "mte" else {}
 
 
-@pytest.fixture
-def slow_engine(monkeypatch):
-    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "5")
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_killed_engine(leaves_nothing, slow_engine, data, truth, told, strategy):
     loader = make_loader(data, strategy, shuffle=strategy != "ordered", **options(strategy))

@@ -18,11 +18,6 @@ from torch.utils.data import DataLoader
 from ddlp import DDLPLoader
 
 
-@pytest.fixture
-def slow_engine(monkeypatch):
-    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "5")
-
-
 def test_children_come_and_go_in_mid_epoch(leaves_nothing, slow_engine, data, truth, told):
     loader = make_loader(data, "wrr", num_workers=2)
     train(loader, 0.01)

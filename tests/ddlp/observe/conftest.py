@@ -23,17 +23,8 @@ from ddlp.translate.datasets import _PartReader
 
 
 @pytest.fixture(autouse=True)
-def hard_limit() -> Iterator[None]:
+def limited(hard_limit: None) -> None:
     """A hang is a failure."""
-
-    def over(*_: Any) -> None:
-        raise TimeoutError("the test hangs: 60 s are over")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

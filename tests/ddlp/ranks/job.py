@@ -47,7 +47,8 @@ class Torchrun:
         self.temporary.mkdir()
         self._mark = f"DDLP_TEST_MARK={mark}"
         environment = {
-            **os.environ, "DDLP_TEST_MARK": mark, "TMPDIR": str(self.temporary), "PYTHONPATH": str(REPOSITORY),
+            **os.environ, "DDLP_TEST_MARK": mark, "TMPDIR": str(self.temporary),
+            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",  # train.py has helpers from there
             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]

@@ -11,12 +11,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from engine_process import until
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 from torchvision import transforms as T
@@ -37,13 +37,6 @@ def dataset(images: Path) -> ImageFiles:
 
 def digest(image: torch.Tensor) -> str:
     return hashlib.blake2b(image.contiguous().cpu().numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.01)
 
 
 def engine_of(loader: DDLPLoader) -> int | None:
@@ -89,10 +82,10 @@ def main() -> None:
         for step, (x, y) in enumerate(loader):
             run = loader._last.run
             if step == 0:
-                until(partial(engine_of, loader))
+                until(partial(engine_of, loader), 20)
                 pid = engine_of(loader)
             if phase in ("wrr", "mte") and step == 2:
-                until(partial(offered, run, phase == "mte"))
+                until(partial(offered, run, phase == "mte"), 20)
             if phase.endswith("-engine") and step == 2:
                 torch.distributed.barrier()
                 if rank == 0:

@@ -8,10 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from engine_process import alive, until
 
 from ddlp.transfer.cufile import strict
 from ddlp.transfer.gdsprobe import _last_error, _try, judge, run_child
@@ -54,18 +54,8 @@ def test_a_failure_that_nothing_explains_still_says_where_to_look() -> None:
         assert not any("CUFILE_LOGGING_LEVEL" in way for way in judge(outcomes, ()).ways_out)
 
 
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def gone(process: int) -> bool:
-    end = time.monotonic() + 20
-    while alive(process) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not alive(process)
+    return until(lambda: not alive(process), 20, f"the end of process {process}")
 
 
 def test_a_read_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
