@@ -5,6 +5,7 @@
 #   ./scripts/gpu_check.sh --quick         few rounds: that everything runs
 #   ./scripts/gpu_check.sh --tests         the tests alone
 #   ./scripts/gpu_check.sh --bench         the benchmarks alone; with --quick few rounds of them
+#   ./scripts/gpu_check.sh --tests -- -k streams      what follows -- goes to pytest
 #
 # DDLP_GPU_OUT      another place for the figures (default: build/gpu)
 # DDLP_GPU_PYTHON   an interpreter that has torch with CUDA and torchvision: what else is needed is installed beside them, into an
@@ -13,17 +14,26 @@
 # DDLP_WHEELS       a folder of wheels to install from, on a machine without network
 # DDLP_GPU_SPOOL    where batch files lie (default: the system's temporary directory); a disk that GPUDirect Storage can read
 set -euo pipefail
-cd "$(dirname "$0")/.."
 quick="" tests=yes benches=yes
-for argument in "$@"; do
-  case $argument in
-    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 0 ;;
     --quick) quick=yes ;;
     --tests) benches="" ;;
     --bench) tests="" ;;
-    *) echo "gpu_check: $argument? --help tells what there is." >&2; exit 2 ;;
+    --) shift; break ;;
+    *) echo "gpu_check: $1? --help tells what there is." >&2; exit 2 ;;
+  esac
+  shift
+done
+for name in DDLP_GPU_OUT DDLP_GPU_PYTHON DDLP_GPU_VENV DDLP_WHEELS DDLP_GPU_SPOOL; do # as the caller sees them
+  case ${!name:-} in
+    /* | "") ;;
+    */*) export "$name=$PWD/${!name}" ;;
+    *) [ "$name" = DDLP_GPU_PYTHON ] || export "$name=$PWD/${!name}" ;; # an interpreter may be a name to be looked up
   esac
 done
+cd "$(dirname "$0")/.."
 out=${DDLP_GPU_OUT:-$PWD/build/gpu}
 export DDLP_VENV=${DDLP_GPU_VENV:-$PWD/.venv-gpu}
 stamp=$DDLP_VENV/.ddlp-gpu-python # whose packages the environment sees; written when it is whole
@@ -40,7 +50,9 @@ if [ -n "${DDLP_GPU_PYTHON:-}" ]; then
   if [ ! -e "$DDLP_VENV" ]; then
     mkdir -p "$DDLP_VENV"
     touch "$DDLP_VENV/.ddlp-made"
-    "$DDLP_GPU_PYTHON" -m venv "$DDLP_VENV"
+    pipless=()
+    "$DDLP_GPU_PYTHON" -c 'import ensurepip' 2>/dev/null || pipless=(--without-pip) # Debian's, without python3-venv
+    "$DDLP_GPU_PYTHON" -m venv "$DDLP_VENV" "${pipless[@]}"
     # --system-site-packages would show those of the interpreter that an environment was made with, not the environment's.
     "$DDLP_GPU_PYTHON" -c 'import os
 from importlib.util import find_spec
@@ -52,7 +64,10 @@ print(*sorted({os.path.dirname(os.path.dirname(path)) for path in found}), sep="
     }
     echo "$DDLP_GPU_PYTHON" >"$stamp"
   fi
-  install() { "$PY" -m pip install --quiet --retries 1 ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} "$@"; }
+  unset PYTHONPATH # what was seen by it is in the environment now; it would hide what is missing there
+  pip=("$PY" -m pip)
+  "$PY" -c 'import pip' 2>/dev/null || pip=("$DDLP_GPU_PYTHON" -m pip --python "$PY")
+  install() { "${pip[@]}" install --quiet --retries 1 ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} "$@"; }
   needed=()
   for pair in zmq:pyzmq tqdm:tqdm pytest:pytest hypothesis:hypothesis psutil:psutil safetensors:safetensors pynvml:nvidia-ml-py \
     pytest_rerunfailures:pytest-rerunfailures sklearn:scikit-learn skimage:scikit-image scipy:scipy \
@@ -91,7 +106,7 @@ if [ -n "$tests" ]; then
   echo "gpu_check: doctor"
   timeout 150 "$PY" -m ddlp doctor --spool "$spool" | tee "$out/doctor.txt" || true # its findings, or its probes hang in the driver
   echo "gpu_check: tests"
-  "$PY" -m pytest -v tests/ddlp/gpu tests/ddlp/transfer tests/ddlp/faults/test_landing.py 2>&1 | tee "$out/tests.txt" || status=$?
+  "$PY" -m pytest -v tests/ddlp/gpu tests/ddlp/transfer tests/ddlp/faults/test_landing.py "$@" 2>&1 | tee "$out/tests.txt" || status=$?
 fi
 [ -n "$benches" ] || exit "$status"
 
@@ -99,24 +114,27 @@ bench() { # file, then the benchmark and its options
   local name=$1
   shift
   echo "gpu_check: ddlp bench $*"
-  "$PY" -m ddlp bench "$@" --save "$out/$name.json" | tee "$out/$name.txt" || status=$?
+  "$PY" -m ddlp bench "$@" --save "$out/$name.json" 2>&1 | tee "$out/$name.txt" || status=$?
 }
 dali() {
   echo "gpu_check: how far DALI's pixels are from torchvision's where it decodes on the GPU"
   "$PY" scripts/dali_distance.py --data data/bench/110kb --device cuda "$@" | tee "$out/dali_distance.txt" || status=$?
 }
 short_gpu=() short_train=() short_dali=()
+few=(--rounds 2 --batches 40) # a core alone makes some hundred images/s
 if [ -n "$quick" ]; then
   short_gpu=(--rounds 2 --reads 8)
   short_train=(--rounds 1 --batches 20)
+  few=("${short_train[@]}")
   short_dali=(--samples 200)
 fi
 bench ways gpu --spool "$spool" "${short_gpu[@]}"
 bench ways-cold gpu --cold --spool "$spool" "${short_gpu[@]}"
 # A host that can't keep up alone, and one that can.
-bench resnet50-few-cores train --model resnet50 --host-cpus 1 --engine-cpus 1 "${short_train[@]}"
+bench resnet50-few-cores train --model resnet50 --host-cpus 1 --engine-cpus 1 "${few[@]}"
 bench resnet50 train --model resnet50 "${short_train[@]}"
 bench vit_b_16 train --model vit_b_16 "${short_train[@]}"
 if "$PY" -c 'import nvidia.dali.fn' 2>/dev/null; then dali "${short_dali[@]}"; else echo "gpu_check: no DALI here" >&2; fi
-echo "gpu_check: figures in $out"
+tar -C "$out" --exclude figures.tar.gz -czf "$out/figures.tar.gz" .
+echo "gpu_check: figures in $out, all of them in its figures.tar.gz"
 exit "$status"

@@ -1,14 +1,15 @@
 """`ddlp bench gpu`: batch files into a GPU's memory, GB/s of each way, beside what the machine can do at most.
 
 The bound is a copy of the same bytes from page-locked memory; a raw read (as many threads as the `pinned` way has, into
-page-locked memory, no copy) says what the files give. Each way alone, then as a loader has it: two fetchers, each batch
-verified on the device and finished by the epilogue. Files are read from the page cache unless --cold.
+page-locked memory, no copy) says what the files give. Each way as a loader has it, with two fetchers: its reads alone, then
+each batch verified on the device and finished by the epilogue. Files are read from the page cache unless --cold.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import queue
 import statistics
 import tempfile
 import time
@@ -146,18 +147,21 @@ def _parts(options: argparse.Namespace) -> list[range]:
 
 
 def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout) -> Work:
-    buffer = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
-    way.prepare(buffer)
+    buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+    for _ in range(FETCHERS):
+        buffer = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
+        way.prepare(buffer)
+        buffers.put(buffer)
 
-    def work(reads: range) -> None:
-        for k in reads:
-            path = files[k % len(files)]
-            with open_batch(path, layout) as descriptor:
-                kept = way.read(path, descriptor, buffer, layout.data_bytes)
-                lane.mark().wait()
-                del kept
+    def one(k: int) -> None:
+        path, buffer = files[k % len(files)], buffers.get()
+        with open_batch(path, layout) as descriptor:
+            kept = way.read(path, descriptor, buffer, layout.data_bytes)
+            lane.mark().wait()
+            del kept
+        buffers.put(buffer)
 
-    return work
+    return _by_fetchers(one)
 
 
 def _whole(landing: FileLanding, files: list[Path], layout: Layout) -> Work:
@@ -168,6 +172,10 @@ def _whole(landing: FileLanding, files: list[Path], layout: Layout) -> Work:
         number = k % len(files)
         landing.read(epilogue, files[number], f"{number:032x}", number, layout)
 
+    return _by_fetchers(one)
+
+
+def _by_fetchers(one: Callable[[int], None]) -> Work:
     def work(reads: range) -> None:
         with ThreadPoolExecutor(FETCHERS) as fetchers:
             list(fetchers.map(one, reads))

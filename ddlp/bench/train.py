@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Subset
 from ddlp.bench import data
 from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread
 from ddlp.loader import DDLPLoader
+from ddlp.sources.embedded import acquire
 
 BASELINE = "DataLoader"
 STRATEGIES = ("cpu", "mte", "wrr")
@@ -106,11 +107,12 @@ def measure(options: argparse.Namespace) -> Result:
         raise BenchFailed(f"{hosts} cores for the host and {engines} for the engine: there are {len(usable)}.")
     host_cpus, engine_cpus = usable[:hosts], usable[-engines:]
     os.environ["DDLP_ENGINE_CPUS"] = ",".join(map(str, engine_cpus))
+    os.environ.setdefault("DDLP_ENGINE_WORKERS", str(len(engine_cpus)))
     device = torch.device(options.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = Result(name, options.model, options.batch, options.batches, host_cpus, engine_cpus)
     result.lines = [Line(name) for name in (BASELINE, *STRATEGIES)]
-    with _on(host_cpus):
+    with _on(host_cpus), _engine():
         step = training(options.model, device)
         candidates = options.workers or [hosts, 2 * hosts]
         speeds = {workers: _prepared(_baseline(options, workers, _WARM + 16), options.batch) for workers in candidates}
@@ -145,6 +147,16 @@ def _on(cpus: Iterable[int]) -> Iterator[None]:
     finally:
         os.sched_setaffinity(0, before)
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _engine() -> Iterator[None]:
+    """The engine of all loaders, held: without an epoch for some seconds it would end, and the next one start it again."""
+    engine = acquire()
+    try:
+        yield
+    finally:
+        engine.release()
 
 
 def training(model: str, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:

@@ -52,19 +52,19 @@ def ways(lane: Lane, transfer: str | None) -> Callable[[Path, bool], list[Way]]:
         if transfer == "mmap":
             return [MappedWay(lane)]
         if transfer == "gds":
-            return [_gds(spool)]
+            return [_gds(lane, spool)]
         return [PinnedWay(lane), *([MappedWay(lane)] if mapped else []), *_gds_if_likely(lane, spool)]
 
     return open_ways
 
 
-def _gds(spool: Path) -> Way:
+def _gds(lane: Lane, spool: Path) -> Way:
     """Direct reads, proven; or kvikio's copies, where the user has asked for these."""
     from ddlp.transfer.gds import GdsReader  # late, as the next: most loaders never want them
     from ddlp.transfer.gdsprobe import probe
 
     if os.environ.get("KVIKIO_COMPAT_MODE", "").upper() not in _COPIES_ASKED_FOR:
-        found = probe(spool)
+        found = probe(spool, lane.device.index or 0)
         if found.kind != "gds":
             raise DDLPError(
                 f"transfer='gds': files in {spool} can't be read straight into the GPU's memory, only by way of the "

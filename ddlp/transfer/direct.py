@@ -111,6 +111,9 @@ class DirectReader:
         found = self._cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(whole), address)
         _check_cuda("cuMemGetAddressRange", found)
         place, done = address - base.value + start, 0
+        if place + size > whole.value:
+            why = "the GPU's memory lies in pieces. Take expandable_segments out of $PYTORCH_CUDA_ALLOC_CONF for direct reads"
+            raise OSError(errno.EINVAL, why, os.fspath(path))
         while done < size:
             count = self._cufile.cuFileRead(handle, base.value, size - done, offset + start + done, place + done)
             if count == -1:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GdsReader", "as_os_error", "set_default"]
 
-# kvikio's own defaults are 1 thread and 4 MiB a task: one request under way, where an NVMe drive wants many. A batch of
-# some tens of MB in pieces of 4 MiB keeps 16 busy. $KVIKIO_NTHREADS and $KVIKIO_TASK_SIZE go first.
+# kvikio's own defaults are 1 thread and 4 MiB a task: one request under way, where an NVMe drive wants many. Two batches of
+# some tens of MB, read at once in pieces of 4 MiB, keep 16 busy. $KVIKIO_NTHREADS and $KVIKIO_TASK_SIZE go first.
 _THREADS = 16
 _TASK_BYTES = 4 << 20
 _ENVIRONMENT = {"num_threads": ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"), "task_size": ("KVIKIO_TASK_SIZE",)}

@@ -7,6 +7,7 @@ compatibility mode off. If the right bytes arrive, reads from there are direct.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -52,11 +53,14 @@ class Probe:
     gpu: bool = True
 
 
-def probe(directory: str | os.PathLike[str], *, limit_s: float = _LIMIT_S, root: str | os.PathLike[str] = "/") -> Probe:
+def probe(
+    directory: str | os.PathLike[str], gpu: int = 0, *, limit_s: float = _LIMIT_S, root: str | os.PathLike[str] = "/"
+) -> Probe:
     """Find out how files of a directory get into GPU memory. Takes up to four processes, one after the other.
 
     Args:
         directory: the spool, or where batch files lie. A file of 32 MiB is written there and removed.
+        gpu: the number of the one to read into: another may hang on another part of the machine.
         limit_s: for each of the reads, after which it counts as failed.
         root: of the file tree in which /proc and /sys are looked up.
     """
@@ -69,13 +73,14 @@ def probe(directory: str | os.PathLike[str], *, limit_s: float = _LIMIT_S, root:
     p2pdma_on = wants_p2pdma(settings)
     try:
         with _probe_file(directory) as (path, digest):
-            outcomes = {"strict": _try(path, digest, "strict", strict(settings), limit_s)}
+            tried = functools.partial(_try, path, digest, gpu, limit_s)
+            outcomes = {"strict": tried("strict", strict(settings))}
             if not outcomes["strict"].ok and not outcomes["strict"].no_gpu:
                 if not p2pdma_on and _on_nvme(directory, root):
-                    outcomes["p2pdma"] = _try(path, digest, "strict", strict(settings, p2pdma=True), limit_s)
-                outcomes["cufile"] = _try(path, digest, "cufile", settings, limit_s)
+                    outcomes["p2pdma"] = tried("strict", strict(settings, p2pdma=True))
+                outcomes["cufile"] = tried("cufile", settings)
                 if not outcomes["cufile"].ok or outcomes["cufile"].usual == "posix":
-                    outcomes["posix"] = _try(path, digest, "posix", settings, limit_s)
+                    outcomes["posix"] = tried("posix", settings)
     except OSError as error:
         why = f"a probe file can't be written into {directory}: {error.strerror or error}"
         return Probe("posix", why, ("give a directory that this user may write",))
@@ -135,7 +140,7 @@ def _probe_file(directory: str) -> Iterator[tuple[str, str]]:
             os.unlink(path)
 
 
-def _try(path: str, digest: str, mode: str, settings: Settings, limit_s: float) -> Outcome:
+def _try(path: str, digest: str, gpu: int, limit_s: float, mode: str, settings: Settings) -> Outcome:
     """One read, in a child with these settings of cuFile."""
     folder = tempfile.mkdtemp(prefix="ddlp-probe-")
     log = os.path.join(folder, "cufile.log")
@@ -149,8 +154,8 @@ def _try(path: str, digest: str, mode: str, settings: Settings, limit_s: float) 
             environment |= {"CUFILE_ENV_PATH_JSON": file, "CUFILE_ALLOW_COMPAT_MODE": "false"}
             if wants_p2pdma(settings, {}):
                 environment["CUFILE_USE_PCIP2PDMA"] = "true"
-        command = [sys.executable, "-m", "ddlp.transfer.gdsread", path, str(_OFFSET), str(_SIZE), digest, mode]
-        outcome = run_child(command, environment, limit_s)
+        wanted = [path, str(_OFFSET), str(_SIZE), digest, mode, str(gpu)]
+        outcome = run_child([sys.executable, "-m", "ddlp.transfer.gdsread", *wanted], environment, limit_s)
         said = _last_error(log)
         if outcome.ok or not said:
             return outcome

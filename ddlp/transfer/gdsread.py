@@ -1,4 +1,4 @@
-"""The probe read: `python -m ddlp.transfer.gdsread FILE OFFSET SIZE DIGEST MODE`, started by `ddlp.transfer.gdsprobe`.
+"""The probe read: `python -m ddlp.transfer.gdsread FILE OFFSET SIZE DIGEST MODE GPU`, started by `ddlp.transfer.gdsprobe`.
 
 A process of its own, since cuFile reads its settings once a process, can end it (signals), and can hang for ever.
 Prints one line of JSON, `Outcome`'s fields.
@@ -44,16 +44,16 @@ def main(arguments: list[str]) -> int:
     from csd_engine.worker import die_with_parent
 
     die_with_parent()
-    path, offset, size, digest, mode = arguments
+    path, offset, size, digest, mode, gpu = arguments
     try:
-        outcome = _read(path, int(offset), int(size), digest, mode)
+        outcome = _read(path, int(offset), int(size), digest, mode, int(gpu))
     except (DDLPError, OSError, RuntimeError, ValueError) as error:
         outcome = Outcome(False, _short(error))
     print(json.dumps(dataclasses.asdict(outcome)), flush=True)
     os._exit(0)  # what CUDA and cuFile do at exit has no say in the outcome
 
 
-def _read(path: str, offset: int, size: int, digest: str, mode: str) -> Outcome:
+def _read(path: str, offset: int, size: int, digest: str, mode: str, gpu: int) -> Outcome:
     from ddlp.transfer.gds import GdsReader
     from ddlp.transfer.gdsneeds import why_not
 
@@ -68,6 +68,7 @@ def _read(path: str, offset: int, size: int, digest: str, mode: str) -> Outcome:
     reader = GdsReader.open(cufile=mode != "posix")
     if (reader.through == "cufile") != (mode != "posix"):
         return Outcome(False, f"kvikio reads by {reader.through} all the same", usual=usual)
+    torch.cuda.set_device(gpu)
     buffer = torch.zeros(size, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     reader.register(buffer)

@@ -194,9 +194,9 @@ class FileLanding:
             slot = self._slots.pop() if self._slots else None
         if slot is None or len(slot.data) < padded(size):
             if slot is not None:
-                way.forget(slot.data)
+                self._forget(way, slot)
             slot = _Slot.make(padded(size), self._lane)
-            way.prepare(slot.data)
+            self._prepare(way, slot)
         return slot
 
     def _give_back(self, slot: _Slot) -> None:
@@ -224,10 +224,11 @@ class FileLanding:
         """Seconds of each way's fastest read of this file, the ways taking turns."""
         seconds: dict[str, float] = {}
         slots = [_Slot.make(padded(layout.data_bytes), self._lane) for _ in self._ways]
-        for way, slot in zip(self._ways, slots, strict=True):
-            way.prepare(slot.data)
-        for _ in range(_TRIALS):
-            for way, slot in zip(self._ways, slots, strict=True):
+        pairs = list(zip(self._ways, slots, strict=True))
+        try:
+            for way, slot in pairs:
+                self._prepare(way, slot)
+            for way, slot in pairs * _TRIALS:
                 began = time.monotonic()
                 try:
                     kept = way.read(path, descriptor, slot.data, layout.data_bytes)
@@ -237,9 +238,19 @@ class FileLanding:
                 self._lane.mark().wait()
                 del kept
                 seconds[way.name] = min(seconds.get(way.name, math.inf), time.monotonic() - began)
-        for way, slot in zip(self._ways, slots, strict=True):
-            way.forget(slot.data)
+        finally:
+            self._lane.mark().wait()
+            for way, slot in pairs:
+                self._forget(way, slot)
         return seconds
+
+    def _prepare(self, way: Way, slot: _Slot) -> None:
+        with self._lane.work():  # memory is registered with the GPU that is this thread's
+            way.prepare(slot.data)
+
+    def _forget(self, way: Way, slot: _Slot) -> None:
+        with self._lane.work():
+            way.forget(slot.data)
 
     def close(self) -> None:
         """Let go of all memory and threads. Nothing may be read any more."""

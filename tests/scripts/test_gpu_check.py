@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Makes an environment whose interpreter has everything but a GPU; or says where its packages are, if it may.
 MAKER = """#!/bin/sh
+echo "$*" >> "{calls}"
 if [ "$2" = venv ]; then
   mkdir -p "$3/bin" "$3/site"
   cp "{environment}" "$3/bin/python"
@@ -22,6 +23,10 @@ else
 fi
 """
 ENVIRONMENT = """#!/bin/sh
+[ "$2" != "import zmq" ] || [ -n "$PYTHONPATH" ] || exit 1
+case "$*" in
+  *"pip install"*) echo "$*" >> "{calls}" ;;
+esac
 case "$2" in
   *purelib*) echo "$(dirname "$(dirname "$0")")/site" ;;
   *is_available*) exit 1 ;;
@@ -36,12 +41,13 @@ class Scene:
     def __init__(self, home: Path) -> None:
         self.home, self.venv, self.broken = home, home / "venv", home / "broken"
         self.beside = self.venv / "site" / "beside.pth"
-        (home / "environment").write_text(ENVIRONMENT)
+        self.calls = home / "calls"
+        (home / "environment").write_text(ENVIRONMENT.format(calls=self.calls))
         (home / "environment").chmod(0o755)
 
     def python(self, name: str) -> str:
         path = self.home / name
-        path.write_text(MAKER.format(environment=self.home / "environment", broken=self.broken, name=name))
+        path.write_text(MAKER.format(environment=self.home / "environment", broken=self.broken, calls=self.calls, name=name))
         path.chmod(0o755)
         return str(path)
 
@@ -92,3 +98,10 @@ def test_somebody_elses_directory_is_left_alone(scene: Scene) -> None:
 def test_no_gpu_is_said_with_what_to_do(scene: Scene) -> None:
     said = scene.check(scene.python("first"))
     assert "torch finds no GPU here" in said and "DDLP_GPU_PYTHON=/path/to/python" in said and "CUDA Version" in said
+
+
+def test_what_only_the_callers_path_has_is_installed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own processes do not see that path."""
+    monkeypatch.setenv("PYTHONPATH", "/unpacked/wheels")
+    scene.check(scene.python("first"))
+    assert any("pip install" in line and line.endswith(" pyzmq") for line in scene.calls.read_text().splitlines())

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
+from engine_process import children
 
-from ddlp.bench import gpu
+from ddlp.bench import gpu, train
 from ddlp.bench.train import Line, Result, aims, table
 from ddlp.cli import main
 from ddlp.transfer.mapping import may_map
 from ddlp.transfer.ways import PinnedWay
+
+
+def engines():
+    """(process, its workers) of the engines that this process has started."""
+    for pid in children(os.getpid()):
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if "csd_engine" in words:
+            yield pid, words[words.index("--workers") + 1]
 
 
 def test_each_way_beside_its_bound(capsys, tmp_path):
@@ -67,7 +77,17 @@ def test_a_way_that_is_not_here_is_said(capsys):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
 def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
-    monkeypatch.setenv("DDLP_ENGINE_CPUS", "")  # the bench sets it; this has it as before afterwards
+    for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_WORKERS"):
+        monkeypatch.setenv(name, "")  # the bench sets it; this has it as before afterwards
+        monkeypatch.delenv(name)
+    epoch, seen = train._epoch, set()
+
+    def watched(*arguments):
+        rate = epoch(*arguments)
+        seen.update(engines())
+        return rate
+
+    monkeypatch.setattr(train, "_epoch", watched)
     sizes = ["--batch", "2", "--batches", "16", "--rounds", "1", "--host-cpus", "1", "--engine-cpus", "1", "--workers", "0"]
     model = ["--device", "cpu", "--model", "shufflenet_v2_x0_5"]
     assert main(["bench", "train", "--data", str(small_sets), *model, *sizes, "--json"]) == 0
@@ -77,6 +97,8 @@ def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
     assert lines["cpu"]["csd"] == [0.0] and 0 < lines["mte"]["csd"][0] < 1
     assert all(line["rates"][0] > 0 for line in lines.values())
     assert figures["aims"][0]["what"] == "wrr, shufflenet_v2_x0_5: of the bound"
+    ((pid, workers),) = seen  # one for all epochs, with a worker on each of its cores
+    assert workers == "1" and pid not in dict(engines())
 
 
 def test_the_bound_is_the_slower_of_training_and_both_sides_together():

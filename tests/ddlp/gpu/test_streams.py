@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from both_sides import until_both
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageArrays
@@ -51,8 +52,11 @@ def total(images):
 def test_the_training_thread_never_waits_for_the_gpu(data, sums, strategy):
     """The step's stream is busy for a second; all batches are given out meanwhile, and are right when it comes to them."""
     one = loader(data, strategy)
-    for images, _ in one:  # an engine up, memory there, and kernels: loading one may wait for the GPU
-        total(images)
+    epochs = until_both(one) if strategy == "wrr" else [one]
+    for epoch in epochs:  # an engine up, memory there, and kernels, those of its batches as well: loading one may wait
+        for images, _ in epoch:
+            total(images)
+    assert bool(one.report().batches_csd) == (strategy != "cpu")
     torch.cuda.synchronize()
     torch.cuda._sleep(5 * LONG)
     busy = torch.cuda.Event()

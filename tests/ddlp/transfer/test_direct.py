@@ -27,6 +27,7 @@ pytestmark = [
 DRIVER = """
 #include <cuda.h>
 #include <stdint.h>
+#include <stdlib.h>
 static __thread CUcontext current;
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { *device = 40 + ordinal; return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
@@ -37,7 +38,7 @@ CUresult cuCtxSetCurrent(CUcontext context) { current = context; return CUDA_SUC
 CUresult cuCtxGetCurrent(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
   if (current != (CUcontext)0x7700000077) return CUDA_ERROR_INVALID_CONTEXT;
-  *base = pointer & ~(CUdeviceptr)0xffff; *size = 1 << 30; return CUDA_SUCCESS;
+  *base = pointer & ~(CUdeviceptr)0xffff; *size = getenv("PIECES") ? 1 << 16 : 1 << 30; return CUDA_SUCCESS;
 }
 """
 CUFILE = """
@@ -129,6 +130,14 @@ def test_pieces_come_to_their_places(libraries: Path, file: Path) -> None:
     reads = [(0, SIZE), (4096, 20_000), (4096, 5000), (17, 1), (SIZE - 100, 5000), (SIZE + 5, 10), (0, 0)]
     counts = [SIZE, 20_000, 5000, 1, 100, 0, 0]
     assert read(libraries, file, reads) == [[count, True, True] for count in counts]
+
+
+def test_memory_in_pieces_is_told(libraries: Path, file: Path) -> None:
+    """As torch's expandable segments are: here of 64 KB, of which 66,000 bytes need two, wherever they begin."""
+    with open(file, "ab") as stream:
+        stream.write(bytes(66_000 - SIZE))
+    ((number, why, path),) = read(libraries, file, [(0, 66_000)], PIECES="1")
+    assert (number, path) == (errno.EINVAL, str(file)) and "expandable_segments" in why
 
 
 def test_errors_are_the_systems_and_cufiles(libraries: Path, file: Path) -> None:

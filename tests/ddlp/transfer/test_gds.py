@@ -1,4 +1,4 @@
-"""Reading by kvikio: what is said where it can't be; the real package's names and errors; and on a GPU the bytes."""
+"""Reading by cuFile and kvikio: what is said where it can't be; the real package's names and errors; and on a GPU the bytes."""
 
 from __future__ import annotations
 

@@ -138,5 +138,5 @@ def test_a_real_read_says_what_it_lacks(tmp_path: Path) -> None:
     missing = why_not()
     if missing is None:
         pytest.skip("all is there")
-    outcome = _try(str(tmp_path / "none"), "", "strict", strict({}), 60)
+    outcome = _try(str(tmp_path / "none"), "", 0, 60, "strict", strict({}))
     assert not outcome.ok and outcome.why == missing[0]

@@ -224,6 +224,30 @@ def test_a_way_that_fails_is_not_taken(tmp_path, lane):
     landing.close()
 
 
+def test_what_a_comparison_has_prepared_is_forgotten_where_it_fails(tmp_path, lane):
+    file = write(tmp_path, (2, 30, 30, 3))
+    prepared = []
+
+    class Registering(PinnedWay):
+        def prepare(self, buffer):
+            prepared.append(buffer.data_ptr())
+
+        def forget(self, buffer):
+            prepared.remove(buffer.data_ptr())
+
+    class Short(Registering):
+        name = "short"
+
+        def read(self, *arguments):
+            raise MissingBatch("the file ended early")
+
+    landing = Landing(lane, lambda *_: [Registering(lane, readers=1), Short(lane, readers=1)])
+    with pytest.raises(MissingBatch):
+        file.read(landing.open(tmp_path, mapped=False), epilogue_for(file))
+    assert prepared == []
+    landing.close()
+
+
 def test_each_file_system_has_its_way(tmp_path, lane):
     """Two devices' spools on different ones; and another directory on the first, as an engine that is started again has it."""
     shared = Path("/dev/shm")
