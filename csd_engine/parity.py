@@ -84,8 +84,7 @@ def versions() -> Dict[str, str]:
         "resampling": native_order(),
         "kernel": "none" if native is None else native.variant,
     }
-    decoders = {"libjpeg": libjpeg()}
-    decoders.update((name, features.version(name)) for name in ("zlib", "webp"))
+    decoders = {"libjpeg": libjpeg(), **{name: features.version(name) for name in ("zlib", "webp")}}
     found.update((name, str(version)) for name, version in decoders.items() if version)
     return found
 

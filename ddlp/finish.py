@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_map_only
 
 __all__ = ["Finish", "moved"]
 
+# A copy of more than this from memory that is not page-locked may wait for all steps that stand before it.
+_PAGEABLE_BYTES = 64 << 10
 _WITHOUT_TENSORS = (str, bytes, bytearray, memoryview, int, float, type(None))
 
 
@@ -34,6 +36,9 @@ def moved(batch: Any, device: torch.device) -> Any:
     a graph), mappings and sequences are gone through. What is neither stays as it is.
     """
     if isinstance(batch, torch.Tensor):
+        if device.type == "cuda" and batch.layout is torch.strided and batch.device.type == "cpu":
+            if batch.nbytes > _PAGEABLE_BYTES and not batch.is_pinned():
+                batch = batch.pin_memory()
         return batch.to(device, non_blocking=True)
     if isinstance(batch, _WITHOUT_TENSORS):
         return batch
