@@ -105,3 +105,7 @@ def tree(*directories: Path) -> dict[str, tuple[float, int]]:
                 status = path.lstat()
                 found[str(path)] = (status.st_mtime, status.st_ino)
     return found
+
+
+def everything(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))

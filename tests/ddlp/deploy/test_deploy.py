@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_process import alive, until
-from local_device import SYSTEMD, Device, ddlp, epoch, tree
+from local_device import SYSTEMD, Device, ddlp, epoch, everything, tree
 from sshd import kill_tree, programs, python_path
 
 from csd_engine import build as own
@@ -187,7 +187,7 @@ def test_where_cron_may_not_be_used_the_engine_runs_all_the_same(make_device, tm
         assert "after a reboot: ddlp start csd0" in told
     assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert _everything(device.sshd.home) == []
+    assert everything(device.sshd.home) == []
 
 
 def test_where_no_unit_can_be_written_the_engine_runs_all_the_same(make_device, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -202,13 +202,9 @@ def test_where_no_unit_can_be_written_the_engine_runs_all_the_same(make_device, 
     assert book.load("csd0").service == "supervised" and alive(device.supervisor())
 
 
-def _everything(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
-
-
 @pytest.mark.parametrize("half", ["all", "home", "record", "stopped", "keys"])
 def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
-    data = _everything(device.data_here)
+    data = everything(device.data_here)
     ddlp(capsys, *device.arguments())
     (device.spool / "mine").write_text("not ddlp's")
     (device.spool / "job-4711").mkdir()
@@ -229,8 +225,8 @@ def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
         more.append("--all")
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", *more)
     until(lambda: not alive(supervisor) and not alive(engine), 20, "the end of the engine")
-    assert _everything(device.sshd.home) == [] and _everything(device.spool) == ["job-4711", "mine"]
-    assert not book.directory("csd0").exists() and _everything(device.data_here) == data
+    assert everything(device.sshd.home) == [] and everything(device.spool) == ["job-4711", "mine"]
+    assert not book.directory("csd0").exists() and everything(device.data_here) == data
     told = ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", status=1)
     assert "no device is called 'csd0'" in told
 
@@ -243,72 +239,6 @@ def test_uninstall_of_a_device_that_is_gone(device: Device, capsys) -> None:
     assert book.names() == ("csd0",)
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", "--forget")
     assert not book.directory("csd0").exists()
-
-
-def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys) -> None:
-    home = device.sshd.home / "stuff"
-    for name in ("thesis", "venv/x", "keys/x", "run/x", "engines/mine/x"):
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text("years of work")
-    before = _everything(device.sshd.home)
-    told = ddlp(capsys, *device.arguments("--home", str(home)), status=1)
-    assert f"{home} holds files that are not ddlp's: " in told and f"--home {home}/ddlp" in told
-    told = ddlp(capsys, "deploy", "board", *device.sshd.options, "--name", "csd0", "--home", str(home), "--uninstall")
-    assert f"{home} stays as it is" in told and _everything(device.sshd.home) == before
-    device.home = home / "ddlp"
-    ddlp(capsys, *device.arguments("--home", str(device.home)))
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert _everything(device.sshd.home) == before
-
-
-def test_what_somebody_has_put_beside_the_builds_stays(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    for name in ("mine", "f" * 32):
-        (device.home / "engines" / name).mkdir()
-    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments())
-    assert sorted(os.listdir(device.home / "engines")) == sorted([own.build(), "mine"])
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert [path.name for path in device.home.rglob("*")] == ["engines", "mine"]
-
-
-def test_a_home_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    for _ in range(2):
-        (device.home / "ddlp-home").unlink()
-        assert "Nothing had to be changed." in ddlp(capsys, *device.arguments()) and (device.home / "ddlp-home").exists()
-    (device.home / "ddlp-home").unlink()
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert _everything(device.sshd.home) == []
-
-
-def test_a_spool_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys, base: Path) -> None:
-    for name in ("job-4711", "files"):
-        (device.spool / name).mkdir()
-        (device.spool / name / "thesis").write_text("years of work")
-    told = ddlp(capsys, *device.arguments(), status=1)
-    assert "holds files that are not ddlp's: job-4711" in told and f"--spool {device.spool}/ddlp" in told
-    assert _everything(device.sshd.home) == [] and not book.directory("csd0").exists()
-    own = ["--spool", f"{device.spool}/ddlp", "--host-spool", f"{device.spool_here}/ddlp"]
-    ddlp(capsys, *device.arguments(*own))
-    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert _everything(device.spool) == ["files", "files/thesis", "job-4711", "job-4711/thesis"]
-
-
-def test_a_spool_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
-    def unmark() -> None:
-        ddlp(capsys, "stop", "csd0")
-        (device.spool / "ddlp-spool").unlink()
-        assert sorted(os.listdir(device.spool)) == ["arrays", "files", "manifests"]
-
-    ddlp(capsys, *device.arguments())
-    assert epoch(device, csd="csd0", strategy="csd")
-    unmark()
-    ddlp(capsys, *device.arguments())
-    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
-    unmark()
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert os.listdir(device.spool) == []
 
 
 def test_operators_travel(device: Device, capsys, tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""The directories that `ddlp deploy` takes for its own, and those that it leaves to whoever has made them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from local_device import Device, ddlp, epoch, everything
+
+from csd_engine import build as own
+from ddlp.deploy import book
+
+
+def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys) -> None:
+    home = device.sshd.home / "stuff"
+    for name in ("thesis", "venv/x", "keys/x", "run/x", "engines/mine/x"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("years of work")
+    before = everything(device.sshd.home)
+    told = ddlp(capsys, *device.arguments("--home", str(home)), status=1)
+    assert f"{home} holds files that are not ddlp's: " in told and f"--home {home}/ddlp" in told
+    told = ddlp(capsys, "deploy", "board", *device.sshd.options, "--name", "csd0", "--home", str(home), "--uninstall")
+    assert f"{home} stays as it is" in told and everything(device.sshd.home) == before
+    device.home = home / "ddlp"
+    ddlp(capsys, *device.arguments("--home", str(device.home)))
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert everything(device.sshd.home) == before
+
+
+def test_what_somebody_has_put_beside_the_builds_stays(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    for name in ("mine", "f" * 32):
+        (device.home / "engines" / name).mkdir()
+    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments())
+    assert sorted(os.listdir(device.home / "engines")) == sorted([own.build(), "mine"])
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert [path.name for path in device.home.rglob("*")] == ["engines", "mine"]
+
+
+def test_a_home_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
+    ddlp(capsys, *device.arguments())
+    for _ in range(2):
+        (device.home / "ddlp-home").unlink()
+        assert "Nothing had to be changed." in ddlp(capsys, *device.arguments()) and (device.home / "ddlp-home").exists()
+    (device.home / "ddlp-home").unlink()
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert everything(device.sshd.home) == []
+
+
+def test_a_spool_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys, base: Path) -> None:
+    for name in ("job-4711", "files"):
+        (device.spool / name).mkdir()
+        (device.spool / name / "thesis").write_text("years of work")
+    told = ddlp(capsys, *device.arguments(), status=1)
+    assert "holds files that are not ddlp's: job-4711" in told and f"--spool {device.spool}/ddlp" in told
+    assert everything(device.sshd.home) == [] and not book.directory("csd0").exists()
+    own = ["--spool", f"{device.spool}/ddlp", "--host-spool", f"{device.spool_here}/ddlp"]
+    ddlp(capsys, *device.arguments(*own))
+    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert everything(device.spool) == ["files", "files/thesis", "job-4711", "job-4711/thesis"]
+
+
+def test_a_spool_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
+    def unmark() -> None:
+        ddlp(capsys, "stop", "csd0")
+        (device.spool / "ddlp-spool").unlink()
+        assert sorted(os.listdir(device.spool)) == ["arrays", "files", "manifests"]
+
+    ddlp(capsys, *device.arguments())
+    assert epoch(device, csd="csd0", strategy="csd")
+    unmark()
+    ddlp(capsys, *device.arguments())
+    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
+    unmark()
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert os.listdir(device.spool) == []

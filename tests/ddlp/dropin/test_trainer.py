@@ -1,0 +1,172 @@
+"""Hugging Face's Trainer with a DDLPLoader: its batches, its order, its own sampling."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from frameworks import SMALL, EveryOther, Net, classes, need
+from small_sets import SAMPLES, numbered
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from ddlp import DDLPLoader
+
+
+def test_the_trainer_of_hugging_face(paths, engine, tmp_path):
+    need("accelerate")
+    transformers = need("transformers")
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
+        ddlp_options = dict(strategy="wrr", spool=engine, seed=3)
+
+    arguments = dict(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=2, use_cpu=True, report_to=[],
+        save_strategy="epoch", disable_tqdm=True, logging_strategy="no", gradient_accumulation_steps=2,
+        remove_unused_columns=False,
+    )
+
+    def trainer(**more: Any) -> Any:
+        return ImageTrainer(
+            model=Net(), args=transformers.TrainingArguments(**arguments, **more), train_dataset=classes(paths)
+        )
+
+    first = trainer()
+    loader = first.get_train_dataloader()
+    assert type(loader) is DDLPLoader and loader.strategy == "wrr" and loader.batch_size == 4
+    batch = next(iter(loader))
+    assert batch["pixel_values"].shape == (4, 3, 8, 8) and batch["labels"].shape == (4,)
+    result = first.train()
+    assert result.global_step == 12  # 11 batches, two at a time, twice
+    arguments["num_train_epochs"] = 3
+    checkpoint = str(tmp_path / "checkpoint-6")
+    with pytest.raises(ValueError, match="ignore_data_skip=True"):
+        trainer().train(resume_from_checkpoint=checkpoint)
+    assert trainer(ignore_data_skip=True).train(resume_from_checkpoint=checkpoint).global_step == 18
+
+
+class Remembers(Net):
+    """Keeps the labels of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
+        self.seen.append(labels.tolist())
+        return super().forward(pixel_values, labels % 3)
+
+
+def test_the_trainer_resumes_with_the_epochs_own_order(paths, tmp_path):
+    need("accelerate")
+    transformers = need("transformers")
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
+        pass
+
+    def trained(checkpoint: str | None = None) -> list[list[int]]:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=3, use_cpu=True, report_to=[],
+            save_strategy="epoch", disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
+            ignore_data_skip=True, seed=7,
+        )
+        net = Remembers()
+        ImageTrainer(model=net, args=arguments, train_dataset=numbered(paths, SMALL)).train(resume_from_checkpoint=checkpoint)
+        return net.seen
+
+    whole = trained()
+    epochs = [whole[:11], whole[11:22], whole[22:]]
+    assert all(sorted(sum(epoch, [])) == list(range(SAMPLES)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert trained(str(tmp_path / "checkpoint-11")) == epochs[1] + epochs[2]
+
+
+def test_the_trainers_own_sampling_stays(paths, tmp_path):
+    need("accelerate")
+    transformers = need("transformers")
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class Balanced(transformers.Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return WeightedRandomSampler([1.0] * SAMPLES, 8)
+
+    def sampler(trainer: Any, given: dict[str, Any], **arguments: Any) -> Any:
+        class ImageTrainer(DDLPTrainerMixin, trainer):
+            ddlp_options = given
+
+        args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], **arguments)
+        return ImageTrainer(model=Net(), args=args, train_dataset=classes(paths)).get_train_dataloader().sampler
+
+    own = EveryOther()
+    assert type(sampler(transformers.Trainer, {})) is DistributedSampler  # for the plain shuffle
+    assert type(sampler(transformers.Trainer, {}, train_sampling_strategy="sequential")) is SequentialSampler
+    assert type(sampler(Balanced, {})) is WeightedRandomSampler
+    assert sampler(Balanced, dict(sampler=own)) is own
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_in_several_processes_the_trainers_own_sampler_must_share(older):
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class Shuffles:
+        """As much of Trainer as is asked; older versions give the method no data set."""
+
+        args = types.SimpleNamespace(world_size=2, process_index=1, seed=1, data_seed=None, dataloader_drop_last=False)
+        _get_train_sampler = (lambda self: self.wanted) if older else (lambda self, dataset: self.wanted)
+
+    class ImageTrainer(DDLPTrainerMixin, Shuffles):
+        wanted: Any = None
+
+    trainer, samples = ImageTrainer(), range(SAMPLES)
+    for trainer.wanted in (None, RandomSampler(samples)):
+        found = trainer._ddlp_sampler(samples)
+        assert type(found) is DistributedSampler and (found.rank, found.num_replicas) == (1, 2)
+    trainer.wanted = DistributedSampler(samples, 2, 0)
+    assert trainer._ddlp_sampler(samples) is trainer.wanted
+    for trainer.wanted in (EveryOther(), RandomSampler(samples, True), RandomSampler(samples, num_samples=99)):
+        with pytest.raises(ValueError, match=r'2 processes and (RandomSampler|EveryOther) .*ddlp_options\["sampler"\]'):
+            trainer._ddlp_sampler(samples)
+
+
+def test_fields_get_the_names_that_models_know():
+    from ddlp.integrations.transformers import name_fields
+
+    images, labels = torch.zeros(2, 3), torch.ones(2)
+    for batch in ([images, labels], {"pixel_values": images, "label": labels}, {"pixel_values": images, "label_ids": labels}):
+        named = name_fields(batch)
+        assert named.keys() == {"pixel_values", "labels"} and named["pixel_values"] is images and named["labels"] is labels
+    assert name_fields(images) is images
+
+
+def test_the_trainer_shares_a_stream_among_its_processes(tmp_path):
+    """Each number once in an epoch, but for those that fill up the last batches; another order in each epoch."""
+    need("accelerate"), need("transformers")
+    program = Path(__file__).with_name("train_a_stream.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(tmp_path)],
+        capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "processes" not in done.stderr  # of no warning
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    orders = []
+    for epoch in range(2):
+        of_one, of_other = first[6 * epoch : 6 * epoch + 6], second[6 * epoch : 6 * epoch + 6]
+        assert [len(batch) for batch in of_one + of_other] == [4] * 12
+        orders.append([number for pair in zip(of_one, of_other) for batch in pair for number in batch])
+        assert sorted(orders[-1][:SAMPLES]) == list(range(SAMPLES))
+        assert orders[-1][SAMPLES:] == orders[-1][:7]
+    assert len(first) == len(second) == 12 and orders[0] != orders[1]
