@@ -38,12 +38,13 @@ if [ -n "$beside" ]; then
   systems=""
   output=$(mktemp)
   # A shell has what it starts in the background ignore Ctrl-C; these are to take their boards down then.
-  # After them what needs no other processes, so that there are two at work all the time and never three.
+  # After them the engine's, and what needs no other processes, so that there are two at work all the time and never three.
   # shellcheck disable=SC2016 # for that bash to expand
   env --default-signal=INT setsid bash -c 'status=0
     trap "exit 130" INT
     "$0" -m pytest --durations=10 tests/board || status=$?
-    "$0" -m pytest --durations=10 --ignore=tests/board -m "not real_processes" || status=$?
+    "$0" -m pytest --durations=10 tests/csd_engine || status=$?
+    "$0" -m pytest --durations=10 --ignore=tests/board --ignore=tests/csd_engine -m "not real_processes" || status=$?
     exit $status' "$PY" >"$output" 2>&1 &
   boards=$!
 fi
@@ -56,9 +57,9 @@ if [ $# -eq 0 ]; then
   "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
 fi
 if [ -n "$beside" ]; then
-  echo "test: pytest, the tests of real processes; tests/board and the others at the same time, their output follows"
+  echo "test: pytest, ddlp with real processes; tests/board, the engine and the others at the same time, their output follows"
   status=0
-  "$PY" -m pytest --durations=25 --ignore=tests/board -m real_processes || status=$?
+  "$PY" -m pytest --durations=25 --ignore=tests/board --ignore=tests/csd_engine -m real_processes || status=$?
   wait "$boards" || status=$?
   boards=""
   cat "$output"
