@@ -202,7 +202,7 @@ def test_ports(deployed: Device, patient: Patient, capsys, monkeypatch: pytest.M
 
 
 def test_keys(deployed: Device, patient: Patient, tmp_path: Path) -> None:
-    clients = list((deployed.home / "keys/clients").iterdir())
+    clients = list((deployed.home / "keys/clients").glob("*.key"))
     clients[0].rename(tmp_path / "client")
     found = patient.wrong()
     assert found["check"] == "keys" and "does not know this host's key" in found["what"]
