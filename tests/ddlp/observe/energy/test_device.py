@@ -74,13 +74,18 @@ def test_a_meter_of_yours_counts_the_devices_instead(engine, tmp_path):
     assert "csd0: your meter counts it" in result.absent
 
 
-def test_a_boards_input_that_sleeps_is_not_replaced_by_its_other_rails(engine, recorded):
+def a_board(recorded):
+    """Nothing but a board's monitor, of its input and one of the rails behind."""
     shutil.rmtree(recorded.root / "class/hwmon")
     recorded.write("class/hwmon/hwmon0/name", "ina3221")
     for number, label in ((1, "VDD_IN"), (2, "VDD_CPU")):
         recorded.write(f"class/hwmon/hwmon0/in{number}_label", label)
         recorded.write(f"class/hwmon/hwmon0/in{number}_input", 5000)
         recorded.write(f"class/hwmon/hwmon0/curr{number}_input", 1000 // number)
+
+
+def test_a_boards_input_that_sleeps_is_not_replaced_by_its_other_rails(engine, recorded):
+    a_board(recorded)
     source = DeviceSensors(device(engine))
     source.open()
     assert [(one.sensor, one.watts) for one in source.read()] == [("csd0 ina3221/VDD_IN", 5.0)]
@@ -90,12 +95,7 @@ def test_a_boards_input_that_sleeps_is_not_replaced_by_its_other_rails(engine, r
 
 
 def test_a_boards_input_that_sleeps_at_first_is_measured_once_it_wakes_up(engine, recorded):
-    shutil.rmtree(recorded.root / "class/hwmon")
-    recorded.write("class/hwmon/hwmon0/name", "ina3221")
-    for number, label in ((1, "VDD_IN"), (2, "VDD_CPU")):
-        recorded.write(f"class/hwmon/hwmon0/in{number}_label", label)
-        recorded.write(f"class/hwmon/hwmon0/in{number}_input", 5000)
-        recorded.write(f"class/hwmon/hwmon0/curr{number}_input", 1000 // number)
+    a_board(recorded)
     recorded.write("class/hwmon/hwmon0/in1_input", "")
     source = DeviceSensors(device(engine))
     source.open()
