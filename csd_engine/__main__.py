@@ -140,7 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--mapped",
         action="store_true",
-        help="hosts map batch files instead of reading them: free the space of each a little later, for them",
+        help="hosts are on this computer and map batch files instead of reading them: write over removed ones",
     )
     add("--cpus", type=_cpus, metavar="LIST", help="run on these CPUs only, e.g. 1 or 2,3")
     add("--sys", metavar="DIR", default="/sys", help="where /sys is, for the sensors; in a container: where the host's is")

@@ -73,13 +73,16 @@ class BatchWriter:
         batch_identity: 32 hex digits.
         lease: the lease's number.
         layout: shape of the batch.
+        begun: the file is there already, under its name while it is begun, with whatever content and size.
 
     Raises:
         SpoolFull: the file system has no room for the whole file; nothing is left behind.
         SpoolError: the directory cannot be written, or the same lease's file is there already.
     """
 
-    def __init__(self, directory: Union[str, "os.PathLike[str]"], batch_identity: str, lease: int, layout: Layout):
+    def __init__(
+        self, directory: Union[str, "os.PathLike[str]"], batch_identity: str, lease: int, layout: Layout, begun: bool = False
+    ):
         self.layout = layout
         self._identity = batch_identity
         self._lease = lease
@@ -93,8 +96,12 @@ class BatchWriter:
         try:
             if os.path.lexists(self._final):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._final)
-            self._descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            how = 0 if begun else os.O_CREAT | os.O_EXCL
+            self._descriptor = os.open(self._part, os.O_RDWR | os.O_CLOEXEC | how, 0o644)
             self._created = True
+            if begun:
+                os.ftruncate(self._descriptor, layout.file_bytes)
+                _pwrite(self._descriptor, bytes(DATA_OFFSET), 0)  # no header of the batch before over this one's rows
             _reserve(self._descriptor, layout.file_bytes)
         except OSError as error:
             raise self._failed(error) from error

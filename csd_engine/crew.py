@@ -112,14 +112,14 @@ class WorkerProcess:
             self._known.add(job.key)
             self._send(do="job", **job.command)
 
-    def begin(self, job: Job, work: Work) -> None:
-        """Give it a lease."""
+    def begin(self, job: Job, work: Work, begun: bool) -> None:
+        """Give it a lease; `begun`: of a removed batch's file, which lies there under the name of one that is begun."""
         self.lease, self._heard_s, self._cancelled_s = (job, work), time.monotonic(), None
         self._introduce(job)
         lease = work.lease
         self._send(
             do="lease", job=job.key, lease=lease.lease, identity=lease.identity, seed=lease.seed, epoch=lease.epoch,
-            items=lease.items,
+            items=lease.items, begun=begun,
         )  # fmt: skip
 
     def begin_probe(self, job: Job, probe: Probe) -> None:

@@ -230,8 +230,7 @@ class Desk:
         if job.working or any(worker.probe is not None and worker.probe[0] is job for worker in self._crew):
             return
         for work in job.work.values():
-            self._spool.remove_batch(self._file(job, work))
-            self._spool.give_back(work.file_bytes)
+            self._spool.remove_batch(self._file(job, work), work.file_bytes)
         for worker in self._crew:
             worker.forget(job)
         self._board.remove(job)
@@ -314,8 +313,7 @@ class Desk:
     def _discard(self, job: Job, work: Work) -> None:
         """Forget a lease that no worker is at (any more), with its file and what it held of the quota."""
         if work.state is not LeaseState.QUEUED:
-            self._spool.remove_batch(self._file(job, work))
-            self._spool.give_back(work.file_bytes)
+            self._spool.remove_batch(self._file(job, work), work.file_bytes)
         job.drop(work)
 
     def dispatch(self) -> None:
@@ -337,8 +335,8 @@ class Desk:
             self.note = note and f"leases are held back: {note}"
             if taken is None:
                 return
-            self._spool.take(taken[1].file_bytes)
-            worker.begin(*taken)
+            begun = self._spool.begin_batch(self._file(*taken), taken[1].file_bytes)
+            worker.begin(*taken, begun)
 
     def progressed(self, job: Job, work: Work, samples: int) -> None:
         """Note how far a worker is with a lease."""

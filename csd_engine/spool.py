@@ -4,6 +4,7 @@ SPOOL/ddlp-spool            says that the directory is a spool; without it one t
 SPOOL/.lock                 held (flock) by the engine that uses it
 SPOOL/.large                held by the worker that decodes a large image (csd_engine.turnstile)
 SPOOL/job-N-HEX/            one job's batch files
+SPOOL/spare-N-HEX           a removed batch's file, to be written over (csd_engine.spares)
 SPOOL/here-HEX              random content: a host that can tell it sees this very spool
 SPOOL/manifests/, arrays/   what hosts have sent, by fingerprint, kept from job to job
 SPOOL/files/                a directory a host, with arrays for its jobs; read here, and removed once the host is gone
@@ -17,14 +18,14 @@ import os
 import re
 import secrets
 import shutil
-from collections import deque
 from pathlib import Path
-from typing import Deque, Iterator, Optional, Union
+from typing import Iterator, Optional, Union
 
 from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.errors import EngineError, SpoolError
 from csd_engine.regular import open_regular
 from csd_engine.sizes import size_text
+from csd_engine.spares import SPARE, Spares
 
 __all__ = [
     "FINGERPRINT", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "Spool", "free_bytes", "host_directory", "look_at",
@@ -42,13 +43,12 @@ FINGERPRINT = "[0-9a-f]{32}"  # of what hosts have sent: with a suffix, or as a 
 PART = rf"{FINGERPRINT}\.[0-9]+\.part"
 # What engines and hosts make in a spool, and in those of its directories that are kept: all else there is the user's.
 MADE = (
-    rf"\./({JOB}|{_SIGN}|{_TRIAL}|\.lock|\.large)|files/{_HOST}"
+    rf"\./({JOB}|{SPARE}|{_SIGN}|{_TRIAL}|\.lock|\.large)|files/{_HOST}"
     rf"|manifests/({FINGERPRINT}|{PART})|arrays/({FINGERPRINT}\.npy|{PART})"
 )
 OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what may be in one that has no mark yet: it was half made
 
 _LOOK_BYTES = 4096
-_MOST_REMOVED = 6  # a host has three fetched batches, its training one or two
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -93,8 +93,8 @@ class Spool:
         quota_batches: batch files there at once, over all jobs.
         quota_bytes: their bytes.
         reserve_bytes: free bytes to leave on the file system.
-        mapped: hosts on this computer map batch files. Whoever drops a removed file last has its pages and blocks to free,
-            as long as a copy of it takes: so that it is this process, each is kept open until some more were removed.
+        mapped: hosts on this computer map batch files, and none reads them over a network, where an old file's content may
+            be kept beside it: removed batches' files are written over by new ones.
 
     Raises:
         SpoolError: it cannot be made or written, another engine uses it, or it is no spool, but holds somebody's files.
@@ -112,8 +112,7 @@ class Spool:
         self.batches = 0
         self.bytes = 0
         self._jobs = 0
-        self._most_removed = _MOST_REMOVED if mapped else 0
-        self._removed: Deque[int] = deque()  # descriptors of files that are removed
+        self._spares: Optional[Spares] = None
         self._lock = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -137,6 +136,7 @@ class Spool:
                 (self.directory / MARK).write_text("ddlp's engine makes and removes its files here.\n", "ascii")
             self.files.mkdir(exist_ok=True)
             self.sign.write_text(secrets.token_hex(16), "ascii")
+            self._spares = Spares(self.directory) if mapped else None
         except OSError as error:
             self.close()
             raise SpoolError(f"{self.files} cannot be made: {error.strerror}. Make the spool writable.") from None
@@ -162,8 +162,8 @@ class Spool:
         for left in self.directory.glob("job-*"):
             if re.fullmatch(JOB, left.name):
                 remove_tree(left)
-        for left in self.directory.glob("here-*"):
-            if not re.fullmatch(_SIGN, left.name):
+        for left in self.directory.iterdir():
+            if not re.fullmatch(f"{_SIGN}|{SPARE}", left.name):
                 continue
             try:
                 left.unlink()
@@ -184,26 +184,25 @@ class Spool:
 
     def remove_job(self, name: str) -> None:
         """Remove a job's directory with all in it."""
-        self._let_go(0)
         remove_tree(self.directory / name)
 
-    def remove_batch(self, path: PathLike) -> None:
-        """Remove a batch's file, or what was begun of it."""
-        if self._most_removed:
-            try:
-                self._removed.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
-            except OSError:
-                pass
+    def remove_batch(self, path: PathLike, file_bytes: int) -> None:
+        """Remove a batch's file, or what was begun of it, and count it as gone."""
+        self.give_back(file_bytes)
+        if self._spares is not None:
+            self._spares.put(os.fspath(path), file_bytes)
+            self._drop_spares()
         for name in (os.fspath(path), os.fspath(path) + PART_SUFFIX):
             try:
                 os.unlink(name)
             except OSError:
                 pass
-        self._let_go(self._most_removed)
 
-    def _let_go(self, most: int) -> None:
-        while len(self._removed) > most:
-            os.close(self._removed.popleft())
+    def _drop_spares(self) -> None:
+        """Batches and spare files together keep within the quota."""
+        spares = self._spares
+        while spares and (self.batches + len(spares) > self.quota_batches or self.bytes + spares.bytes > self.quota_bytes):
+            spares.drop_first()
 
     def refusal(self, file_bytes: int) -> Optional[str]:
         """Return why batches of this size can never be made here, or None."""
@@ -221,8 +220,8 @@ class Spool:
         if self.bytes + file_bytes > self.quota_bytes:
             return f"spool quota full: {size_text(self.bytes)} of {size_text(self.quota_bytes)} wait to be fetched"
         free = self.free_bytes()
-        if self._removed and free - file_bytes < self.reserve_bytes:
-            self._let_go(0)
+        if self._spares and free - file_bytes < self.reserve_bytes:
+            self._spares.clear()
             free = self.free_bytes()
         if free - file_bytes < self.reserve_bytes:
             return (
@@ -231,10 +230,15 @@ class Spool:
             )
         return ""
 
-    def take(self, file_bytes: int) -> None:
-        """Count a batch that is begun."""
+    def begin_batch(self, path: PathLike, file_bytes: int) -> bool:
+        """Count a batch that is begun; return whether the file that its writer begins is there already, to be written over."""
         self.batches += 1
         self.bytes += file_bytes
+        if not self._spares:
+            return False
+        given = self._spares.give(os.fspath(path) + PART_SUFFIX)
+        self._drop_spares()
+        return given
 
     def give_back(self, file_bytes: int) -> None:
         """Count a batch that is gone."""
@@ -256,7 +260,6 @@ class Spool:
         """Remove the job directories and let go of the spool; what hosts have sent stays."""
         if self._lock < 0:
             return
-        self._let_go(0)
         self._clear()
         for name in (".large", ".lock"):
             try:

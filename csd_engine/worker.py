@@ -184,7 +184,7 @@ class Worker:
         try:
             self._look(lease, 0)
             layout = dataclasses.replace(job.layout, batch=len(command["items"]))
-            writer = BatchWriter(job.directory, command["identity"], lease, layout)
+            writer = BatchWriter(job.directory, command["identity"], lease, layout, command["begun"])
             self._fill(job, writer, command)
             path = writer.publish()
         except _Cancelled:

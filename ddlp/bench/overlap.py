@@ -215,7 +215,10 @@ def _bare(side: str, options: argparse.Namespace, slowdown: float) -> Bare:
 
 
 def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: float, accelerator_s: float) -> tuple[Timed, int]:
-    """An epoch after a short warm-up, and the batches that came from the engine. ``engine``: to keep its core busy."""
+    """An epoch, and the batches that came from the engine. ``engine``: to keep its core busy.
+
+    Ours is the second of a training: in its first one the engine starts, its rates are found, and memory for all its files.
+    """
     batches = -(-options.batches // PEERS_PART) if name in PEERS else options.batches
     n = batches * options.batch
     images: Any = data.dataset(options.directory, "imagenet1")
@@ -236,10 +239,7 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
     with pinned(options.host_cpu):
         output: dict[str, Any] = {"output": options.output, "memory_format": delivered_as(options.output)}
         loader = DDLPLoader(dataset, options.batch, shuffle=True, strategy=name, seed=0, **output)
-        for k, _ in enumerate(loader):  # the engine up, the rates known: an epoch within a training, not its first
-            time.sleep(accelerator_s)
-            if k == 20:
-                break
+        epoch(loader, accelerator_s)
         return Timed.of(n, *epoch(loader, accelerator_s)), loader.report().batches_csd
 
 

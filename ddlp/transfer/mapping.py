@@ -2,9 +2,10 @@
 
 What a copy costs beside the checksum is a third of all that a batch costs the host: it is read once more and written, both
 past the caches. But a mapping shows the file as it is now, and reading beyond the end of one that was cut short ends the
-process (SIGBUS). So only files of an engine of our own are mapped: nobody else writes there, what it has published never
-changes, and it only ever unlinks it. Until the batch is dropped its pages stay, whether the file has a name or not. And only
-on a file system of this machine: over a network a removed file that is open keeps a name (.nfs...), and pages get lost.
+process (SIGBUS). So only files of an engine of our own are mapped: nobody else writes there, and what it has published changes
+only once no process has it open or mapped any more (`csd_engine.spares`). Until the batch is dropped its pages stay, whether
+the file has a name or not. And only on a file system of this machine: over a network a removed file that is open keeps a name
+(.nfs...), and pages get lost.
 """
 
 from __future__ import annotations

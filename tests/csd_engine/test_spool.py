@@ -1,60 +1,81 @@
-"""Who frees a removed batch file: whoever lets go of it last. And which directories are taken for a spool."""
+"""How a removed batch's place is used again. And which directories are taken for a spool."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from open_files import open_below
 
 from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.errors import SpoolError
 from csd_engine.spool import Spool, free_bytes
 
 
-def removed_and_open(directory: Path) -> int:
-    """Files of ours below the directory that have no name any more."""
-    return sum(one.endswith(" (deleted)") for one in open_below(directory))
+def spare_files(spool: Spool) -> list[Path]:
+    return sorted(spool.directory.glob("spare-*"))
 
 
 def fill(spool: Spool, number: int) -> Path:
     job = next(iter(spool.directory.glob("job-*")), None) or spool.make_job_directory()
     path = job / f"{number}.safetensors"
-    path.write_bytes(b"x" * 4096)
-    return path
+    begun = Path(str(path) + PART_SUFFIX)
+    assert spool.begin_batch(path, 4096) == begun.exists()
+    begun.write_bytes(b"x" * 4096)
+    return begun.rename(path)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_removed_batch_has_no_name_and_stays_open_for_hosts_that_map_it_only(tmp_path: Path, mapped: bool) -> None:
+def test_a_removed_batch_is_gone_and_its_file_kept_where_hosts_map_them_only(tmp_path: Path, mapped: bool) -> None:
     spool = Spool(tmp_path / "spool", 100, 1 << 20, 0, mapped)
+    inodes = set()
     for number in range(20):
         path = fill(spool, number)
+        inodes.add(path.stat().st_ino)
         begun = Path(str(path) + PART_SUFFIX)
         begun.touch()
-        spool.remove_batch(path)
+        spool.remove_batch(path, 4096)
         assert not path.exists() and not begun.exists()
-    assert removed_and_open(tmp_path) == (6 if mapped else 0)
-    spool.remove_batch(tmp_path / "never was there")
-    spool.remove_job(path.parent.name)
-    assert removed_and_open(tmp_path) == 0
+        assert len(spare_files(spool)) == (1 if mapped else 0) and (spool.batches, spool.bytes) == (0, 0)
+    assert not mapped or len(inodes) == 1
+    spool.begin_batch(tmp_path / "never was there", 4096)
+    spool.remove_batch(tmp_path / "never was there", 4096)
+    spool.close()
+    assert not spare_files(spool)
+
+
+def test_batches_and_spare_files_together_keep_within_the_quota(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 8, 7 * 4096, 0, mapped=True)
+    batches = [fill(spool, number) for number in range(7)]
+    for path in batches:
+        spool.remove_batch(path, 4096)
+    assert len(spare_files(spool)) == 7
+    spool.begin_batch(tmp_path / "a larger one", 3 * 4096)
+    assert len(spare_files(spool)) == 4
+    spool.quota_batches = 3
+    spool.begin_batch(tmp_path / "a small one", 1)
+    assert len(spare_files(spool)) == 1
     spool.close()
 
 
-def test_where_the_disk_is_nearly_full_removed_batches_are_freed_at_once(tmp_path: Path) -> None:
+def test_where_the_disk_is_nearly_full_spare_files_make_room(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", 100, 1 << 20, 0, mapped=True)
-    spool.remove_batch(fill(spool, 0))
-    assert not spool.shortage(4096) and removed_and_open(tmp_path) == 1
+    spool.remove_batch(fill(spool, 0), 4096)
+    assert not spool.shortage(4096) and spare_files(spool)
     spool.reserve_bytes = 2 * free_bytes(tmp_path)
     assert "nearly full" in spool.shortage(4096)
-    assert removed_and_open(tmp_path) == 0
+    assert not spare_files(spool)
     spool.close()
 
 
-def test_nothing_stays_open_when_the_spool_is_closed(tmp_path: Path) -> None:
+def test_spare_files_that_a_killed_engine_left_are_removed(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", 100, 1 << 20, 0, mapped=True)
-    spool.remove_batch(fill(spool, 0))
+    left = tmp_path / "spool" / "spare-3-0a1b2c3d"
+    mine = tmp_path / "spool" / "spare-3"
     spool.close()
-    assert removed_and_open(tmp_path) == 0
+    left.touch()
+    mine.touch()
+    Spool(tmp_path / "spool", 100, 1 << 20, 0).close()
+    assert mine.exists() and not left.exists()
 
 
 @pytest.mark.parametrize("name", ["job-4711/result", "files/photo.jpg", "arrays/mine.npy", "thesis"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.sources import fetching
+from ddlp.sources.embedded import EmbeddedOptions
+from ddlp.sources.engines import acquire
 from ddlp.transfer.mapping import map_batch, may_map
 
 NAME = "0123456789abcdef" * 2
@@ -122,6 +125,45 @@ def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(
         assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), images[labels] + 1)
     del batches, batch
     assert _mappings_of_batches() == 0
+
+
+def test_files_are_written_over_and_no_batch_that_anybody_still_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over three epochs: batches that the caller keeps, and one that only a forked process has."""
+    monkeypatch.setattr(fetching, "_MAPPED_BYTES", 0)
+    if not may_map(tmp_path):
+        pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
+    images = np.random.default_rng(1).integers(0, 256, (96, 8, 8, 3), dtype=np.uint8)
+    loader = DDLPLoader(ImageArrays(images, range(96), transforms.ToTensor()), 4, shuffle=True, seed=1, strategy="csd",
+                        output="uint8", memory_format=torch.channels_last, spool=str(tmp_path))  # fmt: skip
+
+    def right(batch: torch.Tensor, labels: torch.Tensor) -> bool:
+        return np.array_equal(batch.permute(0, 2, 3, 1).numpy(), images[labels])
+
+    engine, kept, files = acquire(EmbeddedOptions(spool=str(tmp_path))), [], set()
+    tell, hear = os.pipe(), os.pipe()
+    try:
+        for epoch in range(3):
+            for number, (batch, labels) in enumerate(loader):
+                assert right(batch, labels)
+                if number % 5 == 1:
+                    kept.append((batch, labels))
+                if (epoch, number) == (0, 3) and (child := os.fork()) == 0:
+                    os.close(tell[1])
+                    os.read(tell[0], 1)
+                    os.write(hear[1], b"yes" if right(batch, labels) else b"no")
+                    os._exit(0)
+            assert loader.report().batches_csd == 24
+            files |= {(path.name, path.stat().st_ino) for path in engine.directory.glob("spare-*")}
+        assert all(right(*one) for one in kept) and len(kept) == 15
+        os.write(tell[1], b".")
+        assert os.read(hear[0], 3) == b"yes"
+        # 72 batches in few files: in those of an epoch's prefetching, of what is kept, and of the last six that were dropped.
+        assert 0 < len({inode for _, inode in files}) < len(files)
+    finally:
+        for end in (*tell, *hear):
+            os.close(end)
+        os.waitpid(child, 0)
+        engine.release()
 
 
 def test_where_files_are_not_mapped_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
