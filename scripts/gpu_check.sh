@@ -128,7 +128,7 @@ if [ -n "$quick" ]; then
   few=("${short_train[@]}")
   short_dali=(--samples 200)
 fi
-bench ways gpu --spool "$spool" "${short_gpu[@]}"
+bench ways gpu --pinned 8x4 16x1 16x16 32x4 --spool "$spool" "${short_gpu[@]}"
 bench ways-cold gpu --cold --spool "$spool" "${short_gpu[@]}"
 # A host that can't keep up alone, and one that can.
 bench resnet50-few-cores train --model resnet50 --host-cpus 1 --engine-cpus 1 "${few[@]}"

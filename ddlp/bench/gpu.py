@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.landing import FileLanding, Landing
 from ddlp.transfer.lane import CudaLane, Lane, PlainLane
 from ddlp.transfer.mapping import may_map
-from ddlp.transfer.ways import BLOCK_BYTES, READERS, Way
+from ddlp.transfer.ways import BLOCK_BYTES, READERS, PinnedWay, Way
 
 BOUND, RAW = "copy from page-locked memory", "raw read"
 ALONE, WHOLE = "{}: read", "{}: read, verified, finished"
@@ -67,9 +69,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
     parser.add_argument("--reads", type=int, default=32, help="batches of a turn (%(default)s)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="W", help="of %(choices)s")
+    parser.add_argument(
+        "--pinned", nargs="+", type=_blocks, default=[], metavar="READERSxMIB",
+        help=f"also the pinned way with so many threads and blocks of so many MiB (its own: {READERS}x{BLOCK_BYTES >> 20})",
+    )  # fmt: skip
     parser.add_argument("--spool", help="directory for the files (the system's temporary one)")
     parser.add_argument("--cold", action="store_true", help="have the page cache forget a file before each read of it")
     add_output(parser)
+
+
+def _blocks(text: str) -> tuple[int, int]:
+    found = re.fullmatch("([1-9][0-9]*)x([1-9][0-9]*)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text}: wanted is READERSxMIB, as 16x4")
+    return int(found[1]), int(found[2])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,14 +133,17 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
     turns = {BOUND: turn(copy), RAW: turn(lambda reads: _raw(files, layout, reads, lane))}
     opened: list[Way | Landing] = []
     mapped = may_map(spool)
-    for name in options.ways:
+    found = {name: ways(lane, name) for name in options.ways}
+    for readers, mib in options.pinned:
+        found[f"pinned, {readers} x {mib} MiB"] = partial(_pinned, lane, readers, mib << 20)
+    for name, open_ways in found.items():
         try:
-            way = ways(lane, name)(spool, mapped)[0]
+            way = open_ways(spool, mapped)[0]
         except DDLPError as error:
             result.missing[name] = str(error)
             continue
         turns[ALONE.format(name)] = turn(_alone(way, lane, files, layout))
-        landing = Landing(lane, ways(lane, name))
+        landing = Landing(lane, open_ways)
         opened += [way, landing]
         turns[WHOLE.format(name)] = turn(_whole(landing.open(spool, mapped), files, layout))
     try:
@@ -138,6 +154,10 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
         for one_opened in opened:
             one_opened.close()
     return result
+
+
+def _pinned(lane: Lane, readers: int, block_bytes: int, spool: Path, mapped: bool) -> list[Way]:
+    return [PinnedWay(lane, readers, block_bytes)]
 
 
 def _parts(options: argparse.Namespace) -> list[range]:

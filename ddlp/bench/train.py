@@ -3,6 +3,9 @@
 The host has some cores, the engine others, as if they were a device's. The bound is what preparing and training allow:
 min(r_train, r_cpu + r_csd), with r_train of the same steps on a batch that lies in the GPU's memory, and r_cpu and r_csd of the
 loaders with one side each and no training. DataLoader has as many workers as served it best, pinned memory, prefetching.
+
+Between two steps the GPU is idle from the last kernel of the one to the first of the next: stamps on the training's stream say
+for how long. On a batch that lies there it is what Python and the launches take; what is more comes from the loader.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise, repeat
 from typing import Any
 
 import torch
@@ -28,22 +32,27 @@ from ddlp.sources.engines import acquire
 BASELINE = "DataLoader"
 STRATEGIES = ("cpu", "mte", "wrr")
 _AIM = 0.95  # of the bound, wrr
+_BUSY_AIM = 0.99  # of a step's time, where the bound says that the GPU need not wait
 _WARM = 8  # steps, or batches, before the clock starts
 
 
 @dataclass
 class Line:
-    """One contender: samples a second of each round, and the parts of the epochs that training waited and the CSD made."""
+    """One contender: samples a second of each round, and the parts of the epochs that training waited and the CSD made.
+
+    ``idle_ms``: of the device between two steps, the mean of each round.
+    """
 
     name: str
     rates: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
     csd: list[float] = field(default_factory=list)
+    idle_ms: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Result:
-    """Samples a second. ``bounds``: of each round."""
+    """Samples a second. ``bounds``: of each round; ``idle_ms``: as a `Line`'s, on a batch that lies in the device's memory."""
 
     device: str
     model: str
@@ -55,6 +64,7 @@ class Result:
     r_train: list[float] = field(default_factory=list)
     r_cpu: list[float] = field(default_factory=list)
     r_csd: list[float] = field(default_factory=list)
+    idle_ms: list[float] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
     @property
@@ -123,12 +133,16 @@ def measure(options: argparse.Namespace) -> Result:
         for loader in loaders.values():
             _prepared(loader, options.batch)  # workers and engines up, rates known
         for k in range(options.rounds):
-            result.r_train.append(_resident(step, options, device))
+            r_train, idle_ms = _resident(step, options, device)
+            result.r_train.append(r_train)
+            result.idle_ms.append(idle_ms)
             result.r_cpu.append(_prepared(loaders["cpu"], options.batch))
             result.r_csd.append(_prepared(loaders["csd"], options.batch))
             bound = result.bounds[-1]
             for line in rotated(result.lines, k):
-                line.rates.append(_epoch(loaders[line.name], step, options.batch, device))
+                rate, idle_ms = _epoch(loaders[line.name], step, options.batch, device)
+                line.rates.append(rate)
+                line.idle_ms.append(idle_ms)
                 if line.name != BASELINE:
                     report = loaders[line.name].report()
                     line.waiting.append(report.waiting_s / report.seconds)
@@ -210,30 +224,47 @@ def _prepared(loader: Any, batch: int) -> float:
     return count / (time.monotonic() - began)
 
 
-def _resident(step: Callable[[torch.Tensor, torch.Tensor], None], options: argparse.Namespace, device: torch.device) -> float:
-    """Samples a second of training on a batch that lies in the device's memory."""
+def _resident(
+    step: Callable[[torch.Tensor, torch.Tensor], None], options: argparse.Namespace, device: torch.device
+) -> tuple[float, float]:
+    """As `_epoch`, of training on a batch that lies in the device's memory."""
     images = torch.rand(options.batch, 3, 224, 224, device=device)
     labels = torch.randint(1000, (options.batch,), device=device)
-    steps = max(_WARM, options.batches // 2)
     for _ in range(_WARM if device.type == "cuda" else 1):
         step(images, labels)
     _settled(device)
+    return _epoch(repeat((images, labels), max(_WARM, options.batches // 2)), step, options.batch, device)
+
+
+def _epoch(
+    batches: Iterable[Any], step: Callable[[torch.Tensor, torch.Tensor], None], batch: int, device: torch.device
+) -> tuple[float, float]:
+    """Samples a second of a whole epoch with training, to the end of its last step; the device's idle ms between two steps."""
     began = time.monotonic()
-    for _ in range(steps):
+    stamps: list[tuple[Any, Any]] = []
+    for images, labels in batches:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        begin = _stamp(device)
         step(images, labels)
+        stamps.append((begin, _stamp(device)))
     _settled(device)
-    return steps * options.batch / (time.monotonic() - began)
+    rate = len(stamps) * batch / (time.monotonic() - began)
+    return rate, statistics.fmean(_between_ms(end, begin) for (_, end), (begin, _) in pairwise(stamps))
 
 
-def _epoch(loader: Any, step: Callable[[torch.Tensor, torch.Tensor], None], batch: int, device: torch.device) -> float:
-    """Samples a second of a whole epoch with training, to the end of its last step."""
-    began = time.monotonic()
-    count = 0
-    for images, labels in loader:
-        step(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
-        count += batch
-    _settled(device)
-    return count / (time.monotonic() - began)
+def _stamp(device: torch.device) -> Any:
+    """A moment in the order of the device's own work: on a GPU, when it has done all that was asked of the stream before."""
+    if device.type != "cuda":
+        return time.monotonic()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between_ms(first: Any, second: Any) -> float:
+    """From one `_stamp` to a later one; the device has done all its work."""
+    milliseconds: float = first.elapsed_time(second) if isinstance(first, torch.cuda.Event) else 1e3 * (second - first)
+    return milliseconds
 
 
 def _settled(device: torch.device) -> None:
@@ -242,9 +273,16 @@ def _settled(device: torch.device) -> None:
 
 
 def aims(result: Result) -> list[Aim]:
-    """wrr against the bound."""
+    """wrr against the bound; where training alone is the bound, also how much of each step the GPU waits for no batch."""
     line = next(line for line in result.lines if line.name == "wrr")
-    return [Aim(f"wrr, {result.model}: of the bound", _AIM, statistics.median(ratios(line.rates, result.bounds)))]
+    found = [Aim(f"wrr, {result.model}: of the bound", _AIM, statistics.median(ratios(line.rates, result.bounds)))]
+    if result.bounds == result.r_train:
+        rounds = zip(line.idle_ms, result.idle_ms, line.rates, strict=True)
+        busy = [1 - (idle - least) / (1e3 * result.batch / rate) for idle, least, rate in rounds]
+        found.append(
+            Aim(f"wrr, {result.model}: part of a step without waiting for a batch", _BUSY_AIM, statistics.median(busy))
+        )
+    return found
 
 
 def table(result: Result) -> str:
@@ -253,14 +291,15 @@ def table(result: Result) -> str:
         f"{result.device}, {result.model}, {result.batches} batches of {result.batch}; {len(result.host_cpus)} cores of the "
         f"host, {len(result.engine_cpus)} of the engine; samples/s, medians (least .. most)",
         f"r_train {spread(result.r_train)}, r_cpu {spread(result.r_cpu)}, r_csd {spread(result.r_csd)}, "
-        f"bound {spread(result.bounds)}",
+        f"bound {spread(result.bounds)}; idle between two steps on a batch that lies there {spread(result.idle_ms, '.2f')} ms",
         "",
-        f"{'':24} {'samples/s':>26} {'of the bound':>26} {'waiting, %':>22} {'from the CSD, %':>16}",
+        f"{'':24} {'samples/s':>26} {'of the bound':>26} {'idle a step, ms':>22} {'waiting, %':>22} {'from the CSD, %':>16}",
     ]
     for line in result.lines:
         name = f"{line.name}, {result.workers} workers" if line.name == BASELINE else line.name
         waiting = spread([100 * part for part in line.waiting], ".1f") if line.waiting else ""
         csd = f"{100 * statistics.median(line.csd):.0f}" if line.csd else ""
         of_bound = spread(ratios(line.rates, result.bounds), ".3f")
-        rows.append(f"{name:24} {spread(line.rates):>26} {of_bound:>26} {waiting:>22} {csd:>16}")
+        idle = spread(line.idle_ms, ".2f")
+        rows.append(f"{name:24} {spread(line.rates):>26} {of_bound:>26} {idle:>22} {waiting:>22} {csd:>16}")
     return "\n".join(rows)

@@ -41,6 +41,28 @@ def test_each_way_beside_its_bound(capsys, tmp_path):
     assert "cpu; batches of 4, 0.1 MB each, in the page cache; GB/s" in out and "pinned: read: of a copy from" in out
 
 
+def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monkeypatch):
+    made, begin = set(), PinnedWay.__init__
+
+    def seen(self, lane, *sizes):
+        made.add(sizes)
+        begin(self, lane, *sizes)
+
+    monkeypatch.setattr(PinnedWay, "__init__", seen)
+    small = ["--batch", "4", "--size", "64", "--rounds", "1", "--reads", "3", "--files", "2", "--spool", str(tmp_path)]
+    command = ["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "--pinned", "3x1", "8x16", "--json"]
+    assert main(command) == 0
+    figures = json.loads(capsys.readouterr().out)
+    names = ("pinned", "pinned, 3 x 1 MiB", "pinned, 8 x 16 MiB")
+    assert list(figures["rates"])[2:] == [f"{one}: {what}" for one in names for what in ("read", "read, verified, finished")]
+    assert made == {(), (3, 1 << 20), (8, 16 << 20)}
+    assert len(figures["aims"]) == 1  # of what a loader takes
+    for wrong in ("3", "0x4", "4x0", "axb"):
+        with pytest.raises(SystemExit):
+            main(["bench", "gpu", "--pinned", wrong])
+        assert "READERSxMIB" in capsys.readouterr().err
+
+
 def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkeypatch):
     """Five reads of two files: in each turn every file is forgotten before each of its reads, and at no other time."""
     files, forget, read = [], gpu._forget, PinnedWay.read
@@ -95,7 +117,9 @@ def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
     lines = {line["name"]: line for line in figures["lines"]}
     assert list(lines) == ["DataLoader", "cpu", "mte", "wrr"]
     assert lines["cpu"]["csd"] == [0.0] and 0 < lines["mte"]["csd"][0] < 1
-    assert all(line["rates"][0] > 0 for line in lines.values())
+    assert all(line["rates"][0] > 0 and line["idle_ms"][0] > 0 for line in lines.values())
+    # Without a worker each batch is made between two steps.
+    assert 0 < figures["idle_ms"][0] < lines["DataLoader"]["idle_ms"][0]
     assert figures["aims"][0]["what"] == "wrr, shufflenet_v2_x0_5: of the bound"
     ((pid, workers),) = seen  # one for all epochs, with a worker on each of its cores
     assert workers == "1" and pid not in dict(engines())
@@ -103,7 +127,40 @@ def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
 
 def test_the_bound_is_the_slower_of_training_and_both_sides_together():
     result = Result("a GPU", "a model", 8, 10, [0], [1], r_train=[100.0, 300.0], r_cpu=[150.0, 150.0], r_csd=[50.0, 50.0])
+    result.idle_ms = [1.0, 1.0]
     assert result.bounds == [100.0, 200.0]
-    result.lines = [Line("DataLoader", [50.0, 60.0]), Line("wrr", [95.0, 190.0], [0.1, 0.2], [0.25, 0.5])]
+    baseline = Line("DataLoader", [50.0, 60.0], idle_ms=[9.0, 9.0])
+    result.lines = [baseline, Line("wrr", [95.0, 190.0], [0.1, 0.2], [0.25, 0.5], [9.0, 9.0])]
+    assert len(aims(result)) == 1  # in the second round the sides are slower than training: it has to wait
     assert [aim.measured for aim in aims(result)] == [pytest.approx(0.95)]
     assert "0.950 (0.950 .. 0.950)" in table(result) and "15.0 (10.0 .. 20.0)" in table(result)
+
+
+def test_where_training_is_the_bound_the_device_waits_for_no_batch():
+    """Steps of 80 ms, 1 ms of them idle even with a batch that is there: 3 ms are 2 too many, a fortieth of a step."""
+    rates = {"r_train": [100.0, 100.0], "r_cpu": [150.0, 150.0], "r_csd": [50.0, 50.0], "idle_ms": [1.0, 1.0]}
+    result = Result("a GPU", "a model", 8, 10, [0], [1], **rates)
+    result.lines = [Line("wrr", [100.0, 100.0], [0.0, 0.0], [0.25, 0.25], [3.0, 3.0])]
+    aim = aims(result)[1]
+    assert (aim.what, aim.measured) == ("wrr, a model: part of a step without waiting for a batch", pytest.approx(1 - 2 / 80))
+    assert "MISSED" in aim.text
+    assert "on a batch that lies there 1.00 (1.00 .. 1.00) ms" in table(result) and "3.00 (3.00 .. 3.00)" in table(result)
+
+
+def test_the_device_is_idle_from_one_step_s_end_to_the_next_one_s_beginning(monkeypatch):
+    """Not before the first step nor after the last one, and not while a step runs."""
+    now = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+
+    def passing(seconds):
+        now[0] += seconds
+
+    def batches():
+        for wait_s in (7.0, 0.5, 1.0, 1.5):
+            passing(wait_s)
+            yield torch.zeros(1), torch.zeros(1)
+        passing(6.0)
+
+    rate, idle_ms = train._epoch(batches(), lambda images, labels: passing(2.0), 3, torch.device("cpu"))
+    assert idle_ms == pytest.approx(1000)
+    assert rate == pytest.approx(4 * 3 / 24)
