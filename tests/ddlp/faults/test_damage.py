@@ -62,10 +62,11 @@ class Vandal:
 
     def __init__(self, spool: Path, way: Callable[[Path, Path], None], files: int) -> None:
         self._spool, self._way, self._files = spool, way, files
-        self.batches = 0
+        self.batches = self.lying = 0
 
     def __call__(self) -> None:
         published = until(self._lying_there, 20, f"{self._files + 3} files that lie in the spool")
+        self.lying = len(published)
         old = self._spool / "old"
         shutil.copy(published[0], old)
         for path in published[1:]:
@@ -95,7 +96,8 @@ def test_damaged_files(leaves_nothing, data, truth, told, way):
     assert len(told) == 4, list(told)
     assert all("was not used" in text and WAYS[way] in text and "host prepares it again" in text for text in told)
     report = loader.report()
-    assert report.batches_cpu + report.batches_csd == 40 and report.batches_csd >= 10
+    assert report.batches_cpu + report.batches_csd == 40
+    assert report.batches_csd >= vandal.lying - 4  # all others that lay there, however fast this machine's sides are
 
 
 def test_damaged_under_wrr(leaves_nothing, data, truth, told):
