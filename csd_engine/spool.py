@@ -162,7 +162,7 @@ class Spool:
         for left in self.directory.glob("job-*"):
             if re.fullmatch(JOB, left.name):
                 remove_tree(left)
-        for left in self.directory.iterdir():
+        for left in self.directory.glob("*"):  # nothing where the directory is gone
             if not re.fullmatch(f"{_SIGN}|{SPARE}", left.name):
                 continue
             try:

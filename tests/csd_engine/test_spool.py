@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_spare_files_that_a_killed_engine_left_are_removed(tmp_path: Path) -> No
     mine.touch()
     Spool(tmp_path / "spool", 100, 1 << 20, 0).close()
     assert mine.exists() and not left.exists()
+
+
+def test_a_spool_whose_directory_is_gone_is_closed_without_a_word(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 100, 1 << 20, 0, mapped=True)
+    spool.remove_batch(fill(spool, 0), 4096)
+    shutil.rmtree(tmp_path / "spool")
+    spool.begin_batch(tmp_path / "spool" / "job" / "x", 4096)
+    spool.close()
 
 
 @pytest.mark.parametrize("name", ["job-4711/result", "files/photo.jpg", "arrays/mine.npy", "thesis"])
