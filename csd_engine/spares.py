@@ -70,10 +70,8 @@ class Spares:
                     return False  # who has it will soon have dropped it
                 self.drop_first()  # kept
                 continue
-            spare = self._waiting.popleft()
-            self.bytes -= spare.bytes
             try:
-                os.rename(spare.path, path)
+                os.rename(self._take_first(), path)
             except OSError:
                 continue
             return True
@@ -81,9 +79,12 @@ class Spares:
 
     def drop_first(self) -> None:
         """Remove the one that was removed first."""
+        _unlink(self._take_first())
+
+    def _take_first(self) -> str:
         spare = self._waiting.popleft()
         self.bytes -= spare.bytes
-        _unlink(spare.path)
+        return spare.path
 
     def clear(self) -> None:
         """Remove all."""
