@@ -50,6 +50,15 @@ int variant_bmi2(void) {
 #endif
 }
 
+int variant_copies_past_caches(void) {
+#if defined(DDLP_X86)
+    __builtin_cpu_init();
+    return !__builtin_cpu_is("amd"); /* seen on Intel's, not on Zen 4, where the lines would be fetched for nothing */
+#else
+    return 1;
+#endif
+}
+
 const char *ddlp_variant(void) { return names[variant_used()]; }
 
 int ddlp_choose(const char *name) {

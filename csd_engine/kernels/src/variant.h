@@ -28,4 +28,7 @@ int variant_used(void);
 /* Whether to use BMI2: where the processor has it, and fast, and nothing older than AVX2 is forced. */
 int variant_bmi2(void);
 
+/* Whether the system's copy of a file's bytes stores past the caches, unless the lines that it stores to are in one. */
+int variant_copies_past_caches(void);
+
 #endif
