@@ -27,7 +27,7 @@ from torchvision import transforms
 
 from csd_engine.batchfile import Layout
 from csd_engine.batchwriter import BatchWriter
-from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, say, spread
+from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, ratios, say, spread
 from ddlp.datasets import ImageArrays
 from ddlp.delivered import Delivered
 from ddlp.ledger import Ledger, Side
@@ -43,7 +43,6 @@ _QUOTA = 1024  # batches in the device's spool, as an embedded engine's
 _DEVICE_S = 3.0  # of a device's batch; a host's takes 1, a step of training 0.4
 _IDLE_S = 2.0
 _FILLED_S = 20.0
-_MAX_ROUND = 300_000  # batches: what is larger runs once, an average of its own
 _FLAT = 0.9  # of the time for a batch at the longest length: what it took at the next shorter one
 _GROWTH_MIB = 8.0
 
@@ -76,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1_000, 100_000, 1_000_000], metavar="N")
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="S", help="of the rules (all)")
     parser.add_argument("--loaders", nargs="*", default=["cpu", "wrr"], metavar="S", help="of the loader (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="each line's turns; longer ones have fewer (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="each line's turns (%(default)s)")
     add_output(parser)
 
 
@@ -105,8 +104,6 @@ def measure(options: argparse.Namespace) -> Result:
     result.lines += [Line("loader", name, n) for n in options.batches for name in options.loaders]
     for k in range(options.rounds):
         for line in result.lines:
-            if k >= max(1, min(options.rounds, _MAX_ROUND // line.batches)):
-                continue
             if line.what == "rules":
                 us, mib = rules(line.strategy, line.batches)
             else:
@@ -243,7 +240,7 @@ def idle() -> float:
 
 
 def aims(result: Result) -> list[Aim]:
-    """Below the bound at every length; the same time for a batch, and no more memory, however long the epoch is."""
+    """Below the bound at every length; as much time for a batch (round by round) and memory, however long the epoch is."""
     found = [
         Aim(f"{what}: {result.bound_us:g} us over the worst line's", 1.0, result.bound_us / max(worst, 1e-9))
         for what in ("rules", "loader")
@@ -251,10 +248,10 @@ def aims(result: Result) -> list[Aim]:
     ]
     lengths = sorted({line.batches for line in result.lines})
     if len(lengths) > 1:
-        us = {(line.what, line.strategy, line.batches): statistics.median(line.us) for line in result.lines}
+        us = {(line.what, line.strategy, line.batches): line.us for line in result.lines}
         flat = min(
-            us[what, name, lengths[-2]] / max(us[what, name, lengths[-1]], 1e-9)
-            for what, name, batches in us
+            statistics.median(ratios(us[what, name, lengths[-2]], taken))
+            for (what, name, batches), taken in us.items()
             if batches == lengths[-1]
         )
         found.append(Aim(f"a batch's time at {lengths[-2]} batches over that at {lengths[-1]}, the worst line", _FLAT, flat))
@@ -265,15 +262,16 @@ def aims(result: Result) -> list[Aim]:
 
 def table(result: Result) -> str:
     """The figures for a person."""
+    rounds = max((len(line.us) for line in result.lines), default=0)
     rows = [
         "",
-        f"CPU time a batch, us, medians (least .. most); bound {result.bound_us:.0f}, the same at any length",
-        f"{'':24} {'batches':>9} {'us':>24} {'rounds':>6} {'MiB more':>9}",
+        f"CPU time a batch, us, medians of {rounds} rounds (least .. most); bound {result.bound_us:.0f}, at any length",
+        f"{'':24} {'batches':>9} {'us':>24} {'MiB more':>9}",
     ]
     for line in result.lines:
         mib = statistics.median(line.mib)
         what = f"{line.what} {line.strategy}"
-        rows.append(f"{what:24} {line.batches:9d} {spread(line.us, '.1f'):>24} {len(line.us):6} {mib:9.1f}")
+        rows.append(f"{what:24} {line.batches:9d} {spread(line.us, '.1f'):>24} {mib:9.1f}")
     own, device = zip(*result.bare_us, strict=True) if result.bare_us else ((0.0,), (0.0,))
     rows.append(f"taken off the loader's: {spread(own, '.1f')} us a host batch, {spread(device, '.1f')} a device batch")
     rows.append(f"idle, this process and the engine: {spread([100 * part for part in result.idle], '.2f')} % of a core")
