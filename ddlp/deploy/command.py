@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same directory on this host; default: the same path",
     )
     add("--spool", metavar="DIR", help="directory on the device for finished batches, for ddlp alone: new or empty at first")
-    add("--host-spool", metavar="DIR", help="the same directory on this host, over a shared file system; default: not shared")
+    add("--host-spool", metavar="DIR", help="the same directory on this host, over a shared file system; or none, the default")
     add("--home", metavar="DIR", help="where on the device all of ours goes, for ddlp alone; default ~/.ddlp/NAME")
     add("--address", metavar="HOST", help="where this host reaches the engine, or tcp://HOST:PORT; default: as ssh does")
     add("--listen-port", type=int, metavar="PORT", help="the engine's TCP port; default 7711")
@@ -174,8 +174,10 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
             text for text, there in (("--root DIR (its data)", roots), ("--spool DIR (for batches)", device_spool)) if not there
         )
         raise DDLPError(f"{name} needs {what}. Both are directories on the device.")
-    host_spool = os.path.abspath(options.host_spool) if options.host_spool else before.host_spool if before else None
-    if options.host_spool is None and options.spool is not None and before is not None and options.spool != before.device_spool:
+    host_spool = before.host_spool if before else None
+    if options.host_spool is not None:
+        host_spool = None if options.host_spool == "none" else os.path.abspath(options.host_spool)
+    elif options.spool is not None and before is not None and options.spool != before.device_spool:
         host_spool = None  # another directory there
     for path in (device_spool, *(device for _, device in roots)):
         if not path.startswith("/") or "=" in path or "\n" in path:
@@ -202,6 +204,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
     return Wanted(
         record=record,
         given_options=_given(options),
+        changes=() if before is None else _changes(before, record),
         reserve_bytes=reserve_bytes(engine),
         install=options.install,
         bundle=options.bundle,
@@ -222,6 +225,20 @@ def _roots(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[tu
             f"{len(options.root)} --root and {len(here)} --host-root: give one --host-root for each --root, or none."
         )
     return tuple((os.path.abspath(host), os.path.normpath(device)) for host, device in zip(here, options.root, strict=True))
+
+
+def _changes(before: DeviceRecord, wanted: DeviceRecord) -> tuple[str, ...]:
+    """The options by which the engine's settings would become others."""
+    of_each = {
+        "--root": lambda one: {device for _, device in one.roots},
+        "--spool": lambda one: one.device_spool,
+        "--listen-port": lambda one: one.listen_port,
+    }
+    old, new = (dict(zip(one.engine_options[::2], one.engine_options[1::2], strict=True)) for one in (before, wanted))
+    return (
+        *(option for option, value in of_each.items() if value(before) != value(wanted)),
+        *(option for option in ENGINE_OPTIONS if old.get(option) != new.get(option)),
+    )
 
 
 def _given(options: argparse.Namespace) -> dict[str, str]:

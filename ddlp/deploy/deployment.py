@@ -63,6 +63,7 @@ class _Deployment:
             self._address = address.engine_address(self._record)
             step.say(f"{self._record.destination} answers")
         self._check()
+        self._refuse_changes_to_another_build()
         place.claim(self._shell, self._survey)
         if checks.missing(self._survey):
             self._install()
@@ -116,6 +117,21 @@ class _Deployment:
         wrong = [one for one in findings if one.level is Level.BAD]
         if wrong:
             raise DeviceNotReady(self._record.name, wrong)
+
+    @property
+    def _another_build(self) -> str | None:
+        """The build that runs there, where it is another than this host's."""
+        found = self._survey
+        return found.current if found.current not in (None, build()) and found.whole > 0 else None
+
+    def _refuse_changes_to_another_build(self) -> None:
+        wanted, another = self._wanted, self._another_build
+        if another is not None and wanted.changes and not wanted.upgrade:
+            name, changes = self._record.name, " and ".join(wanted.changes)
+            raise DDLPError(
+                f"{name} runs build {another[:12]} of the engine, this host has {build()[:12]}: {changes} would change that "
+                f"one's settings. Give --upgrade as well, or first: {upgrade(name)}. Nothing was changed."
+            )
 
     def _install(self) -> None:
         wanted = self._wanted
@@ -180,10 +196,9 @@ class _Deployment:
             self._number = found.current
             step.say(f"unchanged, build {self._number[:12]}")
             return
-        another = found.current is not None and found.current != build() and found.whole > 0
-        if another and not self._wanted.upgrade:
-            assert found.current is not None
-            self._number = found.current
+        another = self._another_build
+        if another is not None and not self._wanted.upgrade:
+            self._number = another
             self._keeps_another_build = True
             finding = warn(
                 f"build {self._number[:12]} is there, this host has {build()[:12]}",
@@ -192,11 +207,11 @@ class _Deployment:
             )
             self._tell(step, finding)
             return
-        if another and found.current is not None and found.settings is not None:
-            self._before = (found.current, found.settings)
+        if another is not None and found.settings is not None:
+            self._before = (another, found.settings)
         self._number = place.put_engine(self._shell, found.home)
         self._restart = self._steps.changed = True
-        step.say(f"build {self._number[:12]} unpacked" + (f" beside {found.current[:12]}" if another and found.current else ""))
+        step.say(f"build {self._number[:12]} unpacked" + (f" beside {another[:12]}" if another is not None else ""))
 
     def _put_kernel(self, step: Step) -> None:
         if self._keeps_another_build:

@@ -19,6 +19,7 @@ class Wanted:
         record: name, destination, ssh_options, roots, spools, home, engine_options, and what was given, as wanted; what is
             found out later is taken from the run before, where there was one.
         given_options: those of engine_options that were given now, with their values.
+        changes: the options given now that ask for other settings of the engine than those given before.
         reserve_bytes: what the engine leaves free on the spool's disk.
         install: ``apt``, ``pip`` or ``no``.
         bundle: directory of .whl and .deb files to install from; None.
@@ -29,6 +30,7 @@ class Wanted:
 
     record: DeviceRecord
     given_options: Mapping[str, str]
+    changes: tuple[str, ...]
     reserve_bytes: int
     install: str
     bundle: Path | None

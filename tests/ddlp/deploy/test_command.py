@@ -52,11 +52,16 @@ def test_what_was_given_before_holds() -> None:
     book.save(dataclasses.replace(first.record, address="tcp://10.0.0.9:7711"))
     again = wanted("--name", "csd0")
     assert again.record == book.load("csd0")
-    assert again.reserve_bytes == 10 << 20
+    assert again.reserve_bytes == 10 << 20 and again.changes == ()
+    unshared = wanted("--name", "csd0", "--host-spool", "none")
+    assert (unshared.record.host_spool, unshared.changes) == (None, ()) and again.record.host_spool == "/h"
     changed = wanted("--name", "csd0", "--workers", "1", "--root", "/c", "--spool", "/t")
     assert changed.record.engine_options == ("--workers", "1", "--reserve-bytes", "10M")
     assert changed.record.roots == (("/c", "/c"),) and changed.record.host_spool is None
     assert changed.record.ssh_options == ("-p", "2222")
+    assert changed.changes == ("--root", "--spool", "--workers")
+    here = ("--root", "/b", "--host-root", "/z", "--root", "/a/", "--host-root", "/x")
+    assert wanted("--name", "csd0", *here, "--spool", "/s/").changes == ()  # this host's side alone
 
 
 def test_how_the_engine_is_reached_holds() -> None:

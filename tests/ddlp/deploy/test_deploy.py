@@ -91,6 +91,11 @@ def test_an_upgrade_replaces_another_build(device: Device, capsys, monkeypatch) 
     old, engine = book.load("csd0").build, device.engine()
     told = ddlp(capsys, "deploy", "--name", "csd0")
     assert f"build {old[:12]} is there" in told and "--upgrade" in told and device.engine() == engine
+    record, elsewhere = book.load("csd0"), str(device.sshd.home / "another spool")
+    for more in (["--spool", elsewhere], ["--listen-port", str(device.port - 1)], ["--workers", "1"]):
+        told = ddlp(capsys, "deploy", "--name", "csd0", *more, status=1)
+        assert f"runs build {old[:12]}" in told and f"{more[0]} would change" in told and "Nothing was changed" in told
+        assert book.load("csd0") == record and device.engine() == engine
     told = ddlp(capsys, "deploy", "--name", "csd0", "--upgrade")
     assert f"unpacked beside {old[:12]}" in told and device.engine() != engine
     assert book.load("csd0").build == own.build() != old
