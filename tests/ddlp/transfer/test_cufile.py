@@ -23,6 +23,7 @@ SETTINGS = """{
     }
 }
 """
+NO_CUDA_SYMBOLS = 5033  # of CUfileOpError
 LIBRARY = next((Path(torch.__file__).parents[1] / "nvidia").glob("*/lib/libcufile.so.0"), None)
 
 
@@ -68,18 +69,21 @@ def test_the_log_goes_nowhere_unless_the_user_says(file: Path, monkeypatch: pyte
 
 OPEN = """
 import ctypes, json, os, sys, threading, time
-from ddlp.transfer.cufile import in_force, quiet_log
+from ddlp.transfer.cufile import Error, in_force, quiet_log
 quiet_log()
 assert in_force() is None  # not loaded
 library = ctypes.CDLL(sys.argv[1])
 # Without a driver this spins for ever where the compatibility mode is allowed, else it ends; what it goes by can be asked
 # all the same, once it has read the file: before, it says nothing or what it would go by without.
-opening = threading.Thread(target=library.cuFileDriverOpen, daemon=True)
+library.cuFileDriverOpen.restype = Error
+errors = []
+opening = threading.Thread(target=lambda: errors.append(library.cuFileDriverOpen().err), daemon=True)
 opening.start()
 end = time.monotonic() + 20
 while time.monotonic() < end and opening.is_alive() and (sys.argv[2] == "strict" or in_force() == (False, False)):
     time.sleep(0.01)
-print(json.dumps([in_force(), opening.is_alive(), os.listdir()]), flush=True)
+with open(sys.argv[3], "w") as answer:  # some versions of the library write what they miss to standard output
+    json.dump([in_force(), opening.is_alive(), os.listdir(), errors], answer)
 os._exit(0)
 """
 
@@ -94,10 +98,14 @@ def test_the_real_library_obeys_the_file(made_strict: bool, file: Path, tmp_path
         file.write_text(json.dumps(strict(read_settings(variables))))
     work = tmp_path / "work"
     work.mkdir()
-    command = [sys.executable, "-c", OPEN, str(LIBRARY), "strict" if made_strict else "allowed"]
-    done = subprocess.run(command, env=variables, cwd=work, stdout=subprocess.PIPE, timeout=60)
-    found, spins, left = json.loads(done.stdout)
-    assert found == [not made_strict, False] and left == []  # no cufile.log either
+    answer = tmp_path / "answer"
+    command = [sys.executable, "-c", OPEN, str(LIBRARY), "strict" if made_strict else "allowed", str(answer)]
+    subprocess.run(command, env=variables, cwd=work, timeout=60, check=True)
+    found, spins, left, errors = json.loads(answer.read_text())
+    assert left == []  # no cufile.log
+    if errors == [NO_CUDA_SYMBOLS]:
+        pytest.skip("this libcufile (before 1.16) wants CUDA's driver before it reads the file")
+    assert found == [not made_strict, False]
     if (why_not() or ("",))[0].startswith("NVIDIA's driver is not here"):
         assert spins != made_strict
 
