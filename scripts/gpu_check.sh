@@ -36,6 +36,7 @@ done
 cd "$(dirname "$0")/.."
 out=${DDLP_GPU_OUT:-$PWD/build/gpu}
 export DDLP_VENV=${DDLP_GPU_VENV:-$PWD/.venv-gpu}
+export DDLP_CONSTRAINTS="" # the torch that fits this machine's GPU
 stamp=$DDLP_VENV/.ddlp-gpu-python # whose packages the environment sees; written when it is whole
 if [ -e "$DDLP_VENV" ] && [ "$(cat "$stamp" 2>/dev/null)" != "${DDLP_GPU_PYTHON:-}" ]; then
   [ -z "${DDLP_GPU_VENV:-}" ] || [ -e "$DDLP_VENV/.ddlp-made" ] || {

@@ -6,9 +6,11 @@
 #
 # DDLP_VENV   another place for the environment (default: .venv in the project)
 # PYTHON      the interpreter to make it with (default: python3, else the newest of python3.10 to python3.14)
+# DDLP_CONSTRAINTS   the versions to install (default: constraints.txt, which all tests have passed with; empty: any that setup.cfg
+#             allows, as in an environment that was there before)
 #
-# Quick when nothing changed: a stamp for each extra holds a hash of setup.cfg, setup.py, pyproject.toml, the kernel's sources and
-# the project's path.
+# Quick when nothing changed: a stamp for each extra holds a hash of the constraints, setup.cfg, setup.py, pyproject.toml, the
+# kernel's sources and the project's path.
 # Sets VENV and PY for the script that sources it.
 
 setup_venv_fail() { # what happened, where, what to do: a line each
@@ -31,11 +33,13 @@ setup_venv_python() { # prints the first interpreter that is new enough
 }
 
 setup_venv() {
-  local root extras extra stamp missing="" python free_mb
+  local root extras extra stamp missing="" python free_mb constraints
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   VENV=${DDLP_VENV:-$root/.venv}
   PY=$VENV/bin/python
-  stamp=$(cat "$root/setup.cfg" "$root/setup.py" "$root/pyproject.toml" "$root"/csd_engine/kernels/{build.py,src/*} <(echo "$root") | sha256sum | cut -c1-16)
+  constraints=${DDLP_CONSTRAINTS-$root/constraints.txt}
+  [ ! -e "$PY" ] || [ -e "$VENV/.ddlp-made" ] || constraints="" # an environment of the user's keeps the versions that it has
+  stamp=$(cat ${constraints:+"$constraints"} "$root/setup.cfg" "$root/setup.py" "$root/pyproject.toml" "$root"/csd_engine/kernels/{build.py,src/*} <(echo "$root") | sha256sum | cut -c1-16)
   if [ -e "$PY" ] && ! "$PY" -c 'import pip' 2>/dev/null; then
     # Its interpreter was upgraded away or an earlier attempt broke off. Only what we made is made again.
     [ -z "${DDLP_VENV:-}" ] || [ -e "$VENV/.ddlp-made" ] ||
@@ -67,7 +71,7 @@ setup_venv() {
   # pip unpacks below TMPDIR, and on many systems /tmp is a small file system in memory.
   mkdir -p "$VENV/tmp"
   extras=${missing#,}
-  (cd "$root" && TMPDIR=${TMPDIR:-$VENV/tmp} PIP_DISABLE_PIP_VERSION_CHECK=1 "$PY" -m pip install -e ".[$extras]") ||
+  (cd "$root" && TMPDIR=${TMPDIR:-$VENV/tmp} PIP_DISABLE_PIP_VERSION_CHECK=1 "$PY" -m pip install ${constraints:+-c "$constraints"} -e ".[$extras]") ||
     setup_venv_fail "pip could not install .[$extras] into $VENV (its message is above)." \
       "Run this again once the network, the disk or the proxy (PIP_INDEX_URL, PIP_CERT) is in order."
   rm -rf "$VENV/tmp"
@@ -77,7 +81,7 @@ setup_venv() {
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   set -euo pipefail
-  case ${1:-} in -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+  case ${1:-} in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
   [ $# -gt 0 ] || set -- quickstart
   setup_venv "$@"
   echo "$PY"

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Runs the core's tests with the oldest versions that setup.cfg allows (constraints-oldest.txt), in an environment of their own.
+#
+#   ./scripts/oldest_check.sh
+#   ./scripts/oldest_check.sh tests/ddlp/dropin      # other tests; arguments go to pytest
+#
+# DDLP_OLDEST_VENV   another place for that environment (default: .venv-oldest in the project, about 5 GB)
+# PYTHON             an interpreter of Python 3.11, for which that set was found (default: python3.11)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+case ${1:-} in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+export DDLP_VENV=${DDLP_OLDEST_VENV:-$PWD/.venv-oldest}
+export DDLP_CONSTRAINTS=$PWD/constraints-oldest.txt
+export PYTHON=${PYTHON:-python3.11}
+source scripts/setup_venv.sh
+setup_venv test
+[ $# -gt 0 ] || set -- tests/csd_engine tests/ddlp/dropin tests/ddlp/translate tests/ddlp/test_embedded.py
+exec "$PY" -m pytest -m "not slow" "$@"
