@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,17 @@ def test_broken_environment_of_another_maker_is_left_alone(tmp_path: Path) -> No
 def test_help_says_how_to_use_it(script: str) -> None:
     done = subprocess.run([ROOT / "scripts" / script, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and f"./scripts/{script}" in done.stdout
+
+
+def test_the_environment_has_the_tested_versions() -> None:
+    """constraints.txt says what all tests have passed with: so it is what they run with."""
+    if not all((Path(sys.prefix) / mark).exists() for mark in (".ddlp-made", ".ddlp-dev")):
+        pytest.skip("scripts/test.sh did not make this environment")
+    from packaging.requirements import Requirement
+
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    wanted = [Requirement(line) for line in lines if not line.startswith("#")]
+    installed = {re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(): one.version for one in distributions()}
+    here = [one for one in wanted if one.name in installed and (one.marker is None or one.marker.evaluate())]
+    differ = {str(one): installed[one.name] for one in here if not one.specifier.contains(installed[one.name])}
+    assert len(here) > 100 and not differ
