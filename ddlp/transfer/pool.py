@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,5 +106,8 @@ class _Lent:
             "data": (block.ctypes.data, False),
         }
 
-    def __del__(self) -> None:
-        self._pool._give_back(self._block)
+    def __del__(self, ended: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter goes nobody asks for blocks again, and what this module has imported may be gone. What a script
+        # holds lives longer than that where something (dill does) holds the script's module: hence `ended` as a default.
+        if not ended():
+            self._pool._give_back(self._block)
