@@ -2,7 +2,9 @@
 #include "passes.h"
 
 #if defined(DDLP_NEON)
-#if defined(DDLP_SWITCH_NEON_ON)
+#if defined(DDLP_SWITCH_NEON_ON) && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("neon,d32"))), apply_to = function)
+#elif defined(DDLP_SWITCH_NEON_ON)
 #pragma GCC target("fpu=neon")
 #endif
 #include <arm_neon.h>
@@ -93,4 +95,7 @@ static void down(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t by
 }
 
 const resample_passes passes_neon = {across, down};
+#if defined(DDLP_SWITCH_NEON_ON) && defined(__clang__)
+#pragma clang attribute pop
+#endif
 #endif

@@ -52,7 +52,11 @@ static inline __attribute__((always_inline)) void add_all(uint32_t *acc, const u
 
 /* The same loop, compiled for instruction sets that are looked for at run time. */
 #if defined(DDLP_VNNI)
+#if defined(__clang__)
+__attribute__((target("avx512f"), min_vector_width(512)))
+#else
 __attribute__((target("avx512f,prefer-vector-width=512")))
+#endif
 static void add_all_widest(uint32_t *acc, const uint8_t *data, int64_t blocks, int64_t ahead) {
     add_all(acc, data, blocks, ahead);
 }
@@ -63,7 +67,11 @@ enum { WIDE = VARIANT_AVX2 };
 __attribute__((target("avx2")))
 #elif defined(DDLP_SWITCH_NEON_ON)
 enum { WIDE = VARIANT_NEON };
+#if defined(__clang__)
+__attribute__((target("neon,d32")))
+#else
 __attribute__((target("fpu=neon")))
+#endif
 #else
 enum { WIDE = -1 };
 #endif

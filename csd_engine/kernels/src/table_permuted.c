@@ -6,6 +6,7 @@
  * of a register: so the bytes that are looked up are laid in that order, in the same step that takes one channel's out of the
  * pixels. */
 #include "ddlp.h"
+#include "processor.h"
 #include "table.h"
 #include "variant.h"
 
@@ -37,7 +38,7 @@ PERMUTING static void make_ready(table_job *job) {
 
 int table_permute(table_job *job) {
     if (job->channels != 1 && (job->channels != 3 || job->channels_last)) return 0;
-    if (variant_used() != VARIANT_VNNI || !__builtin_cpu_supports("avx512vbmi")) return 0;
+    if (variant_used() != VARIANT_VNNI || !(processor() & PROCESSOR_VBMI)) return 0;
     make_ready(job); /* a function by itself: what is compiled for such a processor must not run on another */
     return 1;
 }

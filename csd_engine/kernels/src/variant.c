@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "ddlp.h"
+#include "processor.h"
 
 #if defined(__arm__) && defined(DDLP_NEON)
 #include <sys/auxv.h>
@@ -15,11 +16,10 @@ static int chosen = -1; /* -1: not looked up yet */
 
 static int available(int variant) {
 #if defined(DDLP_X86)
-    __builtin_cpu_init();
 #if defined(DDLP_VNNI)
-    if (variant == VARIANT_VNNI) return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+    if (variant == VARIANT_VNNI) return (processor() & PROCESSOR_VNNI) != 0;
 #endif
-    if (variant == VARIANT_AVX2) return __builtin_cpu_supports("avx2") != 0;
+    if (variant == VARIANT_AVX2) return (processor() & PROCESSOR_AVX2) != 0;
     return variant == VARIANT_C || variant == VARIANT_SSE2;
 #elif defined(DDLP_NEON)
 #if defined(__arm__)
@@ -42,21 +42,12 @@ int variant_used(void) {
 }
 
 int variant_bmi2(void) {
-#if defined(DDLP_X86)
     /* AMD's first Zen processors take a hundred cycles and more for pdep. */
-    return variant_used() >= VARIANT_AVX2 && __builtin_cpu_supports("bmi2") && !__builtin_cpu_is("amdfam17h");
-#else
-    return 0;
-#endif
+    return variant_used() >= VARIANT_AVX2 && (processor() & (PROCESSOR_BMI2 | PROCESSOR_ZEN)) == PROCESSOR_BMI2;
 }
 
 int variant_copies_past_caches(void) {
-#if defined(DDLP_X86)
-    __builtin_cpu_init();
-    return !__builtin_cpu_is("amd"); /* seen on Intel's, not on Zen 4, where the lines would be fetched for nothing */
-#else
-    return 1;
-#endif
+    return !(processor() & PROCESSOR_AMD); /* seen on Intel's, not on Zen 4, where the lines would be fetched for nothing */
 }
 
 const char *ddlp_variant(void) { return names[variant_used()]; }

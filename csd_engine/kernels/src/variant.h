@@ -13,7 +13,7 @@
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #if defined(__aarch64__) || (defined(__arm__) && (defined(__ARM_NEON) || defined(__ARM_NEON__)))
 #define DDLP_NEON 1
-#elif defined(__arm__) && defined(__ARM_FP) && __ARM_ARCH >= 7 && defined(__GNUC__) && !defined(__clang__)
+#elif defined(__arm__) && defined(__ARM_FP) && __ARM_ARCH >= 7 && defined(__GNUC__) && (!defined(__clang__) || __clang_major__ >= 18)
 #define DDLP_NEON 1
 #define DDLP_SWITCH_NEON_ON 1
 #endif

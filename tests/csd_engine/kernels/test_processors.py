@@ -15,9 +15,9 @@ from scripts.progressive_jpeg import progressive_jpeg
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(csd_engine.kernels.__file__)), "src")
 PARTS = [  # those that know nothing of JPEG
-    "axis", "draws", "keyed", "passes_*", "plan", "resample", "sum", "table*", "planes", "variant", "windows"
+    "axis", "draws", "keyed", "passes_*", "plan", "processor", "resample", "sum", "table*", "planes", "variant", "windows"
 ]  # fmt: skip
-SCANS = ["progressive", "scan*", "huffman", "header", "variant"]  # those that need no libjpeg
+SCANS = ["progressive", "scan*", "huffman", "header", "processor", "variant"]  # those that need no libjpeg
 ROUNDS = "120"
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 BOARDS = [
