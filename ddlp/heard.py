@@ -104,14 +104,34 @@ class Heard:
                 self._tidings.warn(f"{device} could not prepare a batch, the host does: {reason}")
             self._act()
 
-    def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
-        """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once."""
+    def absent(self, device: str, reason: str, told: bool) -> bool:
+        """An engine of our own does not start: its batches are the host's until it does.
+
+        Warns of it unless it was ``told`` before; returns whether it is told now. The report of each epoch says it.
+        """
+        with self._lock:
+            if self._closing or device in self._gone:
+                return told
+            self.remark(device, f"it did not start: {reason}")
+            if not told:
+                self._tidings.warn(
+                    f"the embedded engine takes no part yet, the host prepares its batches: {reason.rstrip('.')}. "
+                    "It is tried again from time to time, without a further warning; strategy='cpu' does without it."
+                )
+            self.lost(device, reason, told=True)
+            return True
+
+    def lost(self, device: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
+        """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once.
+
+        Warns of it, unless it was ``told``.
+        """
         with self._lock:
             if self._closing or device in self._gone:
                 return
             self._gone.add(device)
             self._ends.notify_all()
-            self._tidings.gone(device, reason if error is None else None)
+            self._tidings.gone(device, None if told or error is not None else reason)
             self._tidings.notes.pop(device, None)
             self.ledger.leave(device, time.monotonic())
             if error is not None:

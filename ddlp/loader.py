@@ -281,6 +281,8 @@ class DDLPLoader(DataLoader):
         devices = () if reach is None else reach.names
         ended = (lambda: None) if reach is None else reach.epoch_began()
         try:
+            if reach is not None and name == "csd":
+                reach.check_embedded()  # nobody else may prepare a batch: it is told here
             iterator = iterator_kind(self)(
                 self,
                 now,

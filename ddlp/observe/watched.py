@@ -268,11 +268,11 @@ class WatchedRun(EpochRun):
         self.saw(LeaseFailed(device, lease, time.monotonic(), "" if told else reason))
         super().failed(device, lease, reason, fatal=fatal, told=told)
 
-    def lost(self, device: str, reason: str, error: BaseException | None = None) -> None:
+    def lost(self, device: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
         """As `EpochRun.lost`."""
         if not self._closing:
             self.saw(Lost(device, time.monotonic(), reason))
-        super().lost(device, reason, error)
+        super().lost(device, reason, error, told)
 
 
 class WatchedIterator(EpochIterator):

@@ -34,7 +34,7 @@ from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed
 from ddlp.sources.fetching import Fetching
 from ddlp.sources.host import Pixels, Recipe, fresh_rows, prepare_item
 from ddlp.sources.job import JobHandle
-from ddlp.sources.reach import Reach
+from ddlp.sources.reach import EMBEDDED, Reach
 from ddlp.transfer.landing import FileLanding, Landed
 from ddlp.translate.datasets import PortableSet
 
@@ -164,7 +164,7 @@ def join(
     """Bring a device into an epoch, or tell the epoch that it is lost.
 
     A device that was never met and can't be reached, or makes other bits, is an error of the training run; one that was there
-    before is a warning and a slower epoch.
+    before is a warning and a slower epoch. So is an engine of our own that does not start, where the host may do without.
     """
     job: CsdJob | None = None
     recipe = run.recipe
@@ -187,6 +187,12 @@ def join(
         run.shared(name, ranks)
         open_job = partial(place.open_job, dataset, member)
         layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
+        quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
+        if quota < 1:
+            raise DDLPError(
+                f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
+                f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
+            )
         job = CsdJob(recipe, dataset, layout, audit)
         job.handle = open_job(recipe.pipeline, layout, _telling(run, name, files))
         job.fetching = Fetching(
@@ -198,19 +204,18 @@ def join(
             return
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
         reach.met.add(name)
-        quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
-        if quota < 1:
-            raise DDLPError(
-                f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
-                f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
-            )
         run.joined(name, job, quota=max(1, quota // ranks), workers=welcome.workers)
         job = None  # the run's from here on
     except EngineRefused as error:
         reason = by_name(str(error), files)
         run.lost(name, reason, None if name in reach.met else EngineRefused(reason))
-    except (EngineError, DDLPError, OSError) as error:
+    except DifferentBits as error:
         run.lost(name, str(error), None if name in reach.met else error)
+    except (EngineError, DDLPError, OSError) as error:
+        if name == EMBEDDED and name not in reach.met and run.strategy.name != "csd":
+            reach.told_absent = run.absent(name, str(error), reach.told_absent)
+        else:
+            run.lost(name, str(error), None if name in reach.met else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
         run.lost(name, repr(error), error)
     finally:

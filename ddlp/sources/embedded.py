@@ -43,6 +43,7 @@ _START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 STALLED_END_TIMEOUT_S = 1.0  # of one that is silent already
 _LOG_TAIL_BYTES = 2000
+_MOST_SAID_BYTES = 1 << 16  # before the engine says where it is
 
 
 def default_spool() -> str:
@@ -120,6 +121,16 @@ def unusable(spool: str, error: OSError) -> SpoolError:
     )
 
 
+def _address_in(said: bytes) -> str | None:
+    """The engine's address, where one of the lines tells it."""
+    for line in said.splitlines():
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if isinstance(told, dict) and isinstance(address := told.get("ready"), str):
+                return address
+    return None
+
+
 class _PrivateDirectory:
     """A locked directory of our own, and a second, shorter one for the socket where its path would be too long."""
 
@@ -188,6 +199,12 @@ class EmbeddedEngine:
         self._enter()
         try:
             self._start()
+        except OSError as error:
+            self.end()
+            raise EngineUnreachable(
+                f"the embedded engine could not be started by {sys.executable!r} in {options.spool}: {error}. See that this "
+                "computer has memory, processes and disk space left, and that this is a Python interpreter."
+            ) from error
         except BaseException:
             self.end()
             raise
@@ -277,32 +294,41 @@ class EmbeddedEngine:
         pair = load_pair(keys / "host.key_secret")
         server = load_public(keys / "server.key")
         self.link = EngineLink(address, server, pair.public, pair.secret, ended=self.ended)
-        self.link.open()
+        try:
+            self.link.open()
+        except EngineUnreachable as error:
+            raise self._not_started(str(error).rstrip(".")) from None
 
     def _await_ready(self) -> str:
+        """Return the address that the engine tells once it is there; other lines may be a start file's of the interpreter."""
         assert self._process is not None and self._process.stdout is not None
-        line, until = b"", time.monotonic() + _START_TIMEOUT_S
+        said, until = b"", time.monotonic() + _START_TIMEOUT_S
         ready = select.poll()  # select.select knows no descriptor above 1023
         ready.register(self._process.stdout, select.POLLIN)
-        while not line.endswith(b"\n") and time.monotonic() < until:
-            if ready.poll(500):
-                piece = os.read(self._process.stdout.fileno(), 4096)
-                if not piece:
-                    break
-                line += piece
-        if not line.endswith(b"\n"):
-            raise EngineUnreachable(
-                f"the embedded engine did not start ({self.ended() or 'no answer'}) in {self._private.path}: "
-                f"{self._log_tail() or 'its log is empty'}. Run `{sys.executable} -m csd_engine --help` to see "
-                f"whether it can."
-            )
-        address: str = json.loads(line)["ready"]
-        return address
+        while time.monotonic() < until and len(said) < _MOST_SAID_BYTES:
+            if not ready.poll(500):
+                continue
+            piece = os.read(self._process.stdout.fileno(), 4096)
+            if not piece:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(1)  # for its exit status
+                break
+            said += piece
+            if (address := _address_in(said)) is not None:
+                return address
+        raise self._not_started(self.ended() or "no answer", said)
 
-    def _log_tail(self) -> str:
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
-        return tail.decode(errors="replace").strip()
+    def _not_started(self, why: str, said: bytes = b"") -> EngineUnreachable:
+        """What to raise; with the end of its log, or of what it ``said``."""
+        logged = b""
+        if self._process is not None:  # else another rank's: the log is there
+            size = os.fstat(self._log.fileno()).st_size
+            logged = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        last = (logged.strip() or said[-_LOG_TAIL_BYTES:].strip()).decode(errors="replace")
+        return EngineUnreachable(
+            f"the embedded engine did not start ({why}) in {self._private.path}: {last or 'its log is empty'}. "
+            f"Run `{sys.executable} -m csd_engine --help` to see whether it can."
+        )
 
     def end(self) -> None:
         """Stop the process and remove its directory; in a forked child only forget."""
@@ -322,6 +348,7 @@ class EmbeddedEngine:
                 process.kill()
                 process.wait()
             process.stdout.close()
+        if hasattr(self, "_log"):
             self._log.close()
         self._private.remove()
 

@@ -153,6 +153,11 @@ class _Meeting:
         self.path = Path(tempfile.mkdtemp(prefix="e-", dir=self._run))
         self.socket_directory = self.path if socket_fits(self.path) else short_directory(self._run / "lock")
 
+    def remove_directory(self) -> None:
+        """What `make_directory` has made, of an engine that did not start."""
+        for directory in {self.path, self.socket_directory or self.path} - {Path()}:
+            remove_tree(directory)
+
     def unlock(self) -> None:
         """In a forked child: it is none of the ranks."""
         self.members.close()
@@ -227,12 +232,15 @@ class JointEngine(EmbeddedEngine):
         if hasattr(self, "link"):
             self.link.close()
         if self._process is not None:
-            assert self._process.stdout is not None
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.close()
             self._process.stdout.close()
             self._log.close()
             if self._card is None:  # it did not start
                 self._process.kill()
                 self._process.wait()
+        if self._card is None:
+            meeting.remove_directory()
         if meeting.members.alone():
             card = _Card.read(meeting.card)
             if card is not None:

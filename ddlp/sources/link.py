@@ -22,7 +22,7 @@ from pathlib import Path
 from csd_engine import protocol as say
 from csd_engine.batchfile import Layout
 from csd_engine.datasets import Dataset
-from csd_engine.errors import EngineError, EngineGone, EngineRefused
+from csd_engine.errors import EngineError, EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.groups import Member
 from csd_engine.received import pack
 from csd_engine.transforms import Pipeline
@@ -247,9 +247,7 @@ class EngineLink:
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineGone(
-                "this process is a fork of the one that is connected to the engine. Connect after forking."
-            )
+            raise EngineGone("this process is a fork of the one that is connected to the engine. Connect after forking.")
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
@@ -277,7 +275,7 @@ class EngineLink:
         reason = "the link was closed"
         try:
             wire = Wire(self.address, self._keys, bell.descriptor)
-            self._greeting.put(wire.greet(self._connect_timeout_s, lambda: self._stop))
+            self._greeting.put(self._greeted(wire))
             reason = self._serve(wire, bell)
         except EngineError as error:
             reason = str(error)
@@ -302,6 +300,14 @@ class EngineLink:
             if wire is not None:
                 wire.close()
             bell.close()
+
+    def _greeted(self, wire: Wire) -> say.Welcome:
+        ended = self._ended or (lambda: None)
+        try:
+            return wire.greet(self._connect_timeout_s, lambda: self._stop or ended() is not None)
+        except EngineUnreachable as error:
+            why = ended()
+            raise error if why is None else EngineUnreachable(f"no engine answered at {self.address}: {why}") from None
 
     def _serve(self, wire: Wire, bell: Bell) -> str:
         """Carry messages until the end; return the reason of it."""

@@ -93,6 +93,7 @@ class Reach:
     def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions, transfer: str | None = None) -> None:
         self.pid = os.getpid()
         self.met: set[str] = set()
+        self.told_absent = False  # that the embedded engine does not start: once a loader
         self._devices = {device.label: device for device in devices}
         self._options = options
         self._transfer = transfer
@@ -154,6 +155,11 @@ class Reach:
             connecting = self._connecting[name]
         with connecting:
             return self._embedded() if name not in self._devices else self._named(name)
+
+    def check_embedded(self) -> None:
+        """Raise where the loader's only device is an embedded engine that has not started yet, and does not."""
+        if not self._devices and EMBEDDED not in self.met:
+            self.place(EMBEDDED)
 
     def _check_open(self) -> None:
         if self._closed:

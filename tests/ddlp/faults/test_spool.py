@@ -70,7 +70,7 @@ def test_a_quota_of_one_batch(leaves_nothing, data, truth, told, strategy):
 
 def test_a_spool_that_is_a_file(leaves_nothing, data, tmp_path):
     (tmp_path / "file").touch()
-    loader = make_loader(data, "wrr", spool=str(tmp_path / "file"))
+    loader = make_loader(data, "csd", spool=str(tmp_path / "file"))
     with pytest.raises(SpoolError, match="(?s)cannot be used.*spool=.*DDLP_SPOOL"):
         train(loader, 0.05)
 

@@ -280,6 +280,39 @@ def test_a_rank_whose_loader_is_alive_at_its_end_says_nothing(spool, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "6 6\n", "")
 
 
+WITHOUT = """
+import sys, time
+from torch.utils.data import DistributedSampler
+from torchvision import transforms
+from ddlp import DDLPLoader, ImageFiles
+transform = transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()])
+data = ImageFiles(sys.argv[2:], [0] * len(sys.argv[2:]), transform)
+loader = DDLPLoader(data, 2, sampler=DistributedSampler(data, 2, 0), strategy="wrr", spool=sys.argv[1])
+steps = 0
+for batch in loader:
+    steps += 1
+    while not loader.report().notes:
+        time.sleep(0.05)
+print(steps, loader.report().batches_csd)
+"""
+
+
+def test_an_engine_that_does_not_start_costs_each_rank_a_warning(spool, tmp_path):
+    paths = [str(tmp_path / path) for path in make_jpegs(tmp_path, np.random.default_rng(7))]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", WITHOUT, str(spool), *paths],
+            env={**os.environ, **environment(rank), "DDLP_ENGINE_CPUS": "4000"}, cwd=REPOSITORY,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert (rank.returncode, out, err.count("the embedded engine takes no part yet")) == (0, "6 0\n", 1), err
+    assert os.listdir(spool) == []
+
+
 def test_without_a_run_each_process_has_its_own(spool, rank):
     engine = rank(0).ask("acquire")
     own = acquire(EmbeddedOptions(spool=str(spool)))
