@@ -51,7 +51,8 @@ class ImageFiles(_Images):
 
     A Dataset class of your own travels as well if it has a method ``__ddlp__`` that returns an `ImageFiles`,
     `ImageArrays`, torchvision data set, Subset or ConcatDataset with the same samples in the same order. A subclass with
-    a ``__getitem__`` of its own needs a ``__ddlp__`` of its own.
+    a ``__getitem__`` of its own needs a ``__ddlp__`` of its own. Where the first epoch begins (or at ``explain()``) one sample
+    is made both ways: if ``__getitem__`` gives another structure, a dict say, its code prepares all batches, with a warning.
     """
 
     def __init__(

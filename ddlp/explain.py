@@ -20,7 +20,7 @@ def explain(loader: DDLPLoader) -> str:
     chosen = "given" if loader.strategy is not None else "by default"
     lines = [f"strategy   {strategy} ({chosen}): {ORDER[strategy]}"]
     try:
-        found = portable(loader, loader._output, loader.memory_format, loader.decode)
+        found = loader._as_described(portable(loader, loader._output, loader.memory_format, loader.decode))
     except Untranslatable as error:
         lines += [
             f"travels    nothing: {error.operator} {error.why}",

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from ddlp import resume as resuming
 from ddlp.arguments import OUTPUTS, check_arguments, check_change
+from ddlp.described import other_structure
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import explain
@@ -177,8 +178,10 @@ class DDLPLoader(DataLoader):
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | StreamEpoch | None = None
         self._told: set[str] = set()
+        self._compared = False
+        self._otherwise: Callable[[], Untranslatable] | None = None
         check_arguments(self)
-        found = self._portable_now()
+        found = self._portable_now(compare=False)
         if found is not None and self.backend != "native":
             stages(found)  # names what DALI can't do
 
@@ -211,10 +214,25 @@ class DDLPLoader(DataLoader):
         free_order = is_random(self._index_sampler) or not self.in_order
         return "wrr" if free_order and not torch.are_deterministic_algorithms_enabled() else "ordered"
 
-    def _portable_now(self) -> Portable | None:
-        """What can travel as the data set is at this moment; None, said once, where the host must do it alone."""
+    def _as_described(self, found: Portable) -> Portable:
+        """What was found, unless the data set describes samples of another structure than its own: raises Untranslatable.
+
+        One sample is compared, once a loader.
+        """
+        if not self._compared:
+            self._compared, self._otherwise = True, other_structure(found.dataset)
+        if self._otherwise is not None:
+            raise self._otherwise()
+        return found
+
+    def _portable_now(self, compare: bool = True) -> Portable | None:
+        """What can travel as the data set is at this moment; None, said once, where the host must do it alone.
+
+        ``compare``: samples may be made for it.
+        """
         try:
-            return portable(self, self._output, self.memory_format, self.decode)
+            found = portable(self, self._output, self.memory_format, self.decode)
+            return self._as_described(found) if compare else found
         except Untranslatable as error:
             if self._wanted_strategy() == "csd":
                 raise
@@ -222,7 +240,7 @@ class DDLPLoader(DataLoader):
             if ours or self.backend != "native":
                 text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
                 raise ValueError(f"{text}: {error}") from error
-            if self._wanted_strategy() != "cpu" and str(error) not in self._told:
+            if (self._wanted_strategy() != "cpu" or self._otherwise is not None) and str(error) not in self._told:
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
             return None

@@ -59,11 +59,18 @@ class PortableSet:
     """A data set as parts, and the map from its indices to source indices (which run through the parts).
 
     ``resolve`` gives that map, int64 (length,), when an epoch wants it: a list of a million indices takes its time. None
-    where an index is its source index.
+    where an index is its source index. ``described``: the data sets that describe themselves, each with its description.
     """
 
-    def __init__(self, parts: list[Part], resolve: Callable[[], np.ndarray] | None = None, length: int = 0) -> None:
+    def __init__(
+        self,
+        parts: list[Part],
+        resolve: Callable[[], np.ndarray] | None = None,
+        length: int = 0,
+        described: Sequence[tuple[Any, Any]] = (),
+    ) -> None:
         self.parts = parts
+        self.described = list(described)
         self.starts = [0, *itertools.accumulate(len(p) for p in parts)]
         self._resolve = resolve
         self._length = length
@@ -174,7 +181,7 @@ def translate_dataset(dataset: Any) -> PortableSet:
         inner = translate_dataset(dataset.dataset)
         indices = dataset.indices
         return PortableSet(
-            inner.parts, lambda: inner.source(np.asarray(indices, dtype=np.int64).reshape(-1)), len(indices)
+            inner.parts, lambda: inner.source(np.asarray(indices, dtype=np.int64).reshape(-1)), len(indices), inner.described
         )
     if type(dataset) is ConcatDataset:
         return _concat([translate_dataset(d) for d in dataset.datasets])
@@ -189,6 +196,7 @@ def translate_dataset(dataset: Any) -> PortableSet:
             raise Untranslatable(
                 _name(dataset), f"its __ddlp__ describes {len(portable)} samples, it has {len(dataset)}", (_WAYS,)
             )
+        portable.described.append((dataset, described))
         return portable
     leaf = LEAVES.get(type(dataset))
     if leaf is None:
@@ -223,8 +231,9 @@ def _refuse_samples_of_its_own(dataset: Any) -> None:
 
 def _concat(sets: list[PortableSet]) -> PortableSet:
     parts = [part for one in sets for part in one.parts]
+    described = [pair for one in sets for pair in one.described]
     if sets and all(one.sources_are_indices for one in sets):
-        return PortableSet(parts)
+        return PortableSet(parts, described=described)
 
     def resolve() -> np.ndarray:
         maps, start = [np.zeros(0, np.int64)], 0
@@ -233,7 +242,7 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
             start += one.starts[-1]
         return np.concatenate(maps)
 
-    return PortableSet(parts, resolve, sum(map(len, sets)))
+    return PortableSet(parts, resolve, sum(map(len, sets)), described)
 
 
 class SamplePaths(Sequence):

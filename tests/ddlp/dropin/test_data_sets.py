@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import random
 import struct
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -223,6 +225,102 @@ def test_a_subclass_is_described_where_it_inherits_its_samples_or_describes_them
     files = numbered(paths)
     compare(Renamed(files, files))
     assert "travels    Resize" in DDLPLoader(DescribedAnew(files, files), 4).explain()
+
+
+class Made(Described):
+    """Whose samples ``make`` makes of a file's, whatever it says of them; each is counted, and draws."""
+
+    def __init__(self, files: ImageFiles, make: Any, description: Any = None) -> None:
+        super().__init__(files, files if description is None else description)
+        self.make = make
+        self.asked: list[int] = []
+
+    def __ddlp__(self) -> Any:
+        return self.description
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        torch.rand(1), np.random.rand(), random.random()
+        return self.make(*self.files[index])
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+def raises(image: Any, label: Any) -> Any:
+    raise NotImplementedError
+
+
+OTHER = {
+    "dict": (lambda image, label: {"image": image, "label": label}, "{'image': tensor of 3 dimensions, 'label': number}"),
+    "one field more": (lambda image, label: (image, label, label), "(tensor of 3 dimensions, number, number)"),
+    "no label": (lambda image, label: image, "tensor of 3 dimensions"),
+    "named": (Pair, "Pair(tensor of 3 dimensions, number)"),
+    "label in a row": (lambda image, label: (image, torch.tensor([label])), "(tensor of 3 dimensions, tensor of 1 dimensions)"),
+    "two in one": (lambda image, label: ((image, image), label), "((tensor of 3 dimensions, tensor of 3 dimensions), number)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_described_with_another_structure(paths, name):
+    """Compared when an epoch begins, once; the data set's own code prepares all, and the generators are as they were."""
+    make, theirs = OTHER[name]
+    files = numbered(paths)
+    dataset = Made(files, make)
+    for data in (dataset, Subset(dataset, [3, 2, 1]), ConcatDataset([files, dataset])):
+        dataset.asked.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = DDLPLoader(data, 4)
+            assert not dataset.asked and not caught
+            state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+            said = loader.explain()
+            assert dataset.asked == [0]
+            assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[2]
+            assert np.random.get_state()[1].tolist() == state[1]
+            if isinstance(data, ConcatDataset):
+                continue  # its parts can't be batched together
+            ours = [list(loader), list(loader)][1]
+        torch.testing.assert_close(ours, list(DataLoader(data, 4)), rtol=0, atol=0)
+        (text,) = (str(one.message) for one in caught)
+        for words in (text, said):
+            assert f"another structure, (tensor of 3 dimensions, number), than its __getitem__ gives: {theirs}" in words
+        assert "Ways out: have __getitem__ return what __ddlp__ describes" in text
+        assert len(dataset.asked) == 1 + 3 * len(data)
+        loader = DDLPLoader(data, 4, strategy="csd")
+        with pytest.raises(Untranslatable, match="describes samples of another structure"):
+            iter(loader)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda image, label: [image.numpy()[:, :2], np.int32(label)],
+        lambda image, label: (image.double(), torch.tensor(label)),
+        raises,
+    ],
+)
+def test_sizes_and_types_of_numbers_are_no_structure(paths, make):
+    """Nor does a sample tell anything that can't be made."""
+    dataset = Made(numbered(paths), make)
+    loader = DDLPLoader(dataset, 4)
+    assert len(list(loader)) == len(list(loader)) == 11 and "travels    Resize" in loader.explain()
+    assert dataset.asked == ([0, 1, 2] if make is raises else [0])
+
+
+def test_what_a_data_set_opens_for_the_comparison_stays_out_of_it(paths):
+    class Opens(Made):
+        def __getitem__(self, index: int) -> Any:
+            self.opened = True
+            return {"image": self.files[index][0]}
+
+        def __ddlp__(self) -> Any:
+            return self.files
+
+    dataset = Opens(numbered(paths), None)
+    assert "another structure" in DDLPLoader(dataset, 4).explain() and not hasattr(dataset, "opened")
 
 
 class Offset(datasets.ImageFolder):
