@@ -94,6 +94,7 @@ class _Translator:
 
     def flat(self, transforms: Iterable[Any]) -> Iterable[Any]:
         for transform in transforms:
+            transform = _wrapped(transform)
             if type(transform) not in SEQUENCES:
                 yield transform
                 continue
@@ -259,6 +260,29 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
     for kind in _v2("RGB"):
         handlers[kind] = translator.to_rgb
     return handlers
+
+
+class _PassesOn:
+    transforms: Callable[[Any], Any]
+
+    def __call__(self, image: Any) -> Any:
+        return self.transforms(image)
+
+
+def _wrapped(transform: Any) -> Any:
+    """What an object of the user's only passes its images on to: the presets of torchvision's references are such.
+
+    That is so where its ``__call__`` is compiled to just what ``return self.NAME(image)`` is, and NAME is plainly its own
+    attribute. Anything else is given back as it is, torchvision's Lambda too: its name says more than its function's.
+    """
+    kind = type(transform)
+    code = getattr(kind.__call__, "__code__", None) if callable(transform) else None
+    if code is None or kind is v1.Lambda or (code.co_code, code.co_argcount) != (_PassesOn.__call__.__code__.co_code, 2):
+        return transform
+    (name,) = code.co_names
+    usual: Any = object.__getattribute__
+    plain = kind.__getattribute__ is usual and not hasattr(kind, name)
+    return _wrapped(vars(transform)[name]) if plain and name in vars(transform) else transform
 
 
 def _name(transform: Any) -> str:

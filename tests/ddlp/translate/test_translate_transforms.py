@@ -175,6 +175,37 @@ def hooked():
     return crop
 
 
+class Preset:
+    """As torchvision's references have them."""
+
+    def __init__(self, *inner):
+        self.inner = v1.Compose([*inner, v1.ToTensor()])
+
+    def __call__(self, img):
+        """Its words don't matter."""
+        return self.inner(img)
+
+
+class Brighter(Preset):
+    def __call__(self, img):
+        return self.inner(img) * 2
+
+
+class Switched(Preset):
+    @property
+    def inner(self):
+        return self.inners[torch.is_grad_enabled()]
+
+    @inner.setter
+    def inner(self, inner):
+        self.inners = [inner, v1.ToTensor()]
+
+
+class Looked(Preset):
+    def __getattribute__(self, name):
+        return v1.ToTensor() if name == "inner" else object.__getattribute__(self, name)
+
+
 TENSOR = [v1.ToTensor(), N1]
 UNTRANSLATABLE = [
     (None, "transform=None", "PIL images"),
@@ -182,6 +213,10 @@ UNTRANSLATABLE = [
     (v1.Compose([v1.Lambda(lambda x: x), *TENSOR]), "Lambda", "exact torchvision types"),
     (v1.Compose([Own(8), *TENSOR]), "Own", "exact torchvision types"),
     (lambda x: x, "<lambda>", "exact torchvision types"),
+    (Brighter(v1.CenterCrop(8)), "Brighter", "exact torchvision types"),
+    (Switched(v1.CenterCrop(8)), "Switched", "exact torchvision types"),
+    (Looked(v1.CenterCrop(8)), "Looked", "exact torchvision types"),
+    (Preset(Own(8)), "Own", "exact torchvision types"),
     (v1.Compose([v1.ColorJitter(0.4), *TENSOR]), "ColorJitter", "exact torchvision types"),
     (v1.Compose([hooked(), *TENSOR]), "CenterCrop", "hooks"),
     (v1.Compose([*TENSOR, v1.Resize(8)]), "Resize", "move ToImage or ToTensor behind Resize"),
@@ -211,6 +246,13 @@ def test_what_cannot_travel_says_which_operator_and_the_ways_out(transform, oper
         translate(transform)
     assert operator in error.value.operator and why in str(error.value)
     assert error.value.ways_out and "strategy='cpu'" in str(error.value)
+
+
+def test_an_object_that_only_passes_images_on_is_what_it_passes_them_to():
+    transform = Preset(v1.Resize(12), v1.CenterCrop(8))
+    assert [op["op"] for op in translate(transform).pipeline.to_data()["ops"]] == ["Resize", "CenterCrop"]
+    source = image((30, 40))
+    assert torch.equal(ours(translate(v1.Compose([transform, N1])), source)[0], N1(transform(source)))
 
 
 def test_a_pad_after_the_tensor_takes_the_byte_that_has_its_value():
