@@ -14,6 +14,7 @@ from ddlp.errors import DDLPError
 # Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
 # command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.
 _COMMANDS = {
+    "run": ("ddlp.swap.command", "run a training script as it is, with torch's DataLoader swapped"),
     "deploy": ("ddlp.deploy.command", "put the engine on a device over SSH, bring it up to date, remove it"),
     "status": ("ddlp.deploy.status", "how each device is: reachable, version, jobs, images/s, memory, spool, temperature"),
     "logs": ("ddlp.deploy.logs", "what a device's engine has logged"),

@@ -211,8 +211,12 @@ class DDLPLoader(DataLoader):
             return self.strategy
         if self.csd is None:
             return "cpu"
-        free_order = is_random(self._index_sampler) or not self.in_order
-        return "wrr" if free_order and not torch.are_deterministic_algorithms_enabled() else "ordered"
+        return "wrr" if self._order_is_free() else "ordered"
+
+    def _order_is_free(self) -> bool:
+        """Whether another order of the batches is none the worse."""
+        random = is_random(self._index_sampler) or not self.in_order
+        return random and not torch.are_deterministic_algorithms_enabled()
 
     def _as_described(self, found: Portable) -> Portable:
         """What was found, unless the data set describes samples of another structure than its own: raises Untranslatable.

@@ -192,7 +192,7 @@ def lines_of_code(text: str) -> Iterator[str]:
 def given_commands(text: str) -> Iterator[str]:
     """Command lines of ours."""
     for line in lines_of_code(text):
-        found = re.match(r"\s*(?:sudo )?(?:(?:\S*python3? -m )?ddlp|\S*python3? -m csd_engine)(?: .*|$)", line)
+        found = re.match(r"\s*(?:sudo )?(?:(?:\S*python3? -m )?ddlp(?! run: )|\S*python3? -m csd_engine)(?: .*|$)", line)
         if found:
             yield found[0].strip()
 

@@ -1,0 +1,94 @@
+"""How fast torch's own workers prepare a loader's samples, and how fast ddlp does, one after the other on this host."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from ddlp.live import length
+from ddlp.loader import DDLPLoader
+from ddlp.usercode import keyed_globals
+
+__all__ = ["BATCHES", "Comparison", "compare"]
+
+BATCHES = 20
+LIMIT_S = 15.0  # of each side, workers' start included
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Samples a second of both, each alone, with nobody who trains; ``batches``: on so many, of the one that had fewer."""
+
+    torchs_per_s: float
+    ours_per_s: float
+    batches: int
+
+    def __str__(self) -> str:
+        how = f"measured on {self.batches} batches" if self.batches >= BATCHES else f"an estimate from {self.batches} batches"
+        return (
+            f"this host prepares {self.ours_per_s:,.0f} samples/s, with DataLoader {self.torchs_per_s:,.0f}: "
+            f"{self.ours_per_s / self.torchs_per_s:.2g} times ({how})"
+        )
+
+
+def compare(loader: DDLPLoader) -> Comparison | str:
+    """Time both, on samples drawn at random; the reason where that fails. No generator of the script's moves.
+
+    Each side prepares a batch for each worker first, so that it is at work when the clock starts.
+    """
+    workers = max(1, loader.num_workers)
+    batches = min(-(-BATCHES // workers) * workers, length(loader) or BATCHES)  # a whole number for each worker
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+    options: dict[str, Any] = {
+        "batch_size": None if loader.batch_sampler is None else size,
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "prefetch_factor": loader.prefetch_factor,
+        "collate_fn": loader.collate_fn,
+    }
+    torchs_options = {
+        "timeout": LIMIT_S if loader.num_workers else 0,  # torch takes none without workers
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
+    torchs = object.__new__(DataLoader)
+    try:
+        with warnings.catch_warnings(), keyed_globals(0), torch.device("cpu"):
+            warnings.simplefilter("ignore")  # they say what the script's own loader has said
+            drawn = torch.randint(len(loader.dataset), (2, (2 * workers + batches) * size)).tolist()  # type: ignore[arg-type]
+            DataLoader.__init__(torchs, Subset(loader.dataset, drawn[0]), **options, **torchs_options)
+            torchs_took = _time(torchs, workers, batches)
+            ours = DDLPLoader(Subset(loader.dataset, drawn[1]), **options, timeout=LIMIT_S, strategy="cpu")
+            ours_took = _time(ours, workers, batches)
+    except Exception as error:  # a file that can't be read, workers that can't be started: the script itself will meet it
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    fewer = min(torchs_took[0], ours_took[0])
+    if not fewer:
+        return f"the first batches took longer than {LIMIT_S:.0f} s"
+    torchs_per_s, ours_per_s = (count * size / seconds for count, seconds in (torchs_took, ours_took))
+    return Comparison(torchs_per_s, ours_per_s, fewer)
+
+
+def _time(loader: DataLoader, before: int, batches: int) -> tuple[int, float]:
+    """How many batches came, and in how many seconds, after so many others."""
+    until_s = time.monotonic() + LIMIT_S
+    iterator = iter(loader)
+    try:
+        for _ in itertools.islice(iterator, before):
+            pass
+        started_s = time.monotonic()
+        count = 0
+        for _ in itertools.islice(iterator, batches):
+            count += 1
+            if time.monotonic() > until_s:
+                break
+        return count, time.monotonic() - started_s
+    finally:
+        if loader.num_workers or isinstance(loader, DDLPLoader):
+            iterator._shutdown_workers()  # type: ignore[attr-defined]

@@ -1,0 +1,129 @@
+"""From an interpreter's start to the first DataLoader: what `ddlp run` was told, and how torch's class gives ours.
+
+Imports no torch: a script may set variables that torch reads when it is imported, and many processes never import it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["VARIABLE", "Settings", "say", "settings", "wait_for_torch"]
+
+VARIABLE = "DDLP_RUN"
+_MODULE = "torch.utils.data.dataloader"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `ddlp run` was told, as its processes find it in the environment.
+
+    Attributes:
+        strategy, csd, record: as `DDLPLoader` takes them; ``csd`` empty: no device.
+        compare: time torch's own workers.
+        prefix: sys.prefix of the environment whose Python processes are meant.
+        pid: the process that `ddlp run` has become, where that is a script's interpreter; else 0.
+    """
+
+    strategy: str | None = None
+    csd: tuple[str, ...] = ()
+    record: str | None = None
+    compare: bool = True
+    prefix: str = ""
+    pid: int = 0
+
+    def to_text(self) -> str:
+        """For the environment."""
+        return json.dumps(asdict(self))
+
+
+@functools.cache
+def settings() -> Settings:
+    """Those of this process."""
+    data = json.loads(os.environ[VARIABLE])
+    return Settings(**{**data, "csd": tuple(data["csd"])})
+
+
+def say(text: str) -> None:
+    """One line to standard error, where there is one; standard output is the script's."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+        print(f"ddlp run: {text}", file=sys.stderr, flush=True)
+
+
+def wait_for_torch() -> None:
+    """Swap as soon as torch's loader is imported."""
+    sys.meta_path.insert(0, _Watch())
+    atexit.register(_at_end)
+
+
+def _at_end() -> None:
+    told = sys.modules.get("ddlp.swap.told")
+    if told is not None and told.PLACES:
+        told.tell_gains()
+    elif os.getpid() == settings().pid:
+        say("no DataLoader was used in this process (processes that it has started tell of theirs)")
+
+
+class _Watch(MetaPathFinder):
+    """Asked first for each module; changes how one of them is loaded, and is gone then."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _swap(module.DataLoader)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _swap(torchs: Any) -> None:
+    """Have ``torchs``, torch's class, give a `SwappedLoader`, which is a subclass of it.
+
+    The class itself stays what it is, wherever it was imported to: isinstance, subclasses, annotations and pickles see no
+    difference. Subclasses, which may change anything, are left alone.
+    """
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:  # else it is copied or unpickled
+            cls = _class_for(cls, torchs, args, kwargs)
+        return object.__new__(cls)
+
+    torchs.__new__ = staticmethod(new)
+
+
+def _class_for(wanted: Any, torchs: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if sys.modules["torch.utils.data"].get_worker_info() is not None:  # within a worker of another loader
+        return wanted
+    try:
+        from ddlp.loader import DDLPLoader
+        from ddlp.swap import told
+        from ddlp.swap.loader import SwappedLoader
+    except ImportError as error:
+        _say_once(f"no DataLoader is swapped: ddlp can't be used here: {error}. Install what is missing.")
+        return wanted
+    if wanted is torchs:
+        return SwappedLoader
+    if not issubclass(wanted, DDLPLoader):
+        told.left_alone(wanted, args[0] if args else kwargs.get("dataset"))
+    return wanted
+
+
+_say_once = functools.cache(say)

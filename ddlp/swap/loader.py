@@ -1,0 +1,67 @@
+"""`SwappedLoader`: what `DataLoader(...)` gives in a script that `ddlp run` runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ddlp.errors import Untranslatable
+from ddlp.explain import ORDER
+from ddlp.iterator import EpochIterator
+from ddlp.loader import DDLPLoader
+from ddlp.plan import is_built_in
+from ddlp.portable import Portable, portable
+from ddlp.swap.comparison import BATCHES, compare
+from ddlp.swap.hook import settings
+from ddlp.swap.told import made_at, place_of
+
+__all__ = ["SwappedLoader"]
+
+
+class SwappedLoader(DDLPLoader):
+    """A `DDLPLoader` where the samples can be prepared by ddlp; where not, torch's own DataLoader, seeds and all.
+
+    Which it is is decided anew at each iter(), as scripts set ``dataset.transform`` later.
+    """
+
+    _is_accelerate_prepared = False  # the script reckons with what accelerate's own loader does
+    _why: Untranslatable
+
+    @functools.wraps(DDLPLoader.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._made_at = made_at()
+        super().__init__(*args, **{"csd": settings().csd or None, "record": settings().record, **kwargs})
+
+    def _wanted_strategy(self) -> str:
+        given = settings().strategy
+        if given is None or self.strategy is not None:
+            return super()._wanted_strategy()
+        free = self._order_is_free() and (given != "mte" or is_built_in(self._index_sampler))
+        return given if free or given not in ("wrr", "mte") else "ordered"
+
+    def _portable_now(self) -> Portable | None:
+        try:
+            return portable(self, None, None)
+        except Untranslatable as error:
+            self._why = error
+            return None
+
+    def _begin(self, kept: Any) -> Any:
+        place = place_of(self, self._made_at)
+        if self._portable_now() is None:
+            place.say(f"left alone: {self._why.operator}: {self._why.why}")
+            if kept is None or isinstance(kept, EpochIterator):
+                return DataLoader._get_iterator(self)
+            kept._reset(self)
+            return kept
+        strategy, given = self._wanted_strategy(), settings().strategy
+        instead = "" if given in (None, strategy) else f" ({given} would change the order)"
+        first = f"; timing DataLoader's own workers first, on {BATCHES} batches" if settings().compare else ""
+        place.say(f"swapped, {strategy}: {ORDER[strategy]}{instead}{first}")
+        if place.compared is None:
+            place.compared = compare(self) if settings().compare else "--no-compare"
+        iterator = super()._begin(kept)
+        place.count(iterator, self._life.last)
+        return iterator

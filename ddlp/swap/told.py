@@ -1,0 +1,107 @@
+"""What `ddlp run` says: a line for each place of the script where loaders are made, and at the end what was gained there."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddlp.live import Sums
+from ddlp.notices import user_frame
+from ddlp.ranks import here
+from ddlp.report import Counts
+from ddlp.swap.comparison import Comparison
+from ddlp.swap.hook import say
+
+__all__ = ["PLACES", "Place", "left_alone", "made_at", "place_of", "tell_gains"]
+
+
+@dataclass
+class Place:
+    """A place of the script, and all loaders of one kind that were made there."""
+
+    name: str
+    said: set[str] = field(default_factory=set)
+    compared: Comparison | str | None = None  # None: not yet; str: why it was not measured
+    _running: dict[int, Counts] = field(default_factory=dict)  # by id, of epochs whose iterators live
+    _ended: list[Sums] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """A line about it, once."""
+        if text not in self.said:
+            self.said.add(text)
+            _say_of_first_rank(f"{self.name}: {text}")
+
+    def count(self, iterator: Any, counts: Counts) -> None:
+        """An epoch of one of its loaders has begun."""
+        self._running[id(counts)] = counts
+        weakref.finalize(iterator, self._end, counts).atexit = False
+
+    def _end(self, counts: Counts) -> None:
+        self._ended.append(Sums().plus(counts))
+        del self._running[id(counts)]
+
+    def gain(self) -> str | None:
+        """In one line; None where nothing was swapped here."""
+        sums = self._ended + [Sums().plus(counts) for counts in self._running.values()]
+        seconds = sum(one.seconds for one in sums)
+        if not seconds:
+            return None
+        samples, waited = sum(one.samples for one in sums), sum(sum(one.waiting.values()) for one in sums)
+        parts = [f"{samples:,} samples in {seconds:.1f} s, of which training waited {waited:.1f} s"]
+        by_devices = sum(one.batches_csd for one in sums)
+        if by_devices:
+            parts.append(f"devices made {by_devices / (by_devices + sum(one.batches_host for one in sums)):.0%} of the batches")
+        if isinstance(self.compared, Comparison):
+            parts.append(str(self.compared))
+            would_wait = samples / self.compared.torchs_per_s - (seconds - waited)
+            if would_wait > waited:
+                parts.append(f"with DataLoader training would have waited some {would_wait:.1f} s (an estimate)")
+            else:
+                parts.append("DataLoader would have kept up with these training steps as well (an estimate)")
+        else:
+            parts.append(f"the gain was not measured: {self.compared}")
+        return "; ".join(parts)
+
+
+PLACES: dict[str, Place] = {}
+os.register_at_fork(after_in_child=PLACES.clear)  # they are the parent's
+
+
+def made_at() -> str:
+    """The line of the script that is being run: FILE:LINE."""
+    frame, _ = user_frame()
+    path = os.path.relpath(frame.f_code.co_filename)
+    if path.startswith(os.pardir):
+        path = os.path.join(*frame.f_code.co_filename.split(os.sep)[-2:])
+    return f"{path}:{frame.f_lineno}"
+
+
+def place_of(loader: Any, where: str) -> Place:
+    """The place of a loader that was made at ``where``."""
+    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    workers = f"{loader.num_workers} worker" + ("" if loader.num_workers == 1 else "s")
+    batches = "no batches" if loader.batch_sampler is None else f"batch {batch_size or '?'}"
+    name = f"{where} DataLoader({type(loader.dataset).__name__}, {batches}, {workers})"
+    return PLACES.setdefault(name, Place(name))
+
+
+def left_alone(kind: type, dataset: Any) -> None:
+    """A subclass of torch's DataLoader was made."""
+    name = f"{made_at()} {kind.__name__}({type(dataset).__name__})"
+    PLACES.setdefault(name, Place(name)).say(f"left alone: {kind.__name__} is a subclass of DataLoader, with code of its own")
+
+
+def tell_gains() -> None:
+    """At the end of the script."""
+    for place in PLACES.values():
+        gain = place.gain()
+        if gain is not None:
+            place.say(gain)
+
+
+def _say_of_first_rank(text: str) -> None:
+    ranks = here()
+    if ranks is None or ranks.rank == 0:
+        say(text if ranks is None else f"rank 0 of {ranks.ranks}: {text}")

@@ -1,0 +1,284 @@
+"""`ddlp run`: unedited scripts in processes of their own, each beside what plain Python makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_images import make_images
+from torch.utils.data import Subset
+from torchvision import datasets, transforms
+
+from ddlp import DDLPLoader, cli
+from ddlp.bench.common import user_environment
+from ddlp.swap.comparison import Comparison, compare
+from ddlp.swap.hook import Settings
+
+HERE = Path(__file__).parent
+PYTHON = [sys.executable]
+RUN = [sys.executable, "-m", "ddlp", "run"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("folder")
+    for name in ("cats", "dogs"):
+        make_images(root / name, 41)
+    return root
+
+
+def run(*command: Any, **changed: str) -> subprocess.CompletedProcess[str]:
+    environment = {**user_environment(), **changed}
+    return subprocess.run(list(map(str, command)), cwd=HERE, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines of ddlp run."""
+    return [line.removeprefix("ddlp run: ") for line in done.stderr.splitlines() if line.startswith("ddlp run: ")]
+
+
+# -- scripts as they are -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain_references(folder: Path) -> subprocess.CompletedProcess[str]:
+    return run(*PYTHON, "like_references.py", "--data-path", folder)
+
+
+def test_a_script_like_torchvisions_references(folder: Path, plain_references: subprocess.CompletedProcess[str]) -> None:
+    """Swapped, with DataLoader's order, labels and evaluation pixels; arguments, output and exit status are the script's."""
+    done = run(*RUN, "--", "like_references.py", "--data-path", folder)
+    assert (done.returncode, done.stdout) == (3, plain_references.stdout) and plain_references.returncode == 3
+    code = (HERE / "like_references.py").read_text().splitlines()
+    numbers = [number for number, line in enumerate(code, 1) if "torch.utils.data.DataLoader(" in line]
+    train, test = (rf"like_references\.py:{number} DataLoader\(ImageFolder, batch 4, 1 worker\): " for number in numbers)
+    gain = r"164 samples in .* s; this host prepares [\d,]+ samples/s, with DataLoader [\d,]+: \S+ times \(measured on 20 "
+    lines = said(done)
+    for expected, line in zip([train + "swapped, cpu: ", test + "swapped, cpu: ", train + gain, test + gain], lines):
+        assert re.match(expected, line), lines
+    assert len(lines) == 4
+
+
+def test_a_device_helps_where_the_order_is_free(
+    folder: Path, tmp_path: Path, plain_references: subprocess.CompletedProcess[str]
+) -> None:
+    """As a module, which ends with an error of its own; an engine of this machine joins in."""
+    arguments = ["-m", "like_references", "--data-path", folder, "--fail"]
+    done = run(*RUN, "--strategy", "wrr", "--no-compare", "--record", tmp_path / "run", "--", *arguments)
+    assert done.returncode == 1, done.stderr
+    for ours, theirs in zip(done.stdout.splitlines()[1:], plain_references.stdout.splitlines()[1:]):
+        assert sorted(ours) == sorted(theirs)  # the labels are in another order
+        assert ours.split()[-1] == theirs.split()[-1]
+    traceback = done.stderr[done.stderr.index("Traceback") :]
+    assert "RuntimeError: the script's own error" in traceback and "ddlp/swap" not in traceback
+    train, test, *gains = (line.partition("): ")[2] for line in said(done))
+    assert train.startswith("swapped, wrr: whichever side is ready, so the order of batches changes from run to run")
+    assert test == "swapped, ordered: both sides, in the sampler's order (wrr would change the order)"
+    assert len(gains) == 2 and all(gain.endswith("the gain was not measured: --no-compare") for gain in gains)
+    assert len(list((tmp_path / "run").glob("*.jsonl"))) == 4
+
+
+def test_a_script_like_timms(folder: Path) -> None:
+    """A collate_fn, worker seeds and a subclass of DataLoader's make loaders torch's own, to the bit; the rest is swapped."""
+    plain, swapped = run(*PYTHON, "like_timm.py", folder), run(*RUN, "--no-compare", "--", "like_timm.py", folder)
+    assert plain.returncode == swapped.returncode == 0, swapped.stderr
+    lines, plain_lines = swapped.stdout.splitlines(), plain.stdout.splitlines()
+    assert lines[:4] == plain_lines[:4] and len(lines) == 6
+    labels, plain_labels = ([line.split("]")[0] for line in those[4:]] for those in (lines, plain_lines))
+    assert labels == plain_labels  # the crops are others
+    subclass, collate, plainest, gain = said(swapped)
+    alone = "MultiEpochsDataLoader is a subclass of DataLoader, with code of its own"
+    assert subclass.endswith(f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}")
+    assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "160 samples" in gain
+
+
+def test_two_ranks_of_torchrun(folder: Path) -> None:
+    torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddlp", "run"]
+    script = ["--no-compare", "--", "like_references.py", "--data-path", folder]
+    done = run(*torchrun, *script, OMP_NUM_THREADS="1")
+    assert done.returncode == 1 and "exitcode  : 3" in done.stderr, done.stderr  # torchrun's way with a rank's status
+    epochs = re.findall(r"epoch (\d) \[(.*?)\] \d+", done.stdout)
+    assert sorted(epoch for epoch, _ in epochs) == ["0", "0", "1", "1"]
+    for number in "01":  # both ranks together have the 41 samples of each label
+        labels = ", ".join(labels for epoch, labels in epochs if epoch == number).split(", ")
+        assert (labels.count("0"), labels.count("1")) == (41, 41)
+    lines = said(done)
+    assert len(lines) == 4 and all(line.startswith("rank 0 of 2: ") for line in lines), lines
+    assert all(": swapped, cpu: " in line for line in lines[:2])
+
+
+def test_ranks_that_are_spawned(folder: Path) -> None:
+    """They are interpreters of their own, which unpickle a loader and a class of __main__."""
+    done = run(*RUN, "--no-compare", "--", "like_spawn.py", folder)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 55 41", "1 55 41"]
+    lines = said(done)
+    assert len([line for line in lines if "DataLoader(ImageFolder, batch 4, 0 workers): swapped, cpu" in line]) == 2
+    assert len([line for line in lines if "DataLoader(Squares, batch 2, 0 workers): left alone: Squares: " in line]) == 2
+    assert "no DataLoader was used in this process (processes that it has started tell of theirs)" in lines
+
+
+ENDLESS = """
+import time
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+images = datasets.ImageFolder({folder!r}, transforms.Compose([transforms.CenterCrop(24), transforms.ToTensor()]))
+for number, batch in enumerate(DataLoader(images, 4)):
+    if number == 3:
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+HANDLED = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "status", "last"),
+    [
+        (ENDLESS, signal.SIGINT, -signal.SIGINT, ": 16 samples in "),
+        (HANDLED, signal.SIGTERM, 7, "no DataLoader was used"),
+        (HANDLED.replace("lambda *_: sys.exit(7)", "signal.SIG_DFL"), signal.SIGTERM, -signal.SIGTERM, ""),
+    ],
+    ids=["Ctrl-C", "SIGTERM handled", "SIGTERM"],
+)
+def test_signals_are_the_scripts(folder: Path, tmp_path: Path, script: str, number: int, status: int, last: str) -> None:
+    (tmp_path / "train.py").write_text(script.format(folder=str(folder)))
+    command = [*RUN, "--no-compare", "--", str(tmp_path / "train.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=user_environment(), stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == status
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    assert last in (errors.splitlines() or [""])[-1], errors
+
+
+# -- what reaches an interpreter ---------------------------------------------------------------------------------------
+
+LOOK = "import json, os, sys; print(json.dumps([sys.path[1:], sys.argv, 'torch' in sys.modules, os.environ.get('OWN')]))"
+
+
+def test_an_interpreter_is_as_it_would_have_been(tmp_path: Path) -> None:
+    """The same sys.path; a sitecustomize of the environment's own runs; torch is imported by nobody but the script."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'ran'\n")
+    path = os.pathsep.join([str(tmp_path), user_environment()["PYTHONPATH"]])
+    starts = PYTHON, [*RUN, "--"], [*RUN, "--", *PYTHON]  # the last one: a command that starts Python
+    plain, swapped, command = (run(*start, "-c", LOOK, "x", PYTHONPATH=path) for start in starts)
+    assert plain.stdout == swapped.stdout == command.stdout
+    assert json.loads(plain.stdout)[1:] == [["-c", "x"], False, "ran"]
+    assert said(swapped) == ["no DataLoader was used in this process (processes that it has started tell of theirs)"]
+    assert not said(command)
+
+
+def test_ddlp_need_not_be_installed(tmp_path: Path) -> None:
+    """As in a checkout, whose directory is on no path but that of `python -m`."""
+    code = "import sys; sys.path.pop(0); import ddlp; print(ddlp.__file__)"
+    home = Path(cli.__file__).parents[1]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([*RUN, "--", "-c", code], cwd=home, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip().endswith(os.path.join("ddlp", "__init__.py")), done.stderr
+
+
+def test_another_environments_python_is_left_alone() -> None:
+    text = Settings(prefix="/somewhere/else", pid=0).to_text()
+    start = Path(cli.__file__).parent / "swap" / "start"
+    path = os.pathsep.join([str(start), user_environment()["PYTHONPATH"]])
+    done = run(*PYTHON, "-c", "import sys; print('ddlp' in sys.modules)", DDLP_RUN=text, PYTHONPATH=path)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_a_script_runs_where_ddlp_cannot_be_used(tmp_path: Path) -> None:
+    """Here torchvision can't be imported, which this script has no use for."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torchvision'] = None\n")
+    code = "from torch.utils.data import DataLoader\nprint([len(list(DataLoader(range(6), n))) for n in (2, 3)])"
+    done = run(*RUN, "--", "-c", code, PYTHONPATH=os.pathsep.join([str(tmp_path), user_environment()["PYTHONPATH"]]))
+    assert (done.returncode, done.stdout) == (0, "[3, 2]\n"), done.stderr
+    (line, _) = said(done)
+    assert line.startswith("no DataLoader is swapped: ddlp can't be used here: ") and "torchvision" in line
+
+
+FACE = """
+import copy, pickle, typing
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset, dataloader
+from ddlp import DDLPLoader
+from ddlp.swap.loader import SwappedLoader
+
+T = typing.TypeVar("T")
+class Typed(DataLoader[T]): pass
+class Own(DataLoader):
+    def __init__(self, n): super().__init__(range(n), 2)
+
+data = TensorDataset(torch.arange(6))
+loader = DataLoader[int](data, 2)
+kept = DataLoader(range(4), 2, num_workers=1, persistent_workers=True)
+class Nested(Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, index): return type(DataLoader(data, 3)) is DataLoader
+print(
+    type(loader) is SwappedLoader, isinstance(loader, DataLoader), DataLoader is dataloader.DataLoader,
+    type(Typed(data, 2)) is Typed, type(Own(4)) is Own and len(list(Own(4))), type(DDLPLoader(data)) is DDLPLoader,
+    type(pickle.loads(pickle.dumps(loader))) is SwappedLoader, len(list(copy.copy(loader))),
+    [[len(batch) for batch in kept] for _ in range(2)], next(iter(DataLoader(Nested(), 2, num_workers=1))),
+)
+try:
+    DataLoader(data, 2, shuffle=True, sampler=[1])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_torchs_class_stays_what_it_is() -> None:
+    done = run(*RUN, "--", "-c", FACE)
+    assert done.stdout.splitlines() == [
+        "True True True True 2 True True 3 [[2, 2], [2, 2]] tensor([True, True])",
+        "sampler option is mutually exclusive with shuffle",
+    ], done.stderr
+
+
+# -- the comparison, the command ---------------------------------------------------------------------------------------
+
+
+def test_a_comparison_moves_no_generator_and_fails_quietly(folder: Path) -> None:
+    transform = transforms.Compose([transforms.RandomCrop(24), transforms.ToTensor()])
+    images = datasets.ImageFolder(str(folder), transform)
+    generator = torch.Generator()
+    before = torch.get_rng_state(), generator.get_state()
+    found = compare(DDLPLoader(images, 2, shuffle=True, generator=generator))
+    assert isinstance(found, Comparison) and found.batches == 20 and "measured on 20 batches" in str(found)
+    few = compare(DDLPLoader(Subset(images, range(6)), 2))
+    assert isinstance(few, Comparison) and few.batches == 3 and "an estimate from 3 batches" in str(few)
+    assert isinstance(compare(DDLPLoader(images, batch_size=None, sampler=range(30))), Comparison)
+    assert all(torch.equal(a, b) for a, b in zip(before, (torch.get_rng_state(), generator.get_state())))
+    images.samples = [("nowhere.jpg", 0)]
+    assert compare(DDLPLoader(images, 1)).startswith("FileNotFoundError: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "nothing to run. Write it after --"),
+        (["--", "no-such-command"], "'no-such-command' is no command. Name a script"),
+        (["--csd", "no-such-device", "--", "train.py"], "csd='no-such-device': "),
+        (["--csd", "csd0", "--strategy", "cpu", "--", "train.py"], "the device would have nothing to do"),
+    ],
+)
+def test_what_cannot_be_run_is_said(given: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", *given]) == 1 and words in capsys.readouterr().err
