@@ -41,9 +41,10 @@ class SwappedLoader(DDLPLoader):
         free = self._order_is_free() and (given != "mte" or is_built_in(self._index_sampler))
         return given if free or given not in ("wrr", "mte") else "ordered"
 
-    def _portable_now(self) -> Portable | None:
+    def _portable_now(self, compare: bool = True) -> Portable | None:
         try:
-            return portable(self, None, None)
+            found = portable(self, None, None)
+            return self._as_described(found) if compare else found
         except Untranslatable as error:
             self._why = error
             return None
