@@ -1,14 +1,16 @@
-"""Train the same model on the same images under each of DDLPLoader's strategies, and compare.
+"""See what DDLPLoader gains on this machine, then train a model with it.
 
-A complete training script to read and to copy from; `train_epoch` is an ordinary PyTorch loop. The one line that
-differs from any other script is the loader:
+First a comparison: torch's DataLoader and each of DDLPLoader's strategies, in turn, on the same images, while training waits
+for data. Then a real model learns from these images with either loader: losses and accuracy. What follows is a complete
+training script to read and to copy from; `train_epoch` is an ordinary PyTorch loop. The one line that differs from any other
+script is the loader:
 
     loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2)
-    loader = DDLPLoader(dataset, batch_size=32, shuffle=True, num_workers=2, strategy="wrr")
+    loader = DDLPLoader(dataset, batch_size=32, shuffle=True, num_workers=2)
 
-Strategies: cpu - the host's workers make all batches; csd - the engine makes all; mte - both, first the host's
-batches, then the engine's; wrr - both, whichever has a batch ready. Without csd= the loader starts the engine on this
-machine, so nothing else is needed to try it.
+Strategies: cpu - the host's workers make all batches; csd - an engine, on a computer beside the storage, makes all; mte -
+both, first the host's batches, then the engine's; wrr - both, whichever has a batch ready. Without csd= the loader starts the
+engine on this machine, so nothing else is needed to try it. `ddlp try FOLDER` makes the comparison with images of your own.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +34,9 @@ from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader
 from ddlp.observe import progress
 from ddlp.sampledata import SampleDataError, make_imagefolder
+from ddlp.tryout.compare import compare
+from ddlp.tryout.results import new_directory, write
+from ddlp.tryout.terminal import text
 
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TRAIN = transforms.Compose(
@@ -40,19 +47,13 @@ EVALUATE = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One strategy's run: sums over its epochs, rates and bound of the last."""
+    """One training: sums over its epochs; loss and accuracy after the last."""
 
     strategy: str
-    epochs: int
     samples: int
     seconds: float
-    batches_cpu: int
+    batches_cpu: int  # by who prepared them
     batches_csd: int
-    waiting_s: float
-    host_cpu_s: float  # 0: not measured (transforms of your own, which torch's workers run)
-    rate_cpu: float | None  # images/s of the host alone
-    rate_csd: float | None  # images/s of the engine alone
-    bound_s: float | None
     loss: float  # mean over the last epoch
     accuracy: float  # on val, 0 to 1
 
@@ -67,7 +68,12 @@ def arguments() -> argparse.Namespace:
         help="an ImageFolder data set with train/ and val/; without it one is made in data/ from sample photographs",
     )
     parser.add_argument("--images", type=int, default=1500, help="train images to make (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=1, help="epochs under each strategy (default %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="how long the comparison takes, about (default: 60, or 4 for each 100 images if that is less)",
+    )
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of each training (default %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="images a step (default %(default)s)")
     parser.add_argument(
         "--workers",
@@ -78,10 +84,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--strategies",
         nargs="+",
-        default=["cpu", "csd", "mte", "wrr"],
-        choices=["cpu", "csd", "mte", "wrr", "ordered"],
+        default=["dataloader", "wrr"],
+        choices=["dataloader", "cpu", "csd", "mte", "wrr", "ordered"],
         metavar="NAME",
-        help="which, in this order: %(choices)s (default: cpu csd mte wrr)",
+        help="what the model is trained with, in this order: %(choices)s; dataloader is torch's (default: dataloader wrr)",
     )
     parser.add_argument("--csd", help="address of an engine elsewhere (default: the loader starts one on this machine)")
     parser.add_argument("--model", default="shufflenet_v2_x0_5", help="any of torchvision.models (default %(default)s)")
@@ -97,6 +103,7 @@ def arguments() -> argparse.Namespace:
         help="side of the images that the model sees, at most 224 (default: 224 on a GPU, 64 on a CPU). The loader "
         "prepares 224x224 in any case; the smaller size makes the training step cheap, as an accelerator would",
     )
+    parser.add_argument("--out", type=Path, help="where the plot and the page go (default: runs/quickstart-DATE)")
     return parser.parse_args()
 
 
@@ -114,13 +121,11 @@ def shrink(images: torch.Tensor, size: int) -> torch.Tensor:
     return nn.functional.interpolate(images, size=size, mode="area")
 
 
-def train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, device: torch.device, size: int, title: str
-) -> float:
+def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable, device: torch.device, size: int) -> float:
     """Train for one epoch; returns the mean loss."""
     model.train()
     total, seen = torch.zeros((), device=device), 0
-    for images, labels in progress(loader, title):
+    for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(model(shrink(images, size)), labels)
@@ -143,47 +148,43 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, size: i
     return right / seen
 
 
+def make_loader(strategy: str, train: ImageFolder, options: argparse.Namespace) -> DataLoader:
+    """The loader that is trained with."""
+    ordinary: dict[str, Any] = {
+        "batch_size": options.batch_size,
+        "shuffle": True,
+        "num_workers": options.workers,
+        "pin_memory": torch.device(options.device).type == "cuda",
+    }
+    if strategy == "dataloader":
+        return DataLoader(train, **ordinary)
+    return DDLPLoader(train, **ordinary, strategy=strategy, csd=options.csd if strategy != "cpu" else None, seed=0)
+
+
 def run(strategy: str, train: ImageFolder, val: ImageFolder, options: argparse.Namespace) -> Outcome:
-    """Train a fresh model under one strategy and evaluate it."""
+    """Train a fresh model and evaluate it."""
     device = torch.device(options.device)
     model = make_model(options.model, len(train.classes), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     step_once(model, options.batch_size, len(train.classes), device, options.train_size)
-    loader: DDLPLoader = DDLPLoader(
-        train,
-        batch_size=options.batch_size,
-        shuffle=True,
-        num_workers=options.workers,
-        pin_memory=device.type == "cuda",
-        strategy=strategy,
-        csd=options.csd if strategy != "cpu" else None,
-        seed=0,
-    )
-    reports, seconds, loss = [], 0.0, 0.0
+    loader = make_loader(strategy, train, options)
+    seconds, batches_cpu, batches_csd, loss = 0.0, 0, 0, 0.0
     for epoch in range(options.epochs):
+        bar = progress(loader, f"{strategy:>10} epoch {epoch + 1}/{options.epochs}")
         started = time.perf_counter()
-        loss = train_epoch(
-            model, optimizer, loader, device, options.train_size, f"{strategy:>7} epoch {epoch + 1}/{options.epochs}"
-        )
+        loss = train_epoch(model, optimizer, bar, device, options.train_size)
         seconds += time.perf_counter() - started
-        reports.append(loader.report())
+        if isinstance(loader, DDLPLoader):
+            report = loader.report()
+            batches_cpu += report.batches_cpu
+            batches_csd += report.batches_csd
+        else:
+            batches_cpu += len(loader)
     # No strategy, no csd: the host alone, in the data set's order.
     val_loader: DDLPLoader = DDLPLoader(val, batch_size=options.batch_size, num_workers=options.workers)
-    return Outcome(
-        strategy,
-        options.epochs,
-        sum(report.samples for report in reports),
-        seconds,
-        sum(report.batches_cpu for report in reports),
-        sum(report.batches_csd for report in reports),
-        sum(report.waiting_s for report in reports),
-        sum(report.host_cpu_s for report in reports),
-        reports[-1].rate_cpu,
-        reports[-1].rate_csd,
-        reports[-1].bound_s,
-        loss,
-        evaluate(model, val_loader, device, options.train_size),
-    )
+    accuracy = evaluate(model, val_loader, device, options.train_size)
+    samples = options.epochs * len(train)
+    return Outcome(strategy, samples, seconds, batches_cpu, batches_csd, loss, accuracy)
 
 
 def step_once(model: nn.Module, batch_size: int, classes: int, device: torch.device, size: int) -> None:
@@ -195,100 +196,64 @@ def step_once(model: nn.Module, batch_size: int, classes: int, device: torch.dev
         torch.cuda.synchronize(device)
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """The comparison, one line a strategy."""
-    head = (
-        "strategy",
-        "s/epoch",
-        "images/s",
-        "from CPU",
-        "from CSD",
-        "waiting s",
-        "host CPU s",
-        "bound s",
-        "loss",
-        "acc",
-    )
+def table(outcomes: list[Outcome], on_cpu: bool) -> str:
+    """The trainings, one line each."""
+    head = ["trained with", "by the host", "by the engine", "loss", "accuracy", "images/s"]
     rows = [
-        (
+        [
             outcome.strategy,
-            f"{outcome.seconds / outcome.epochs:.2f}",
-            f"{outcome.samples / outcome.seconds:.0f}",
-            f"{outcome.batches_cpu / outcome.epochs:.0f}",
-            f"{outcome.batches_csd / outcome.epochs:.0f}",
-            f"{outcome.waiting_s / outcome.epochs:.2f}",
-            f"{outcome.host_cpu_s / outcome.epochs:.2f}" if outcome.host_cpu_s else "-",
-            "-" if outcome.bound_s is None else f"{outcome.bound_s:.2f}",
+            f"{outcome.batches_cpu} batches",
+            f"{outcome.batches_csd} batches" if outcome.batches_csd else "-",
             f"{outcome.loss:.2f}",
             f"{outcome.accuracy:.0%}",
-        )
+            f"{outcome.samples / outcome.seconds:.0f}",
+        ]
         for outcome in outcomes
     ]
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def reading(outcomes: list[Outcome], options: argparse.Namespace) -> str:
-    """What the table's columns mean, and what limits the epoch on this machine."""
-    cores = len(os.sched_getaffinity(0))
-    on_cpu = torch.device(options.device).type == "cpu"
-    lines = [
-        "s/epoch: wall time; all counts and times are per epoch. from CPU, from CSD: batches by who prepared them.",
-        "waiting: the training loop had no batch. host CPU: processor seconds of the host's workers and of bringing the",
-        "  engine's batches in; training is not part of it.",
-        "bound: n / (r_cpu + r_csd), the least time in which both sides together can prepare the epoch's n images,",
-        "  each at the speed measured for it.",
-    ]
-    rate_cpu = next((outcome.rate_cpu for outcome in reversed(outcomes) if outcome.rate_cpu), None)
-    rate_csd = next((outcome.rate_csd for outcome in reversed(outcomes) if outcome.rate_csd), None)
-    if rate_cpu and rate_csd:
-        both = rate_cpu + rate_csd
-        lines.append(f"Measured: host {rate_cpu:.0f} images/s, engine {rate_csd:.0f}; together {both:.0f} at most.")
-    host_only = next((outcome for outcome in outcomes if outcome.strategy == "cpu"), None)
-    if host_only is not None:
-        share = host_only.waiting_s / host_only.seconds
-        limit = " Little here: the training step is the limit." if share < 0.15 else ""
-        lines.append(
-            f"Under cpu, training waited for data {share:.0%} of the time; at most that much can be saved by preparing "
-            f"faster.{limit}"
-        )
-    if options.csd is None:
-        shared = f"the {cores} cores of this machine with the host's workers" + (" and with training" if on_cpu else "")
-        lines += [
-            f"No device was given, so the engine shared {shared}.",
-            "  What you see is that it works and who did what, not what a device gains: that takes cores of its own,",
-            "  in the storage, on a DPU or on any other machine (--csd ADDRESS). On few cores mte and wrr can't be",
-            "  faster here than cpu, and csd alone has one engine do the work of all the host's workers.",
-            "  python -m ddlp bench overlap gives each side a core of its own and measures the gain.",
-        ]
-    if options.train_size < 224:
-        side = options.train_size
-        lines.append(
-            f"The model saw the 224x224 batches scaled down to {side}x{side} (--train-size): on a CPU, training at "
-            "full size would hide everything else."
-        )
-    return "\n".join(lines)
+    shown = slice(0, -1 if on_cpu else None)  # on a CPU training is what takes the time, and takes it from the loader's workers
+    lines = [head[shown], *(row[shown] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
 def main() -> int:
-    """Make the data set, run the strategies, print the comparison."""
+    """Make the data set, compare the loaders, train with some of them."""
     options = arguments()
+    try:
+        return quickstart(options)
+    except (SampleDataError, DDLPError) as error:
+        print(f"quickstart: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("quickstart: stopped", file=sys.stderr)
+        return 130
+
+
+def quickstart(options: argparse.Namespace) -> int:
+    """All of it; returns the exit status. Raises SampleDataError, DDLPError."""
+    data = options.data
+    if data is None:
+        data = Path(__file__).resolve().parent.parent / "data" / f"photos-{options.images}"
+        print(make_imagefolder(data, options.images))
+    train, val = ImageFolder(data / "train", TRAIN), ImageFolder(data / "val", EVALUATE)
+    out = options.out or new_directory("quickstart")
+    found = compare(
+        train,
+        batch_size=options.batch_size,
+        seconds=options.seconds or min(60.0, 0.04 * len(train)),
+        csd=options.csd,
+        record=out / "wrr",
+    )
+    print(f"\n{text(found, sys.stdout)}\n")
+    written = write(found, out)
+
     on_cpu = torch.device(options.device).type == "cpu"
     options.train_size = min(options.train_size or (64 if on_cpu else 224), 224)
     if on_cpu:
         # Half of the cores train, the others prepare; else torch's threads crowd the workers out.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
-    data = options.data
-    if data is None:
-        data = Path(__file__).resolve().parent.parent / "data" / f"photos-{options.images}"
-        try:
-            print(make_imagefolder(data, options.images))
-        except SampleDataError as error:
-            print(f"quickstart: {error}", file=sys.stderr)
-            return 1
-    train, val = ImageFolder(data / "train", TRAIN), ImageFolder(data / "val", EVALUATE)
-    print(f"{options.model} on {options.device}, batches of {options.batch_size}, {options.workers} host workers")
+    side = f"at {options.train_size}x{options.train_size}"
+    print(f"Now a real model, on all {len(train)} images {side}: {options.model} on {options.device}")
     outcomes = []
     for strategy in options.strategies:
         try:
@@ -297,7 +262,7 @@ def main() -> int:
             print(f"quickstart: --strategies {strategy}: {error}", file=sys.stderr)
     if not outcomes:
         return 1
-    print(f"\n{table(outcomes)}\n\n{reading(outcomes, options)}")
+    print(f"\n{table(outcomes, on_cpu)}\n", *written, "script to copy from: templates/quickstart.py", sep="\n")
     return 0
 
 

@@ -109,12 +109,12 @@ def alternate(
 
 
 @contextmanager
-def pinned(cpu: int) -> Iterator[None]:
-    """This process, and what it starts, on one CPU and one torch thread."""
+def pinned(*cpus: int) -> Iterator[None]:
+    """This process, and what it starts, on these CPUs, usually one, and one torch thread."""
     import torch
 
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    os.sched_setaffinity(0, {cpu})
+    os.sched_setaffinity(0, cpus)
     torch.set_num_threads(1)
     try:
         yield

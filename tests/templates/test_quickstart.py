@@ -1,8 +1,11 @@
-"""The quick start with another transform than its own, as a user would put it there."""
+"""The quick start: as it is, with another transform than its own, with a device that is not there."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,46 +17,81 @@ import quickstart
 from ddlp.sampledata import make_thumbnails
 
 
-def test_a_transform_of_the_users_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Under csd it is an error, which ends no other strategy's run."""
-    make_thumbnails(tmp_path / "images", 12, 4)
-    monkeypatch.setattr(quickstart, "TRAIN", T.Compose([T.Resize((64, 64)), T.ToTensor(), lambda image: 1 - image]))
-    given = ["--data", str(tmp_path / "images"), "--strategies", "csd", "wrr", "cpu", "--batch-size", "4", "--workers", "1"]
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", *given, "--device", "cpu", "--train-size", "32"])
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Arguments for a short run with small images, in a directory of its own; more may be added."""
+    make_thumbnails(tmp_path / "images", 16, 4)
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "--data",
+        "images",
+        "--batch-size",
+        "4",
+        "--workers",
+        "1",
+        "--seconds",
+        "2",
+        "--device",
+        "cpu",
+        "--train-size",
+        "32",
+    ]
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", *small])
     threads = torch.get_num_threads()
-    try:
-        with pytest.warns(UserWarning, match="the host prepares all batches"):
-            assert quickstart.main() == 0
-    finally:
-        torch.set_num_threads(threads)
+    yield sys.argv
+    torch.set_num_threads(threads)
+
+
+def table(printed: str) -> dict[str, str]:
+    """Of the trainings: a line by what was trained with."""
+    return {line.split()[0]: line for line in printed.partition("trained with")[2].splitlines()[1:] if "batches" in line}
+
+
+def compared(printed: str) -> list[str]:
+    return [line.split()[0] for line in printed.splitlines() if re.search(r"\d\.\dx +\d+%  ", line)]
+
+
+def test_it_compares_and_trains(given: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert quickstart.main() == 0
+    said = capsys.readouterr()
+    rows = compared(said.out)
+    assert rows[0] == "dataloader" and rows[-4:] == ["cpu", "csd", "mte", "wrr"], said.out
+    assert "What this means for your own job" in said.out
+    lines = table(said.out)
+    assert list(lines) == ["dataloader", "wrr"] and "4 batches" in lines["dataloader"]
+    assert "DDLP_ENGINE_CPUS" not in os.environ and len(os.sched_getaffinity(0)) == len(os.sched_getaffinity(1))
+    (out,) = (tmp_path / "runs").iterdir()
+    assert (out / "report.html").exists() and (out / "comparison.png").exists()
+
+
+def test_a_transform_of_the_users_own(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under csd it is an error, which ends nothing else."""
+    monkeypatch.setattr(quickstart, "TRAIN", T.Compose([T.Resize((64, 64)), T.ToTensor(), lambda image: 1 - image]))
+    given += ["--strategies", "csd", "wrr", "cpu"]
+    with pytest.warns(UserWarning, match="the host prepares all batches"):
+        assert quickstart.main() == 0
     said = capsys.readouterr()
     assert "--strategies csd: " in said.err and "Ways out" in said.err
-    table = [line.split() for line in said.out.partition("s/epoch")[2].splitlines()[2:4]]
-    assert [row[0] for row in table] == ["wrr", "cpu"]
-    for row in table:
-        assert row[3:5] == ["3", "0"] and row[6:8] == ["-", "-"]  # from CPU, from CSD; processor time, bound
+    assert set(compared(said.out)) == {"dataloader", "cpu"} and "csd, mte and wrr could not take part: " in said.out
+    assert list(table(said.out)) == ["wrr", "cpu"]
+    for line in table(said.out).values():
+        assert "4 batches" in line and " - " in line
 
 
 @pytest.mark.parametrize("csd", ["nosuch", "tcp://127.0.0.1:1"])
 def test_a_device_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], csd: str
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], csd: str
 ) -> None:
-    """The host's run is in the table, and no traceback takes its place."""
-    make_thumbnails(tmp_path / "images", 12, 4)
+    """The host's rows are there, and no traceback takes the others' place."""
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
     monkeypatch.setenv("DDLP_KEYS", str(tmp_path / "keys"))
-    given = ["--data", str(tmp_path / "images"), "--strategies", "cpu", "wrr", "--batch-size", "4", "--workers", "1"]
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", *given, "--device", "cpu", "--train-size", "32", "--csd", csd])
-    threads = torch.get_num_threads()
-    try:
-        assert quickstart.main() == 0
-    finally:
-        torch.set_num_threads(threads)
+    given += ["--strategies", "cpu", "wrr", "--csd", csd]
+    assert quickstart.main() == 0
     said = capsys.readouterr()
     assert "quickstart: --strategies wrr: " in said.err and csd in said.err
-    assert [line.split()[0] for line in said.out.partition("s/epoch")[2].splitlines()[2:4] if line] == ["cpu"]
+    assert set(compared(said.out)) == {"dataloader", "cpu"} and list(table(said.out)) == ["cpu"]
 
 
 def test_the_bottleneck_study_without_its_device(

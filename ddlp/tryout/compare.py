@@ -1,0 +1,253 @@
+"""Measuring: DataLoader and ddlp's strategies, in turn, on the same images, while training waits for data.
+
+Host and engine have a core each. The training step is a stand-in that sleeps: half as long as both sides together need for a
+batch, so whichever loader it is, training waits for it. What is compared is how fast batches come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
+from tqdm import tqdm
+
+from csd_engine.errors import EngineError
+from csd_engine.kernels import why_not
+from ddlp.bench.common import pinned, rotated, say
+from ddlp.errors import DDLPError
+from ddlp.loader import DDLPLoader
+from ddlp.tryout.comparison import Comparison, Row
+from ddlp.tryout.cores import Cores, choose_cores
+from ddlp.usercode import samples_in
+
+__all__ = ["compare"]
+
+ROUNDS = 5
+STEP = 0.5  # of the time that both sides together need for a batch
+_OTHER_TURNS = 13  # beside the rounds': rates, warming up, numbers of workers, the recorded epoch
+LATE = 1.4  # times the seconds that are given: no other round ends after that
+UNSTEADY = 1.5  # times: a machine on which nothing else works differs by less
+_LEAST_BATCHES = 8  # of an epoch: one at its beginning is waited for by everybody
+_SILENCE_S = 5.0  # where no terminal shows a bar, a line so often
+_STRATEGIES = ("cpu", "csd", "mte", "wrr")
+
+
+def compare(
+    dataset: Dataset, *, batch_size: int = 32, seconds: float = 60.0, csd: str | None = None, record: Path | None = None
+) -> Comparison:
+    """Measure all rows; shows on standard error how far it is.
+
+    Args:
+        dataset: its samples are tuples, the image first. Of a large one, as many images as there is time for take part.
+        batch_size: images; smaller where there are few, or little time.
+        seconds: that it may take, about.
+        csd: a device instead of an engine on this machine.
+        record: a directory: an epoch under ``wrr`` is recorded there.
+
+    Raises:
+        DDLPError: one image takes longer than there is time for.
+    """
+    with _Progress() as progress, warnings.catch_warnings(), _engine_on((cores := choose_cores()).engine):
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # it counts cores; we try them
+        return _Comparing(dataset, batch_size, seconds, csd, cores, progress).run(record)
+
+
+@contextlib.contextmanager
+def _engine_on(cpu: int) -> Iterator[None]:
+    """Engines that this process starts run on this CPU."""
+    before = os.environ.get("DDLP_ENGINE_CPUS")
+    os.environ["DDLP_ENGINE_CPUS"] = str(cpu)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DDLP_ENGINE_CPUS"]
+        else:
+            os.environ["DDLP_ENGINE_CPUS"] = before
+
+
+class _Progress:
+    """A bar on a terminal, else a line now and then. A context."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._due_s = 0.0
+
+    def __enter__(self) -> _Progress:
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=1.0, leave=False, dynamic_ncols=True, bar_format="{desc:34}{percentage:3.0f}%|{bar}| {elapsed}"
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, doing: str, done: float) -> None:
+        """``done``: the part of it all, 0 to 1."""
+        if self._bar is None:
+            if time.monotonic() >= self._due_s:
+                self._due_s = time.monotonic() + _SILENCE_S
+                say(f"comparing: {doing}")
+            return
+        self._bar.set_description_str(doing, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+
+class _Comparing:
+    """One comparison under way."""
+
+    def __init__(
+        self, dataset: Any, batch_size: int, seconds: float, csd: str | None, cores: Cores, progress: _Progress
+    ) -> None:
+        self._dataset, self._csd, self._cores, self._progress = dataset, csd, cores, progress
+        self._seconds, self._began = seconds, time.monotonic()
+        self._turn_s = seconds / ((len(_STRATEGIES) + len(cores.both)) * ROUNDS + _OTHER_TURNS)
+        self._ring = self._chosen()
+        self._batch_size = min(batch_size, max(1, len(self._ring) // _LEAST_BATCHES))
+        if whole := len(self._ring) // (2 * self._batch_size) * 2 * self._batch_size:
+            del self._ring[whole:]  # an even number of batches: two workers end together
+        self._order: list[int] = []  # of the epoch that comes next; what every loader's sampler draws from
+
+    def run(self, record: Path | None) -> Comparison:
+        """All of it."""
+        ours = {"cpu": self._ours("cpu")}
+        alone = {"cpu": self._rate("the host alone", ours["cpu"])}
+        found = Comparison(len(self._ring), self._batch_size, self._cores, self._csd, alone["cpu"])
+        if why := why_not():
+            found.notes.append(f"Without the C kernel Pillow did the work: {why}")
+        try:
+            others = {name: self._ours(name) for name in _STRATEGIES[1:]}
+            found.rate_engine = alone["csd"] = self._rate("the engine alone", others["csd"])
+            ours |= others
+        except (DDLPError, EngineError) as error:  # a device that is not there, a transform that can't travel
+            found.notes.append(f"csd, mte and wrr could not take part: {error}")
+        both = sum(alone.values())
+        found.step_s = STEP * self._batch_size / both
+        turns = [self._dataloader(found, (self._cores.host,), (0, 1, 2))]
+        if len(self._cores.both) > 1:
+            turns.append(self._dataloader(found, self._cores.both, (2, 3)))
+        for name, loader in ours.items():
+            alone_or_away = name in ("cpu", "csd") or self._csd is not None
+            found.rows.append(row := Row(name, 1 if alone_or_away else len(self._cores.both)))
+            turns.append(partial(self._turn, row, loader, (self._cores.host,), alone.get(name, both), found.step_s))
+            if name not in alone:  # its first epoch finds out how fast both sides are
+                self._epoch(loader, (self._cores.host,), self._ring, found.step_s)
+        self._rounds(found.rows, turns)
+        measured = [[*row.rates, alone.get(row.name, row.rate)] for row in found.rows]
+        if (most := max(max(rates) / min(rates) for rates in measured)) > UNSTEADY:
+            found.notes.append(f"A row's figures differ by up to {most:.1f} times: others were at work. Try without them.")
+        if record is not None and "wrr" in ours:
+            self._doing("wrr, recorded")
+            ours["wrr"].record = found.recorded = record
+            ours["wrr"].set_epoch(0)
+            self._epoch(ours["wrr"], (self._cores.host,), self._ring * self._times(both), found.step_s)
+        return found
+
+    def _doing(self, what: str) -> None:
+        self._progress.show(what, min(1.0, (time.monotonic() - self._began) / self._seconds))
+
+    # -- the images ----------------------------------------------------------------------------------------------------
+
+    def _chosen(self) -> list[int]:
+        """As many as DataLoader prepares in a turn, from all over the set. Raises DDLPError where that is less than one."""
+        self._doing("how long an image takes")
+        total = len(self._dataset)
+        with pinned(self._cores.host):
+            self._dataset[0]  # what the first one takes longer is not an image's time
+            began, done = time.monotonic(), 0
+            while done < 3 or (done < total and time.monotonic() - began < self._turn_s / 2):
+                self._dataset[done * 7919 % total]  # a prime: from all over the set
+                done += 1
+            one_s = (time.monotonic() - began) / done
+        if one_s > 2 * self._turn_s:
+            raise DDLPError(
+                f"an image takes {one_s:.1f} s to prepare: {self._seconds:.0f} s are too few to compare loaders with that. "
+                f"Give --seconds {self._seconds * one_s / self._turn_s:.0f}."
+            )
+        count = max(1, min(total, round(self._turn_s / one_s)))
+        return [k * total // count for k in range(count)]
+
+    def _times(self, rate: float) -> int:
+        """How often a loader of this rate goes through the images in a turn."""
+        return max(1, round(self._turn_s * rate / len(self._ring)))
+
+    # -- the loaders ---------------------------------------------------------------------------------------------------
+
+    def _ours(self, strategy: str) -> DDLPLoader:
+        csd = None if strategy == "cpu" else self._csd
+        sampler = SubsetRandomSampler(self._order)
+        return DDLPLoader(self._dataset, self._batch_size, sampler=sampler, num_workers=1, strategy=strategy, csd=csd, seed=0)
+
+    def _rate(self, doing: str, loader: DDLPLoader) -> float:
+        """Images a second without a training step, after an epoch that reads the files and starts the engine."""
+        self._doing(doing)
+        rate, _ = self._epoch(loader, (self._cores.host,), self._ring, 0.0)
+        for _ in range(2):
+            rate, _ = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0)
+        return rate
+
+    def _dataloader(self, found: Comparison, cpus: Sequence[int], workers: Sequence[int]) -> Callable[[], None]:
+        """Add DataLoader's row, with the best of these numbers of workers; returns what takes its turn."""
+        loaders: dict[int, DataLoader] = {}
+        rates: dict[int, float] = {}
+        for number in workers:
+            self._doing(f"dataloader on {len(cpus)} cores, {number} workers".replace("1 cores", "1 core"))
+            loader = loaders[number] = DataLoader(
+                self._dataset, self._batch_size, sampler=SubsetRandomSampler(self._order), num_workers=number,
+                persistent_workers=number > 0,
+            )  # fmt: skip
+            try:
+                self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)  # starts the workers
+                rates[number], _ = self._epoch(loader, cpus, self._ring, found.step_s)
+            except RuntimeError as error:  # /dev/shm is too small for its workers' batches
+                if not number:
+                    raise
+                found.notes.append(f"DataLoader with {number} workers failed: {str(error).splitlines()[0]}")
+        best = max(rates, key=rates.__getitem__)
+        found.rows.append(row := Row("dataloader", len(cpus), best))
+        return partial(self._turn, row, loaders[best], cpus, rates[best], found.step_s)
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def _rounds(self, rows: Sequence[Row], turns: Sequence[Callable[[], None]]) -> None:
+        """Every row's turn in each round, as many rounds as there is time for; each begins with another row."""
+        for number in range(ROUNDS):
+            began = time.monotonic()
+            for row, turn in rotated(list(zip(rows, turns, strict=True)), number):
+                self._doing(f"round {number + 1}/{ROUNDS}: {row.name}")
+                turn()
+            now = time.monotonic()
+            if now - self._began + (now - began) > LATE * self._seconds:
+                break
+
+    def _turn(self, row: Row, loader: DataLoader, cpus: Sequence[int], rate: float, step_s: float) -> None:
+        """An epoch of a turn's length; ``rate``: what is expected."""
+        rate, waited = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
+        row.rates.append(rate)
+        row.waited.append(waited)
+        made = loader.report() if isinstance(loader, DDLPLoader) else None
+        row.by_engine.append(0.0 if made is None else made.batches_csd / (made.batches_cpu + made.batches_csd))
+
+    def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> tuple[float, float]:
+        """Train on these images; returns images a second, and the part of the time that training waited."""
+        self._order[:] = order
+        samples, waited_s = 0, 0.0
+        with pinned(*cpus):
+            began = asked = time.monotonic()
+            for batch in loader:
+                waited_s += time.monotonic() - asked
+                samples += samples_in(batch)
+                time.sleep(step_s)
+                asked = time.monotonic()
+            ended = time.monotonic()
+        return samples / (ended - began), (waited_s + ended - asked) / (ended - began)

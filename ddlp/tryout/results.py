@@ -1,0 +1,33 @@
+"""What is kept of a comparison: the picture, and the page of `ddlp report` of an epoch under wrr."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ddlp.errors import DDLPError
+from ddlp.observe.report import write_report
+from ddlp.tryout.comparison import Comparison
+from ddlp.tryout.picture import draw
+
+__all__ = ["new_directory", "write"]
+
+
+def new_directory(kind: str, below: Path = Path("runs")) -> Path:
+    """A name for a directory of this moment: runs/KIND-DATE-TIME. It is made when something is written there."""
+    return below / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def write(found: Comparison, directory: Path) -> list[str]:
+    """Write all; returns a line for each file, with its address. Raises DDLPError where that can't be."""
+    picture = directory / "comparison.png"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        draw(found, picture)
+    except OSError as error:
+        raise DDLPError(f"{picture} can't be written: {error}. --out DIR chooses another place.") from error
+    written = [f"bars:  {picture.absolute().as_uri()}"]
+    if found.recorded is not None:
+        page = write_report(found.recorded, directory)
+        written.append(f"page:  {page.absolute().as_uri()}  (an epoch under wrr)")
+    return written

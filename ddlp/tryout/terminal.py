@@ -1,0 +1,171 @@
+"""The comparison in the terminal: bars, and what they mean for the reader's own job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from typing import NamedTuple, TextIO
+
+from ddlp.observe.report.words import number
+from ddlp.tryout.comparison import Comparison, Row
+
+__all__ = ["names", "parts", "place", "sentences", "setting", "text"]
+
+_NARROWEST, _WIDEST = 60, 110
+_GPU = 1000  # images/s: a round figure to reckon with
+
+
+class Part(NamedTuple):
+    """A piece of a row's bar: who prepared it (torch, host, engine), and images a second."""
+
+    by: str
+    rate: float
+
+
+_SOLID = dict.fromkeys(("torch", "host", "engine"), "█")  # where colours tell them apart
+_MARKS = {"torch": "░", "host": "█", "engine": "▒"}
+_ASCII = {"torch": "-", "host": "#", "engine": "="}
+_COLOURS = {"torch": "90", "host": "94", "engine": "33"}  # of a terminal
+
+
+def parts(row: Row) -> list[Part]:
+    """A row's bar."""
+    if row.name == "dataloader":
+        return [Part("torch", row.rate)]
+    by_engine = row.rate * sum(row.by_engine) / len(row.by_engine)
+    return [part for part in (Part("host", row.rate - by_engine), Part("engine", by_engine)) if part.rate > 0]
+
+
+def place(found: Comparison, row: Row) -> str:
+    """Where a row's images are prepared."""
+    cores = found.cores
+    host = f"core {cores.host}"
+    both = host if len(cores.both) == 1 else f"cores {cores.host}+{cores.engine}"
+    if row.name == "dataloader":
+        workers = "1 worker" if row.workers == 1 else f"{row.workers} workers"
+        return f"{host if row.cores == 1 else both}, {workers}"
+    if row.name == "cpu":
+        return host
+    if row.name == "csd":
+        return found.csd or f"core {cores.engine}"
+    return both if found.csd is None else f"{host} and {found.csd}"
+
+
+def names(found: Comparison) -> dict[str, str]:
+    """Of the parts of the bars."""
+    engine = found.csd or f"ddlp's engine on core {found.cores.engine}"
+    return {"torch": "torch's DataLoader", "host": f"ddlp on core {found.cores.host}", "engine": engine}
+
+
+def setting(found: Comparison) -> str:
+    """What was compared, in two sentences."""
+    engine = "" if found.rate_engine is None else f" and {number(found.rate_engine)}"
+    sides = "the host needs" if found.rate_engine is None else "host and engine together need"
+    rounds = len(found.rows[0].rates)
+    times = f"{rounds} times in turn, medians" if rounds > 1 else "once"
+    return (
+        f"The same {found.images} images for each, {found.batch_size} a batch, {times}. Training is a stand-in: a step sleeps "
+        f"{1e3 * found.step_s:.2g} ms, half as long as {sides} for a batch ({number(found.rate_host)}{engine} images/s were "
+        f"measured), so training waits for data under every loader."
+    )
+
+
+def text(found: Comparison, stream: TextIO) -> str:
+    """The whole comparison as it fits that stream: its width, its characters, colours on a terminal."""
+    width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
+    colours = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    marks = _ASCII if not _can_say(stream, "".join(_MARKS.values())) else _SOLID if colours else _MARKS
+
+    def paint(text: str, by: str) -> str:
+        return f"\x1b[{_COLOURS[by]}m{text}\x1b[0m" if colours else text
+
+    def bold(text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if colours else text
+
+    def wrapped(text: str, first: str = "", rest: str | None = None) -> str:
+        return textwrap.fill(
+            text, width, initial_indent=first, subsequent_indent=first if rest is None else rest,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+
+    where = [place(found, row) for row in found.rows]
+    wide = max(map(len, where))
+    head = f"{'':10}  {'':{wide}}  {'images/s':>8}  {'gain':>5}  {'waited':>6}  "
+    room, most = width - len(head), max(row.rate for row in found.rows)
+    lines = [wrapped(setting(found)), "", head.rstrip()]
+    for row, at in zip(found.rows, where, strict=True):
+        drawn, until = "", 0.0
+        for part in parts(row):
+            begin, until = until, until + part.rate
+            length = max(1, round(until / most * room) - round(begin / most * room))
+            drawn += paint(marks[part.by] * length, part.by)
+        waited = sum(row.waited) / len(row.waited)
+        figures = f"{number(row.rate):>8}  {f'{found.times(row):.1f}x':>5}  {waited:6.0%}"
+        lines.append(f"{row.name:10}  {at:{wide}}  {bold(figures)}  {drawn}")
+    used = {part.by for row in found.rows for part in parts(row)}
+    legend = "   ".join(f"{paint(marks[by], by)} {name}" for by, name in names(found).items() if by in used)
+    lines += ["", legend, *(wrapped(f"- {note}", rest="  ") for note in found.notes)]
+    lines += ["", bold("What this means for your own job")]
+    lines += [wrapped(sentence, f"{k}. ", "   ") for k, sentence in enumerate(sentences(found), 1)]
+    return "\n".join(lines)
+
+
+def _can_say(stream: TextIO, text: str) -> bool:
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def sentences(found: Comparison) -> list[str]:
+    """Three: of the swap, of a second computer, and of whether it pays at all."""
+    return [_swap(found), _second(found), _whether(found)]
+
+
+def _swap(found: Comparison) -> str:
+    ours = found.row("cpu")
+    assert ours is not None
+    torch, times = found.rows[0].rate, found.times(ours)
+    rates = f"{number(torch)} images/s with DataLoader and {number(ours.rate)} with DDLPLoader"
+    if times < 1.05:
+        return f"The swap alone brings nothing here: one core prepares {rates}; `explain()` of such a loader may tell why."
+    return (
+        f"The swap alone: one core of this machine prepares {rates}, {times:.1f} times as many, with the same bits; a GPU "
+        f"that trains on {number(_GPU)} images/s needs {_GPU / torch:.1f} such cores with the one, {_GPU / ours.rate:.1f} with "
+        "the other."
+    )
+
+
+def _second(found: Comparison) -> str:
+    wrr, csd = found.row("wrr"), found.row("csd")
+    if wrr is None or csd is None:
+        return (
+            f"A second computer beside the storage would add its speed to the host's {number(found.rate_host)} images/s; no "
+            "engine took part here, for the reason above."
+        )
+    if found.csd is None and len(found.cores.both) == 1:
+        return (
+            "A second computer beside the storage adds its own speed, which can't be seen here: this process may use one core "
+            "only, so host and engine share it, and csd, mte and wrr can be no faster than cpu."
+        )
+    of_both = f"{found.of_both(wrr):.0%} of the sum of cpu and csd"
+    if found.csd is not None:
+        return (
+            f"A second computer adds its own speed: {found.csd} prepares {number(csd.rate)} images/s, and under wrr "
+            f"training gets {number(wrr.rate)}, {of_both}."
+        )
+    return (
+        f"A second computer beside the storage adds its own speed: core {found.cores.engine} stood in for one that prepares "
+        f"{number(csd.rate)} images/s, and under wrr training got {number(wrr.rate)}, {of_both}; one a tenth as fast "
+        "adds a tenth of that, and without one that core serves better as DDLPLoader's second worker."
+    )
+
+
+def _whether(found: Comparison) -> str:
+    return (
+        f"Your own job waits for data if it trains on about {number(found.rows[0].rate)} images/s for each core that its "
+        "DataLoader workers have (a core like this one); if it trains on fewer, the training step is its limit, and none of "
+        "this makes it faster."
+    )

@@ -1,0 +1,109 @@
+"""`ddlp try` as a user starts it: rows, plot and page, a folder left alone, Ctrl-C, one core, errors."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ddlp.bench.common import user_environment
+from ddlp.sampledata import make_thumbnails
+
+ROWS = ["dataloader", "dataloader", "cpu", "csd", "mte", "wrr"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Forty images in ten classes, a damaged one and a text; of which nobody may write anything."""
+    root = make_thumbnails(tmp_path / "images", 40, 1, side=48) / "train"
+    (root / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
+    (root / "notes.txt").write_text("mine")
+    return root
+
+
+def started(cwd: Path, *arguments: str | Path, cpus: int = 0) -> subprocess.Popen[str]:
+    """`ddlp try ARGUMENTS` in a directory; all that it makes for itself goes below ``cwd``/tmp. ``cpus``: that it may use."""
+    (cwd / "tmp").mkdir(parents=True, exist_ok=True)
+    environment = {**user_environment(), "TMPDIR": str(cwd / "tmp"), "COLUMNS": "80"}
+    usable = sorted(os.sched_getaffinity(0))[: cpus or None]
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddlp", "try", *map(str, arguments)], cwd=cwd, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=functools.partial(os.sched_setaffinity, 0, usable),
+    )  # fmt: skip
+
+
+def lines_of(printed: str, row: str) -> list[str]:
+    return [line for line in printed.splitlines() if line.split()[:1] == [row] and "x  " in line]
+
+
+def listing(root: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in [root, *root.rglob("*")]}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
+def test_a_folder_of_the_users(tmp_path: Path, folder: Path) -> None:
+    before = listing(folder)
+    process = started(tmp_path, folder, "--seconds", "4", "--batch-size", "4")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "40 images of " in out and "passed over: 1 image that can't be read (such as " in out and "; 1 other file" in out
+    assert [row for name in dict.fromkeys(ROWS) for row in [name] * len(lines_of(out, name))] == ROWS, out
+    assert "What this means for your own job\n1. " in out and err.startswith("comparing: ")
+    (made,) = (tmp_path / "runs").iterdir()
+    with Image.open(made / "comparison.png") as image:
+        assert image.format == "PNG"
+    assert "Strategy wrr" in (made / "report.html").read_text()
+    assert (made / "report.html").as_uri() in out and (made / "comparison.png").as_uri() in out
+    assert listing(folder) == before
+    assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("ddlp-")]
+
+
+def test_on_one_core_both_share_it(tmp_path: Path, folder: Path) -> None:
+    """Started in the folder itself: what it writes goes elsewhere."""
+    before = listing(folder)
+    cwd = tmp_path / "elsewhere"
+    process = started(cwd, folder, "--seconds", "3", "--out", cwd / "out", cpus=1)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert [len(lines_of(out, row)) for row in ("dataloader", "cpu", "csd", "mte", "wrr")] == [1] * 5, out
+    assert "host and engine share it" in " ".join(out.split()) and (cwd / "out/report.html").exists()
+    assert listing(folder) == before
+
+
+def test_ctrl_c(tmp_path: Path, folder: Path) -> None:
+    process = started(tmp_path, folder, "--seconds", "30")
+    assert process.stderr is not None
+    try:
+        assert all(process.stderr.readline().startswith("comparing: ") for _ in range(2))
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and err.splitlines()[-1] == "ddlp: stopped" and "Traceback" not in err, err
+    assert "gain" not in out and not list((tmp_path / "runs").iterdir())
+    assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("ddlp-")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing"], "nothing can't be read: No such file or directory."),
+        (["images/train", "--out", "images/train/mine"], "nothing is to be written"),
+        (["images/train", "--seconds", "0"], "--seconds 0: give a number above 0"),
+        (["images/train", "--out", "images/train/notes.txt/x", "--images", "3"], "nothing is to be written"),
+        (["images/train", "--out", "/proc/x"], "--out /proc/x"),
+    ],
+)
+def test_errors_take_one_line(tmp_path: Path, folder: Path, arguments: list[str], says: str) -> None:
+    before = listing(folder)
+    process = started(tmp_path, *arguments)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "") and err.startswith("ddlp: ") and err.count("\n") == 1, err
+    assert says in err and listing(folder) == before
