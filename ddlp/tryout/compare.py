@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 import warnings
@@ -72,6 +73,11 @@ def _engine_on(cpu: int) -> Iterator[None]:
             del os.environ["DDLP_ENGINE_CPUS"]
         else:
             os.environ["DDLP_ENGINE_CPUS"] = before
+
+
+def _leave_ctrl_c(worker: int) -> None:
+    """To this process, which ends its workers: one that ends by itself would be an error here."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Progress:
@@ -204,7 +210,7 @@ class _Comparing:
             self._doing(f"dataloader on {len(cpus)} cores, {number} workers".replace("1 cores", "1 core"))
             loader = loaders[number] = DataLoader(
                 self._dataset, self._batch_size, sampler=SubsetRandomSampler(self._order), num_workers=number,
-                persistent_workers=number > 0,
+                persistent_workers=number > 0, worker_init_fn=_leave_ctrl_c,
             )  # fmt: skip
             try:
                 self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)  # starts the workers

@@ -83,7 +83,7 @@ def test_ctrl_c(tmp_path: Path, folder: Path) -> None:
     try:
         assert all(process.stderr.readline().startswith("comparing: ") for _ in range(2))
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130 and err.splitlines()[-1] == "ddlp: stopped" and "Traceback" not in err, err
