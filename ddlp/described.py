@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from ddlp.errors import Untranslatable
+from ddlp.seeding import keyed_globals
 from ddlp.translate.datasets import PortableSet
-from ddlp.usercode import keyed_globals
 
 __all__ = ["other_structure", "structure"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.utils.data import IterableDataset
+
 from ddlp.errors import Untranslatable
 from ddlp.operators import operator_files
 from ddlp.plan import is_built_in
@@ -25,6 +27,7 @@ def explain(loader: DDLPLoader) -> str:
         lines += [
             f"travels    nothing: {error.operator} {error.why}",
             "so         torch's own workers prepare everything on this host, as in DataLoader",
+            *(SEEDING if loader.worker_init_fn is not None and not isinstance(loader.dataset, IterableDataset) else ()),
             *[f"way out    {way}" for way in error.ways_out],
         ]
         return "\n".join(lines)
@@ -68,6 +71,10 @@ def explain(loader: DDLPLoader) -> str:
     return "\n".join(lines)
 
 
+SEEDING = (
+    "draws      keyed by each sample, whichever worker makes it; a generator (torch, numpy, random) that your worker_init_fn "
+    "seeds or draws from follows DataLoader from there on",
+)
 _EITHER = "through the device's spool where this host sees the same one (tried when it joins), else over its engine's socket"
 TRANSFER = {
     None: _EITHER,

@@ -30,12 +30,12 @@ from ddlp.portable import Portable
 from ddlp.ranges import RangeSet
 from ddlp.rates import Rates
 from ddlp.resume import Resume, SamplerStart, save
+from ddlp.seeding import keyed_globals
 from ddlp.sources.dali import DaliHost, Graphs
 from ddlp.sources.host import Pixels, Recipe
 from ddlp.strategies import Strategy
 from ddlp.transfer.landing import Landing
 from ddlp.transfer.pool import Pool
-from ddlp.usercode import keyed_globals
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader

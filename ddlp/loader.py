@@ -30,6 +30,7 @@ from ddlp.plan import is_random
 from ddlp.portable import Portable, portable
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
+from ddlp.samples import KeyedSamples
 from ddlp.sources.csd import attend
 from ddlp.sources.dali import Graphs
 from ddlp.sources.device import Device
@@ -177,6 +178,7 @@ class DDLPLoader(DataLoader):
         self._landing: Landing | None = None
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | StreamEpoch | None = None
+        self._samples: KeyedSamples | None = None
         self._told: set[str] = set()
         self._compared = False
         self._otherwise: Callable[[], Untranslatable] | None = None
@@ -416,4 +418,5 @@ class DDLPLoader(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
-        return dict(vars(self), _iterator=None, _last=None, _reach=None, _keeps=[], _life=Life(), _landing=None, _graphs=None)
+        left = dict.fromkeys(("_iterator", "_last", "_reach", "_landing", "_graphs", "_samples"))
+        return {**vars(self), **left, "_keeps": [], "_life": Life()}

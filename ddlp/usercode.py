@@ -1,96 +1,43 @@
 """User code that can't travel: torch's own DataLoader workers, with the content of each sample keyed.
 
-A sample's random draws come from the global generators of torch, numpy and random. They are seeded from the sample's key
-before each sample (once a batch where the data set has ``__getitems__``), so that what a sample becomes does not depend
-on num_workers or on the order in which workers come to it. In the training process (num_workers=0) the generators are
-put back afterwards, so that the model's own draws are untouched.
+torch's iterators are given `KeyedSamples` in the data set's place, and a sampler that tells them what each sample's key is
+made of, so that what a sample becomes does not depend on num_workers or on the order in which workers come to it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
-import random
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Subset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
-from csd_engine.keyed import Keyed
 from ddlp.finish import Finish
 from ddlp.generators import for_base_seed
 from ddlp.ledger import Side
+from ddlp.order import gives_each_once
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
 from ddlp.report import Counts
 from ddlp.resume import OrderSource, Resume, SamplerStart, between, save
-
-KeyedIndex = tuple[Any, int]
-"""An index with the 64-bit key of its sample."""
-
-
-def seed_globals(key: int) -> None:
-    """Seed the CPU generators of torch, numpy and random from a 64-bit key."""
-    torch.default_generator.manual_seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    random.seed(key)
-
-
-@contextlib.contextmanager
-def keyed_globals(key: int) -> Iterator[None]:
-    """Seed the global generators for a while, then put them back."""
-    saved = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    seed_globals(key)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(saved[0])
-        np.random.set_state(saved[1])
-        random.setstate(saved[2])
-
-
-def _keyed(key: int) -> contextlib.AbstractContextManager[None]:
-    if get_worker_info() is None:
-        return keyed_globals(key)
-    seed_globals(key)  # the worker's generators are nobody else's
-    return contextlib.nullcontext()
-
-
-class KeyedDataset:
-    """A map-style data set asked by (index, key). Has ``__getitems__`` only where the data set has it."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, keyed: KeyedIndex) -> Any:
-        index, key = keyed
-        with _keyed(key):
-            return self.dataset[index]
-
-
-class KeyedBatchDataset(KeyedDataset):
-    """A data set that fetches whole batches: one key a batch, its first sample's."""
-
-    def __getitems__(self, batch: list[KeyedIndex]) -> Any:
-        with _keyed(batch[0][1] if batch else 0):
-            return self.dataset.__getitems__([index for index, _ in batch])
+from ddlp.samples import KeyedBatch, KeyedSamples
 
 
 class _KeyedSampler:
-    """The loader's index sampler, each index with its sample's key."""
+    """The loader's index sampler; each batch with what its samples' keys are made of."""
 
     def __init__(self, view: KeyedView, sampler: Any, batched: bool) -> None:
         self._view, self._sampler, self._batched = view, sampler, batched
+        self._each_once = is_built_in(sampler) and gives_each_once(getattr(sampler, "sampler", sampler))
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -98,27 +45,41 @@ class _KeyedSampler:
     def __iter__(self) -> Iterator[Any]:
         return self._keyed(self._view.begin())  # the user's sampler begins now, as torch's iterators begin it
 
-    def _keyed(self, items: Iterator[Any]) -> Iterator[Any]:
-        seen: Counter[int] = Counter()
-        ordinal = 0
-
-        def key(index: Any) -> KeyedIndex:
-            nonlocal ordinal
-            ordinal += 1
-            try:
-                number = int(index)
-            except (TypeError, ValueError):  # a data set with keys of its own: the place in the epoch stands for it
-                number, before = ordinal, 0
-            else:
-                before = seen[number]
-                seen[number] += 1
-            return index, Keyed(self._view.seed(), self._view.epoch, number, before).u64()
-
+    def _keyed(self, items: Iterator[Any]) -> Iterator[KeyedBatch]:
+        count = _Occurrences()
         for position, item in enumerate(self._view.order_again(items)):
-            keyed = [key(index) for index in item] if self._batched else key(item)
+            indices = list(item) if self._batched and iter(item) is item else item
+            numbered = None if self._each_once else count(indices if self._batched else (indices,))
             if self._view.read(position):
-                yield keyed
+                yield KeyedBatch(indices, numbered, self._view.seed(), self._view.epoch)
         self._view.end()
+
+
+class _Occurrences:
+    """How often each index came in an epoch."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self._ordinal = 0
+
+    def __call__(self, indices: Iterable[Any]) -> list[tuple[int, int]] | None:
+        """(index, how often it came before) of each; None where all are integers that come for the first time."""
+        indices, seen = list(indices), self._seen
+        if set(map(type, indices)) == {int} and seen.keys().isdisjoint(indices) and len(set(indices)) == len(indices):
+            seen.update(dict.fromkeys(indices, 1))
+            self._ordinal += len(indices)
+            return None
+        return [self._numbered(index) for index in indices]
+
+    def _numbered(self, index: Any) -> tuple[int, int]:
+        self._ordinal += 1
+        try:
+            number = int(index)
+        except (TypeError, ValueError):  # a data set with keys of its own: the place in the epoch stands for it
+            return self._ordinal, 0
+        before = self._seen.get(number, 0)
+        self._seen[number] = before + 1
+        return number, before
 
 
 class _WorkerStart:
@@ -129,10 +90,32 @@ class _WorkerStart:
 
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
-        if info is not None and isinstance(info.dataset, KeyedDataset):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # WorkerInfo refuses plain assignment
-        if self._worker_init_fn is not None:
+        samples = info.dataset if info is not None and isinstance(info.dataset, KeyedSamples) else None
+        if samples is not None:
+            object.__setattr__(info, "dataset", samples.dataset)  # WorkerInfo refuses plain assignment
+        if self._worker_init_fn is None:
+            return
+        if samples is None:
             self._worker_init_fn(worker)
+        else:
+            samples.begin_worker(functools.partial(self._worker_init_fn, worker))
+
+
+def _as_it_is(batch: Any) -> Any:
+    """The collate_fn of torch's iterators: `KeyedSamples` has called the user's."""
+    return batch
+
+
+def _samples_of(loader: Any) -> KeyedSamples:
+    """The loader's data set as torch's iterators see it.
+
+    In the training process the same for all epochs: it knows which generators are drawn from.
+    """
+    kept: KeyedSamples | None = loader._samples
+    if kept is None or loader.num_workers or kept.dataset is not loader.dataset or kept.collate_fn is not loader.collate_fn:
+        kept = KeyedSamples(loader.dataset, loader.collate_fn, loader._auto_collation)
+        loader._samples = None if loader.num_workers else kept
+    return kept
 
 
 class KeyedView:
@@ -141,7 +124,7 @@ class KeyedView:
     Also what an epoch's state is made of; it outlives the iterator, which it knows weakly.
     """
 
-    def __init__(self, loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> None:
+    def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
         self._loader = weakref.ref(loader)  # which keeps this view: a circle would keep workers until it is collected
         self._source = OrderSource(loader._index_sampler, loader.generator)
         self._built_in = is_built_in(loader._index_sampler)
@@ -149,8 +132,8 @@ class KeyedView:
         self._base_seed = 0
         self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
         self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
-        many = loader._auto_collation and _fetches_batches(loader.dataset)
-        self.dataset = (KeyedBatchDataset if many else KeyedDataset)(loader.dataset)
+        self.dataset = _samples_of(loader)
+        self.collate_fn = _as_it_is
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
         self.worker_init_fn = _WorkerStart(loader.worker_init_fn)
         # With workers torch begins to read the sampler once more after it has drawn its base seed, and reads that.
@@ -247,13 +230,6 @@ class StreamEpoch:
     def state(self) -> dict[str, Any] | None:
         """The epoch begins again where this is loaded; None once its iterator has said that it is over."""
         return None if self.ended else between(self.epoch)
-
-
-def _fetches_batches(dataset: Any) -> bool:
-    """True where the user's data set has ``__getitems__``. Subset's own only passes on to it."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return callable(getattr(dataset, "__getitems__", None))
 
 
 def samples_in(batch: Any) -> int:

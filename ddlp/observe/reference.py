@@ -14,8 +14,8 @@ import torch
 from csd_engine.checksum import Checksum
 from csd_engine.keyed import Keyed
 from ddlp.portable import Portable
+from ddlp.seeding import keyed_globals
 from ddlp.sources.host import Pixels, Recipe
-from ddlp.usercode import keyed_globals
 
 __all__ = ["Header", "checksum", "digest", "expected_images", "expected_targets", "own_target", "read_header"]
 

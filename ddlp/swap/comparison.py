@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from ddlp.live import length
 from ddlp.loader import DDLPLoader
-from ddlp.usercode import keyed_globals
+from ddlp.seeding import keyed_globals
 
 __all__ = ["BATCHES", "Comparison", "compare"]
 

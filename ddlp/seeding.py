@@ -1,0 +1,153 @@
+"""The global generators of torch, numpy and random: seeded from a sample's key, watched for draws, put back."""
+
+from __future__ import annotations
+
+import _random
+import contextlib
+import ctypes
+import functools
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+__all__ = ["GENERATORS", "GlobalGenerator", "keyed_globals"]
+
+_MASK32 = (1 << 32) - 1
+_MT19937_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
+_INSTANCE: Any = random.random.__self__  # type: ignore[attr-defined]  # whose methods the functions of `random` are
+
+
+class GlobalGenerator(Protocol):
+    """One of the generators that user code draws from."""
+
+    def state(self) -> Any:
+        """All that its next numbers follow from. Two states compare by ==."""
+
+    def put_back(self, state: Any) -> None:
+        """Have it stand where `state` gave this."""
+
+    def seed(self, key: int) -> None:
+        """Seed it from a 64-bit key."""
+
+
+class _Torch:
+    """torch's default generator on the CPU."""
+
+    def __init__(self) -> None:
+        self._twin = torch.Generator("cpu")
+
+    def state(self) -> bytes:
+        content: bytes = torch.default_generator.get_state().numpy().tobytes()
+        return content
+
+    def put_back(self, state: bytes) -> None:
+        torch.default_generator.set_state(torch.from_numpy(np.frombuffer(bytearray(state), np.uint8)))
+
+    def seed(self, key: int) -> None:
+        """torch.initial_seed() stays what it is: in a worker what DataLoader has seeded it with."""
+        state = self._twin.manual_seed(key & _MASK32).get_state()  # of a seed it takes 32 bits
+        state.numpy().view(np.uint64)[0] = torch.default_generator.initial_seed()
+        torch.default_generator.set_state(state)
+
+
+class _Numpy:
+    """numpy's global generator. Where somebody has put another kind than MT19937 in its place, that is left alone.
+
+    Its words are looked at where they lie, as `BitGenerator.ctypes` offers them: ``np.random.get_state()`` takes 45 us. A
+    normal that numpy has drawn too many is kept elsewhere; the next one may then come without a look at the words.
+    """
+
+    def __init__(self) -> None:
+        self._bits: Any = None
+        self._words: Any = None  # None: left alone
+        self._seen = b""
+        self._normal: float | None = None  # that it kept when it stood at `_seen`
+
+    def _of_today(self) -> Any:
+        bits = np.random.mtrand.get_bit_generator()
+        if bits is not self._bits:
+            known = type(bits) is np.random.MT19937
+            self._words = (ctypes.c_char * _MT19937_BYTES).from_address(bits.ctypes.state_address) if known else None
+            self._bits, self._seen = bits, b""
+        return self._words
+
+    def state(self) -> tuple[bytes, float | None]:
+        if self._of_today() is None:
+            return b"", None
+        words: bytes = self._words.raw
+        if self._normal is not None or words != self._seen:  # it comes to a normal to keep by drawing, or by a state set anew
+            state: Any = np.random.get_state()
+            self._seen, self._normal = words, state[4] if state[3] else None
+        return words, self._normal
+
+    def put_back(self, state: tuple[bytes, float | None]) -> None:
+        if self._of_today() is None:
+            return
+        words, normal = state
+        self._seen = b""
+        if normal is None:
+            np.random.seed(0)  # forgets a normal that it keeps
+            self._words.raw = words
+        else:
+            numbers = np.frombuffer(words, np.uint32)
+            np.random.set_state(("MT19937", numbers[:624], int(numbers[624]), 1, normal))
+
+    def seed(self, key: int) -> None:
+        if self._of_today() is not None:
+            np.random.seed(key >> 32)  # other bits than torch takes, which has the same algorithm
+
+
+class _Python:
+    """That of the module ``random``.
+
+    CPython has its words within the object, where a look costs 0.1 us and ``random.getstate()`` 10.
+    """
+
+    def state(self) -> Any:
+        words = _words_of_python()
+        return random.getstate() if words is None else (words.raw, _INSTANCE.gauss_next)
+
+    def put_back(self, state: Any) -> None:
+        words = _words_of_python()
+        if words is None:
+            random.setstate(state)
+        else:
+            words.raw, _INSTANCE.gauss_next = state
+
+    def seed(self, key: int) -> None:
+        random.seed(key)
+
+
+@functools.cache
+def _words_of_python() -> Any:
+    """The memory of random's generator; None where this interpreter has it elsewhere."""
+    other = random.Random(0)
+    words = _words_within(other)
+    before = words.raw
+    first, moved = other.random(), words.raw != before
+    words.raw = before
+    return _words_within(_INSTANCE) if moved and other.random() == first else None
+
+
+def _words_within(generator: random.Random) -> Any:
+    header = object.__basicsize__
+    return (ctypes.c_char * (_random.Random.__basicsize__ - header)).from_address(id(generator) + header)
+
+
+GENERATORS: Mapping[str, GlobalGenerator] = {"torch": _Torch(), "numpy": _Numpy(), "random": _Python()}
+
+
+@contextlib.contextmanager
+def keyed_globals(key: int) -> Iterator[None]:
+    """Seed the global generators for a while, then put them back."""
+    before = {name: generator.state() for name, generator in GENERATORS.items()}
+    for generator in GENERATORS.values():
+        generator.seed(key)
+    try:
+        yield
+    finally:
+        for name, generator in GENERATORS.items():
+            generator.put_back(before[name])
