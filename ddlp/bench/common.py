@@ -33,7 +33,9 @@ __all__ = [
 Say = Callable[[str], None]
 _T = TypeVar("_T")
 _HOME = Path(__file__).resolve().parents[2]  # where this very ddlp lies
-_PACKAGES = ("torch", "torchvision", "numpy", "Pillow", "pyzmq", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "spdl")
+_PACKAGES = (
+    "torch", "torchvision", "numpy", "Pillow", "pyzmq", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "spdl", "turboloader",
+)  # fmt: skip
 
 
 class BenchFailed(DDLPError):
@@ -225,9 +227,10 @@ def machine_line(found: Mapping[str, Any]) -> str:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """--json and --save."""
+    """--json, --save and --aims."""
     parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures to FILE as well, as JSON")
+    parser.add_argument("--aims", action="store_true", help="print below the table what ddlp's developers aim at as well")
 
 
 def try_output(options: argparse.Namespace) -> None:
@@ -237,7 +240,7 @@ def try_output(options: argparse.Namespace) -> None:
 
 
 def emit(options: argparse.Namespace, result: Any, table: str, aims: Sequence[Aim] = ()) -> None:
-    """Print the table, or JSON; save it. `result`: a dataclass.
+    """Print the table, or JSON; save it. `result`: a dataclass. The aims are printed below the table with --aims.
 
     The JSON is the result's fields, `machine` and `aims`.
 
@@ -248,7 +251,8 @@ def emit(options: argparse.Namespace, result: Any, table: str, aims: Sequence[Ai
     if options.json:
         print(json.dumps(figures), flush=True)
     else:
-        text = "\n".join([machine_line(figures["machine"]), table, *(f"- {aim.text}" for aim in aims)])
+        asked = [f"- {aim.text}" for aim in aims] if options.aims else []
+        text = "\n".join([machine_line(figures["machine"]), table, *asked])
         print(text, flush=True)
     if options.save is not None:
         try:

@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,13 +48,14 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """How it is made, in which pipelines it takes part, and which package it wants and from where."""
+    """How it is made, in which pipelines it takes part, which package it wants and from where, and whose pixels it makes."""
 
     make: Callable[[Work], Iterator[Any]]
     pipelines: tuple[str, ...] = data.PIPELINES
     module: str | None = None
     install: str = ""
     cores: int = 1
+    bits: str = "torchvision's"
 
     def missing(self) -> str | None:
         """Why it can't take part here; None if it can."""
@@ -212,6 +214,26 @@ def _spdl(work: Work) -> Iterator[Any]:
         yield from pipeline
 
 
+def _turboloader(work: Work) -> Iterator[Any]:
+    """Its fused pass over a TAR, which it wants: only the crop's window is decoded. On one core it is fastest without a thread
+    that prepares ahead. It has no Resize by the shorter side, so only imagenet1 can be asked of it.
+    """
+    import turboloader
+
+    files = _files(work)
+    archive = os.memfd_create("turboloader")  # as the other contenders' files it lies in memory, and goes with the process
+    with os.fdopen(os.dup(archive), "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+        for position, (path, _) in enumerate(files):
+            tar.add(path, f"{position}.jpg")
+    labels = torch.tensor([label for _, label in files])
+    loader = turboloader.DataLoader(
+        f"/proc/self/fd/{archive}", work.batch, image_size=224, train_aug=True, transform=turboloader.ImageNetNormalize(),
+        output_format="pytorch", prefetch_batches=0,
+    )  # fmt: skip
+    for images, meta in loader:
+        yield torch.from_numpy(images), labels[meta["indices"]]
+
+
 def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
     def make(work: Work) -> Iterator[Any]:
         from ddlp.bench.bare import host_batch
@@ -269,21 +291,23 @@ BASELINES = ("DataLoader, 0 workers", "DataLoader, 1 worker")
 BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "libjpeg's entropy decoding alone"
 BARE_TWO = "a bare loop on each of 2 cores"
 DALI, SPDL, TENSORS = "DALI, CPU, 1 thread", "SPDL, 1 thread", "torchvision.io + v2 on tensors"
-PEERS = (TENSORS, DALI, SPDL)  # beside DataLoader
+TURBOLOADER = "TurboLoader, 1 thread"
+PEERS = (TENSORS, DALI, SPDL, TURBOLOADER)  # beside DataLoader
 
 CONTENDERS: dict[str, Contender] = {
     OURS: Contender(_ours()),
     OURS_UINT8: Contender(_ours(output=torch.uint8)),
-    OURS_FAST: Contender(_ours(decode="fast"), _IMAGENET),
+    OURS_FAST: Contender(_ours(decode="fast"), _IMAGENET, bits="close"),
     BASELINES[0]: Contender(_dataloader(0)),
     BASELINES[1]: Contender(_dataloader(1)),
-    TENSORS: Contender(_tensors, _IMAGENET),
-    DALI: Contender(_dali(False), _IMAGENET, *_DALI),
-    "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, *_DALI),
-    SPDL: Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries"),
+    TENSORS: Contender(_tensors, _IMAGENET, bits="its tensors'"),
+    DALI: Contender(_dali(False), _IMAGENET, *_DALI, bits="its own"),
+    "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, *_DALI, bits="its own"),
+    SPDL: Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries", bits="FFmpeg's"),
+    TURBOLOADER: Contender(_turboloader, ("imagenet1",), "turboloader", "pip install turboloader", bits="its own"),
     BARE: Contender(_bare(torch.float32)),
     BARE_UINT8: Contender(_bare(torch.uint8)),
-    FLOOR: Contender(_entropy, _IMAGENET),
+    FLOOR: Contender(_entropy, _IMAGENET, bits="none"),
     OURS_TWO: Contender(_ours(), cores=2),
     BARE_TWO: Contender(_bare_at_once, cores=2),
     PEER_TWO: Contender(_dataloader(2), cores=2),

@@ -142,8 +142,7 @@ def document(parts: Sequence[Part], quick: bool) -> str:
         lines += [f"## Aims: {reached} of {len(aims)} reached", "", *(f"- {aim}" for _, aim in aims), ""]
     for part in parts:
         lines += [f"## {part.title}", "", f"`{part.command}`, {part.date}, {part.seconds / 60:.1f} minutes", ""]
-        # The machine stands above, and the aims too.
-        table = [line for line in part.text.splitlines() if line not in {f"- {aim}" for aim in part.aims}]
+        table = part.text.splitlines()  # the machine stands above
         if table and table[0].startswith(here["processor"]):
             del table[0]
         lines += ["```", *table, "```", ""]

@@ -1,10 +1,10 @@
-"""`ddlp bench host`: images a second that one core prepares, against DataLoader, torchvision on tensors, DALI and SPDL.
+"""`ddlp bench host`: images a second that one core prepares: DataLoader, torchvision on tensors, DALI, SPDL, TurboLoader, ours.
 
 Every turn is a fresh process on one core that goes through the same files in the same order, once or more often; a round gives
 each contender a turn. The bound is a bare loop that prepares one batch after the other: no loader, thread or ledger. Two cores
 (two workers) are measured as well; their bound is a bare loop on each of them at once. Figures are those of a core as fast as
-it was in the median of all turns: a metronome (`ddlp.bench.metronome`) tells how fast it was in each. `--bits N` compares
-pixels instead: N samples of every kind of JPEG against torchvision on PIL.
+it was in the median of all turns: a metronome (`ddlp.bench.metronome`) tells how fast it was in each. The last column says
+whose pixels a contender makes. `--bits N` compares ours instead: N samples of every kind of JPEG against torchvision on PIL.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ddlp.bench.contenders import (
     PEERS,
     SPDL,
     TENSORS,
+    TURBOLOADER,
     Work,
 )  # fmt: skip
 from ddlp.bench.data import MEANS_KB, PIPELINES, add_data, ensure_data
@@ -94,7 +95,7 @@ class Result:
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
     """What `ddlp bench --all` runs of this bench: titles and arguments."""
     few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO, BARE_TWO]
-    all_peers = [*few, TENSORS, DALI, SPDL]
+    all_peers = [*few, TENSORS, DALI, SPDL, TURBOLOADER]
     parts = [
         ("ImageNet1, files of 110 kB", ["--pipelines", "imagenet1", "--mean-kb", "110", "--contenders", *all_peers]),
         ("ImageNet1, files of 46 kB", ["--pipelines", "imagenet1", "--mean-kb", "46", "--contenders", *all_peers]),
@@ -235,14 +236,14 @@ def table(result: Result) -> str:
             "",
             f"{title(here)}, batches of {here.batch}; the cores' speed (one sample, over and over): "
             f"{spread([speed for speeds in here.speeds.values() for speed in speeds])} samples/s",
-            f"{'':34}{unit[:10]:>28}{'x DataLoader':>28}{'of the bound':>14}",
+            f"{'':34}{unit[:10]:>28}{'x DataLoader':>28}{'of the bound':>14}  bits",
         ]
         for name, rates in here.rates.items():
             bound = _bound(here, name)
             against = None if here.baseline is None else ratios(rates, here.baseline)
             rows.append(
                 f"{name:34}{spread(rates):>28}{spread(against, '.2f') if against else '':>28}"
-                f"{f'{statistics.median(ratios(rates, bound)):.3f}' if bound else '':>14}"
+                f"{f'{statistics.median(ratios(rates, bound)):.3f}' if bound else '':>14}  {CONTENDERS[name].bits}"
             )
     rows += [f"without {name}: {why}" for name, why in result.missing.items()]
     return "\n".join(rows)

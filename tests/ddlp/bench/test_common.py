@@ -10,7 +10,20 @@ import time
 
 import pytest
 
-from ddlp.bench.common import Aim, BenchFailed, alternate, child, cpu_s, emit, family, machine, machine_line, ratios, spread
+from ddlp.bench.common import (
+    Aim,
+    BenchFailed,
+    add_output,
+    alternate,
+    child,
+    cpu_s,
+    emit,
+    family,
+    machine,
+    machine_line,
+    ratios,
+    spread,
+)
 from ddlp.bench.memory import held_bytes
 from ddlp.cli import main
 
@@ -82,6 +95,14 @@ def test_where_the_figures_can_t_go_is_said_before_anything_is_measured(tmp_path
 @pytest.mark.parametrize("as_json", [False, True])
 def test_figures_that_can_t_be_saved_in_the_end_are_printed(tmp_path, capsys, as_json):
     with pytest.raises(BenchFailed, match=f"--save {tmp_path} can't be written: Is a directory. The figures are above"):
-        emit(argparse.Namespace(json=as_json, save=tmp_path), Aim("fast", 1.0, 2.5), "the table")
+        emit(argparse.Namespace(json=as_json, save=tmp_path, aims=False), Aim("fast", 1.0, 2.5), "the table")
     out = capsys.readouterr().out
     assert json.loads(out)["measured"] == 2.5 if as_json else out.endswith("\nthe table\n")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_aims_are_printed_for_who_asks(capsys, asked):
+    options = argparse.ArgumentParser()
+    add_output(options)
+    emit(options.parse_args(["--aims"] if asked else []), Aim("fast", 1.0, 2.5), "the table", [Aim("fast", 1.0, 2.5)])
+    assert ("aim 1, measured 2.5, reached" in capsys.readouterr().out) is asked

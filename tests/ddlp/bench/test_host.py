@@ -23,6 +23,7 @@ from ddlp.bench.contenders import (
     OURS_FAST,
     OURS_TWO,
     OURS_UINT8,
+    TURBOLOADER,
     Work,
 )
 from ddlp.bench.data import cycle, stream
@@ -57,6 +58,16 @@ def test_contender(small_sets, name):
             side = 32 if pipeline == "cifar10" else 224
             assert tuple(images.shape) == (4, 3, side, side)
             assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
+
+
+def test_turboloader_gets_the_same_files_in_the_same_order(small_sets):
+    pytest.importorskip("turboloader", reason="pip install turboloader")
+    work = Work(TURBOLOADER, "imagenet1", str(small_sets / "110kb"), 4, 8)
+    assert contenders.measure(work)["samples"] == 8
+    theirs, baseline = (CONTENDERS[name].make(work) for name in (TURBOLOADER, BASELINES[0]))
+    for _ in range(3):
+        (images, labels), (expected, of_it) = next(theirs), next(baseline)
+        assert images.shape == expected.shape and images.dtype == expected.dtype and labels.equal(of_it)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
@@ -102,6 +113,8 @@ def test_ratios_are_taken_round_by_round():
     rates = {OURS: [30.0, 60.0], BASELINES[0]: [10.0, 10.0], BASELINES[1]: [5.0, 20.0], DALI: [15.0, 15.0], BARE: [40.0, 80.0]}
     result = Result(2, "wall", {OURS_FAST: "why"}, [Table("imagenet1", 110.0, 64, 0, rates, speeds={OURS: [500.0, 600.0]})])
     text = table(result)
+    for name, bits_of in ((OURS, "torchvision's"), (DALI, "its own")):
+        assert re.search(rf"^{name} .* {bits_of}$", text, re.MULTILINE)
     assert "3.00 (3.00 .. 3.00)" in text and "0.750" in text and f"without {OURS_FAST}: why" in text
     found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
     assert found[f"{OURS} / DataLoader's best"].measured == 3 and found[f"{OURS} / {DALI}"].measured == 3
