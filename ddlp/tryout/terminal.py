@@ -133,9 +133,15 @@ def _swap(found: Comparison) -> str:
         return f"The swap alone brings nothing here: one core prepares {rates}; `explain()` of such a loader may tell why."
     return (
         f"The swap alone: one core of this machine prepares {rates}, {times:.1f} times as many, with the same bits; a GPU "
-        f"that trains on {number(_GPU)} images/s needs {_GPU / torch:.1f} such cores with the one, {_GPU / ours.rate:.1f} with "
+        f"that trains on {number(_GPU)} images/s needs {_cores(torch)} such cores with the one, {_cores(ours.rate)} with "
         "the other."
     )
+
+
+def _cores(rate: float) -> str:
+    """How many of this rate such a GPU needs."""
+    needed = _GPU / rate
+    return f"{needed:.1f}" if needed < 10 else number(round(needed))
 
 
 def _second(found: Comparison) -> str:
