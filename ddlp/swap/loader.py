@@ -26,7 +26,7 @@ class SwappedLoader(DDLPLoader):
     Which it is is decided anew at each iter(), as scripts set ``dataset.transform`` later.
     """
 
-    _is_accelerate_prepared = False  # the script reckons with what accelerate's own loader does
+    _is_accelerate_prepared = False  # accelerate shares samples and moves batches as the script expects, around one of ours
     _why: Untranslatable
 
     @functools.wraps(DDLPLoader.__init__)  # type: ignore[misc]

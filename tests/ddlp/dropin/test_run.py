@@ -100,6 +100,25 @@ def test_a_script_like_timms(folder: Path) -> None:
     assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "160 samples" in gain
 
 
+ACCELERATE = """
+import sys
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+images = datasets.ImageFolder(sys.argv[1], transforms.Compose([transforms.CenterCrop(24), transforms.ToTensor()]))
+loader = Accelerator(cpu=True).prepare(DataLoader(images, 4, shuffle=True))
+print(type(loader).__name__, sorted(int(label) for _, labels in loader for label in labels) == images.targets)
+"""
+
+
+def test_accelerate_puts_its_loader_around_a_swapped_one(folder: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    done = run(*RUN, "--no-compare", "--", "-c", ACCELERATE, folder)
+    assert done.stdout == "DataLoaderShard True\n", done.stderr
+    assert [": swapped, cpu" in line for line in said(done)] == [True, False]
+
+
 def test_two_ranks_of_torchrun(folder: Path) -> None:
     torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddlp", "run"]
     script = ["--no-compare", "--", "like_references.py", "--data-path", folder]
