@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to a training run: makes the environment, makes a JPEG data set below ./data, trains under each strategy, prints a table.
+# From nothing to a training run: makes the environment and a JPEG data set below ./data, compares DataLoader with each strategy, trains a model.
 #
 #   ./scripts/quickstart.sh                       # five minutes at most after the install
 #   ./scripts/quickstart.sh --help                # what the training script takes; all arguments go to it

@@ -31,11 +31,11 @@ from ddlp.usercode import samples_in
 
 __all__ = ["compare"]
 
-ROUNDS = 5
-STEP = 0.5  # of the time that both sides together need for a batch
+_ROUNDS = 5
+_STEP = 0.5  # of the time that both sides together need for a batch
 _OTHER_TURNS = 13  # beside the rounds': rates, warming up, numbers of workers, the recorded epoch
-LATE = 1.4  # times the seconds that are given: no other round ends after that
-UNSTEADY = 1.5  # times: a machine on which nothing else works differs by less
+_LATE = 1.4  # times the seconds that are given: no other round ends after that
+_UNSTEADY = 1.5  # times: a machine on which nothing else works differs by less
 _LEAST_BATCHES = 8  # of an epoch: one at its beginning is waited for by everybody
 _SILENCE_S = 5.0  # where no terminal shows a bar, a line so often
 _STRATEGIES = ("cpu", "csd", "mte", "wrr")
@@ -117,7 +117,7 @@ class _Comparing:
     ) -> None:
         self._dataset, self._csd, self._cores, self._progress = dataset, csd, cores, progress
         self._seconds, self._began = seconds, time.monotonic()
-        self._turn_s = seconds / ((len(_STRATEGIES) + len(cores.both)) * ROUNDS + _OTHER_TURNS)
+        self._turn_s = seconds / ((len(_STRATEGIES) + len(cores.both)) * _ROUNDS + _OTHER_TURNS)
         self._ring = self._chosen()
         self._batch_size = min(batch_size, max(1, len(self._ring) // _LEAST_BATCHES))
         if whole := len(self._ring) // (2 * self._batch_size) * 2 * self._batch_size:
@@ -138,7 +138,7 @@ class _Comparing:
         except (DDLPError, EngineError) as error:  # a device that is not there, a transform that can't travel
             found.notes.append(f"csd, mte and wrr could not take part: {error}")
         both = sum(alone.values())
-        found.step_s = STEP * self._batch_size / both
+        found.step_s = _STEP * self._batch_size / both
         turns = [self._dataloader(found, (self._cores.host,), (0, 1, 2))]
         if len(self._cores.both) > 1:
             turns.append(self._dataloader(found, self._cores.both, (2, 3)))
@@ -150,7 +150,7 @@ class _Comparing:
                 self._epoch(loader, (self._cores.host,), self._ring, found.step_s)
         self._rounds(found.rows, turns)
         measured = [[*row.rates, alone.get(row.name, row.rate)] for row in found.rows]
-        if (most := max(max(rates) / min(rates) for rates in measured)) > UNSTEADY:
+        if (most := max(max(rates) / min(rates) for rates in measured)) > _UNSTEADY:
             found.notes.append(f"A row's figures differ by up to {most:.1f} times: others were at work. Try without them.")
         if record is not None and "wrr" in ours:
             self._doing("wrr, recorded")
@@ -227,13 +227,13 @@ class _Comparing:
 
     def _rounds(self, rows: Sequence[Row], turns: Sequence[Callable[[], None]]) -> None:
         """Every row's turn in each round, as many rounds as there is time for; each begins with another row."""
-        for number in range(ROUNDS):
+        for number in range(_ROUNDS):
             began = time.monotonic()
             for row, turn in rotated(list(zip(rows, turns, strict=True)), number):
-                self._doing(f"round {number + 1}/{ROUNDS}: {row.name}")
+                self._doing(f"round {number + 1}/{_ROUNDS}: {row.name}")
                 turn()
             now = time.monotonic()
-            if now - self._began + (now - began) > LATE * self._seconds:
+            if now - self._began + (now - began) > _LATE * self._seconds:
                 break
 
     def _turn(self, row: Row, loader: DataLoader, cpus: Sequence[int], rate: float, step_s: float) -> None:
