@@ -34,6 +34,7 @@ _BENCHES = {
     "recording": ("ddlp.bench.recording", "what recording a run costs, in CPU time and wall time of the epoch"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
     "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
+    "usercode": ("ddlp.bench.usercode", "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers"),
     "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
     "read": ("ddlp.bench.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
     "startup": ("ddlp.bench.startup", "time to the first batch, against DataLoader; also with 1.28 million files"),
