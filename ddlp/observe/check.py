@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from ddlp.delivered import Delivered
@@ -309,7 +309,7 @@ class EpochCheck(Observer):
 
     @staticmethod
     def _equal(a: Any, b: Any) -> bool:
-        ours, theirs = tree_leaves(a), tree_leaves(b)
+        ours, theirs = tree_flatten(a)[0], tree_flatten(b)[0]
         return len(ours) == len(theirs) and all(
             torch.equal(x.cpu(), y.cpu()) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else bool(x == y)
             for x, y in zip(ours, theirs, strict=True)
@@ -337,7 +337,7 @@ class EpochCheck(Observer):
                 self._refute(BITS, f"{where} (batch {position}, row {row}, by the {side.value}) differs in {values} values")
 
     def _keep(self, position: int, batch: Any) -> None:
-        for tensor in tree_leaves(batch):
+        for tensor in tree_flatten(batch)[0]:
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 self._kept.append((position, weakref.ref(tensor), tensor._version, digest(tensor)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -203,6 +204,8 @@ class OnTheGpu(torch.Tensor):
 
 def test_where_torch_draws_elsewhere_it_is_read_element_by_element(monkeypatch):
     """As under torch.set_default_device("cuda"): only the user's own generator fits."""
+    if ".numpy()" in inspect.getsource(RandomSampler):
+        pytest.skip("this torch's RandomSampler itself reads its order by numpy")
     own, real = generator(), torch.randperm
     expected = list(random(generator()))
 

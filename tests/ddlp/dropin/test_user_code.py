@@ -234,7 +234,9 @@ class Registered(Plain):
 
 
 Edge = collections.namedtuple("Edge", "fro to")
-torch.utils._pytree.register_pytree_node(Registered, lambda r: ([r.x], None), lambda parts, _: Registered(*parts))
+# torch before 2.2 has it under another name.
+register = getattr(torch.utils._pytree, "register_pytree_node", None) or torch.utils._pytree._register_pytree_node
+register(Registered, lambda r: ([r.x], None), lambda parts, _: Registered(*parts))
 
 
 def fields(x: torch.Tensor) -> Fields:

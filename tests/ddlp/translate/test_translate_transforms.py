@@ -66,18 +66,21 @@ DETERMINISTIC = [
     v2.Compose([v2.Resize((40, 50)), v2.RandomCrop((48, 54), padding=[2, 4], fill=[1, 2, 3]), v2.PILToTensor()]),
     v1.Compose([v1.Resize((40, 40)), v1.ToTensor(), v1.Pad(3, padding_mode="reflect"), v1.RandomVerticalFlip(1.0)]),
     v2.Compose([v2.Resize(40), v2.CenterCrop(32), *to_float2(), N2]),
-    v2.Compose([v2.Resize(size=None, max_size=50), v2.CenterCrop([48, 52]), *to_float2(), N2, v2.ToPureTensor()]),
-    v2.Compose([v2.Resize([38, 22], interpolation="nearest-exact"), v2.Identity(), v2.PILToTensor(),
-                v2.ToDtype(torch.float32)]),
     v2.Compose([v2.Resize([38, 22], antialias=False), v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32,
                                                                                 "others": None})]),
-    v2.Compose([v2.Resize((38, 22)), v2.RGB(), v2.Pad((2, 3), fill=[9, 8, 7]), v2.ToImage(), v2.RandomVerticalFlip(1),
-                v2.Pad(2, fill=255), v2.ConvertImageDtype(torch.float32)]),
-    v2.Compose([v2.Resize((38, 22)), v2.Grayscale(1), v2.RGB(), v2.ToImage()]),
     v2.Compose([v2.Resize((40, 40)), v2.RandomApply([v2.Pad(2), v2.CenterCrop(30)], p=1.0), v2.CenterCrop(20),
                 *to_float2()]),
     v2.Compose([v2.Resize((40, 40)), v2.RandomChoice([v2.Pad(2), v2.Grayscale(3)], p=[0, 1]), *to_float2(), N2]),
 ]
+if hasattr(v2, "RGB"):  # torchvision 0.20 and newer
+    DETERMINISTIC += [
+        v2.Compose([v2.Resize(size=None, max_size=50), v2.CenterCrop([48, 52]), *to_float2(), N2, v2.ToPureTensor()]),
+        v2.Compose([v2.Resize([38, 22], interpolation="nearest-exact"), v2.Identity(), v2.PILToTensor(),
+                    v2.ToDtype(torch.float32)]),
+        v2.Compose([v2.Resize((38, 22)), v2.RGB(), v2.Pad((2, 3), fill=[9, 8, 7]), v2.ToImage(), v2.RandomVerticalFlip(1),
+                    v2.Pad(2, fill=255), v2.ConvertImageDtype(torch.float32)]),
+        v2.Compose([v2.Resize((38, 22)), v2.Grayscale(1), v2.RGB(), v2.ToImage()]),
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -131,7 +134,7 @@ RANDOM = [
                 v1.ToTensor(), N1, v1.RandomErasing(p=0.9, value=(0.1, -3.0, 7.5))]),
     v1.Compose([v1.RandomOrder([v1.RandomGrayscale(0.5), v1.RandomVerticalFlip(), v1.Resize((32, 32))]), v1.ToTensor(),
                 v1.RandomErasing(p=0.7), N1, Cutout(9, 3, fill=0.5), Cutout(5)]),
-    v2.Compose([v2.RandomChoice([v2.RandomResizedCrop(32, interpolation="bicubic"),
+    v2.Compose([v2.RandomChoice([v2.RandomResizedCrop(32, interpolation=v2.InterpolationMode.BICUBIC),
                                  v2.RandomCrop(32, pad_if_needed=True, fill=(9, 8, 7))], p=[0.3, 0.7]),
                 v2.RandomApply([v2.RandomGrayscale(0.9), v2.RandomHorizontalFlip()], p=0.6), *to_float2(),
                 v2.RandomErasing(p=0.8, value=0.25), N2]),
