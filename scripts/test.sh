@@ -10,20 +10,20 @@ cd "$(dirname "$0")/.."
 case ${1:-} in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 source scripts/setup_venv.sh
 
-systems="" boards="" output=""
+systems="" work="" running=()
 end() { # what runs in the background; boards and half-made systems are taken down by whoever made them
   trap '' INT TERM
-  [ -z "$boards" ] || { kill -INT -- "-$boards" && wait "$boards"; } 2>/dev/null || true
+  local pid
+  for pid in "${running[@]}"; do kill -INT -- "-$pid" 2>/dev/null || true; done
+  for pid in "${running[@]}"; do wait "$pid" 2>/dev/null || true; done
   [ -z "$systems" ] || { kill -TERM -- "-$systems" && wait "$systems"; } 2>/dev/null || true
-  [ -z "$output" ] || rm -f "$output"
+  [ -z "$work" ] || rm -rf "$work"
 }
+trap end EXIT
+trap 'exit 130' INT TERM
 
-beside="" # tests/board: emulated boards, which only root can make, wait for SSH half of the time, so they run beside the others
 if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
-  beside=yes
-  trap end EXIT
-  trap 'exit 130' INT TERM
-  # Their Debian systems, where they are not cached, take a minute or two each: meanwhile the environment is installed. What
+  # tests/board runs on emulated boards, which only root can make. Their Debian systems, where they are not cached, take a minute or two each: meanwhile the environment is installed. What
   # goes wrong here is told by the first of their tests.
   # shellcheck disable=SC2016 # for that bash to expand
   setsid bash -c 'trap "exit 143" TERM # once what runs has taken its board down
@@ -33,37 +33,45 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
   systems=$!
 fi
 setup_venv test dev dali docs
-if [ -n "$beside" ]; then
-  wait "$systems" || true
-  systems=""
-  output=$(mktemp)
-  # A shell has what it starts in the background ignore Ctrl-C; these are to take their boards down then.
-  # After them the engine's, and what needs no other processes, so that there are two at work all the time and never three.
+if [ $# -gt 0 ]; then
+  echo "test: pytest"
+  exec "$PY" -m pytest "$@"
+fi
+[ -z "$systems" ] || wait "$systems" || true
+systems=""
+
+checks() {
+  "$PY" -m ruff check . && "$PY" -m mypy && # ruff knows the syntax of Python 3.8, vermin its library
+    "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
+}
+export -f checks
+export PY VENV
+# In parts: two are at work all the time and never three. Whichever is done makes room for the next, so the longest come first.
+own=(ddlp/faults ddlp/dropin ddlp/deploy ddlp/observe csd_engine ddlp/bench ddlp/ranks)
+commands=('"$PY" -m pytest --durations=10 tests/board' checks)
+for directory in "${own[@]}"; do commands+=("\"\$PY\" -m pytest --durations=10 tests/$directory"); done
+commands+=("\"\$PY\" -m pytest --durations=10 tests --ignore=tests/board ${own[*]/#/--ignore=tests/}")
+
+work=$(mktemp -d)
+status=0
+finished() { # prints the output of the parts that have ended, and forgets them
+  local number
+  for number in "${!running[@]}"; do
+    ! kill -0 "${running[number]}" 2>/dev/null || continue
+    printf '\ntest: %s: ended, its output follows\n' "${commands[number]}"
+    cat "$work/$number"
+    [ -e "$work/$number.passed" ] || status=1
+    unset "running[$number]"
+  done
+}
+for number in "${!commands[@]}"; do
+  while [ ${#running[@]} -ge 2 ]; do wait -n || true; finished; done
+  echo "test: ${commands[number]}: begins"
+  # A shell has what it starts in the background ignore Ctrl-C; the boards' tests are to take theirs down then.
   # shellcheck disable=SC2016 # for that bash to expand
-  env --default-signal=INT setsid bash -c 'status=0
-    trap "exit 130" INT
-    "$0" -m pytest --durations=10 tests/board || status=$?
-    "$0" -m pytest --durations=10 tests/csd_engine || status=$?
-    "$0" -m pytest --durations=10 --ignore=tests/board --ignore=tests/csd_engine -m "not real_processes" || status=$?
-    exit $status' "$PY" >"$output" 2>&1 &
-  boards=$!
-fi
-if [ $# -eq 0 ]; then
-  echo "test: ruff"
-  "$PY" -m ruff check .
-  echo "test: mypy"
-  "$PY" -m mypy
-  echo "test: vermin (csd_engine runs on Python 3.8; ruff knows its syntax, vermin its library)"
-  "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
-fi
-if [ -n "$beside" ]; then
-  echo "test: pytest, ddlp with real processes; tests/board, the engine and the others at the same time, their output follows"
-  status=0
-  "$PY" -m pytest --durations=25 --ignore=tests/board --ignore=tests/csd_engine -m real_processes || status=$?
-  wait "$boards" || status=$?
-  boards=""
-  cat "$output"
-  exit $status
-fi
-echo "test: pytest"
-exec "$PY" -m pytest "$@"
+  env --default-signal=INT setsid bash -c 'trap "exit 130" INT; eval "$1" && touch "$2.passed"' _ "${commands[number]}" "$work/$number" \
+    >"$work/$number" 2>&1 &
+  running[number]=$!
+done
+while [ ${#running[@]} -gt 0 ]; do wait -n || true; finished; done
+exit $status

@@ -1,4 +1,4 @@
-"""Ctrl-C of scripts/test.sh: what runs beside it is told, and the script ends after that, with 130.
+"""scripts/test.sh: Ctrl-C reaches what it has begun, and it ends after that, with 130; a part that fails is its failure.
 
 What it runs is replaced by scripts that say when they begin and when they end, half a second after they were interrupted.
 """
@@ -33,28 +33,45 @@ def stub(path: Path, stays: str) -> None:
     path.chmod(0o755)
 
 
+def copy_script(place: Path) -> Path:
+    """test.sh in a project of its own, whose environment is there already."""
+    for directory in ("scripts", "bin", "tmp"):
+        (place / directory).mkdir()
+    shutil.copy(SCRIPT, place / "scripts")
+    (place / "scripts/setup_venv.sh").write_text("setup_venv() { VENV=$PWD PY=$PWD/bin/python; }\n")
+    stub(place / "scripts/csd_emulator.sh", "nothing")
+    stub(place / "bin/vermin", "nothing")
+    return place / "scripts/test.sh"
+
+
+@pytest.mark.parametrize("failing", ["mypy", "tests/ddlp/bench", "--ignore=tests/ddlp/bench", None])
+def test_a_part_that_fails_is_a_failure(tmp_path: Path, failing: str | None) -> None:
+    script = copy_script(tmp_path)
+    (tmp_path / "bin/python").write_text(f'#!/bin/sh\necho "$*" | grep -q -e "[ ]{failing}" && exit 3\necho "ran $*"\n')
+    (tmp_path / "bin/python").chmod(0o755)
+    done = subprocess.run([script], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == (0 if failing is None else 1)
+    ran = [line for line in done.stdout.splitlines() if line.startswith("ran ")]
+    assert len(ran) == 11 - (failing is not None)  # ruff, mypy and nine calls of pytest: the others go on
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="what runs beside are boards, which only root can make")
 @pytest.mark.parametrize(
     ("in_the_making", "words"),
-    [(True, ["up"]), (False, ["real_processes", "tests/board"])],
+    [(True, ["up"]), (False, ["mypy", "tests/board"])],
     ids=["while the systems are made", "while the tests run"],
 )
 def test_what_runs_beside_has_ended(tmp_path: Path, in_the_making: bool, words: list[str]) -> None:
-    for directory in ("scripts", "bin", "tmp"):
-        (tmp_path / directory).mkdir()
-    shutil.copy(SCRIPT, tmp_path / "scripts")
-    (tmp_path / "scripts/setup_venv.sh").write_text("setup_venv() { VENV=$PWD PY=$PWD/bin/python; }\n")
+    script_path = copy_script(tmp_path)
     stub(tmp_path / "scripts/csd_emulator.sh", "up" if in_the_making else "nothing")
-    stub(tmp_path / "bin/python", "tests/board | real_processes")
-    stub(tmp_path / "bin/vermin", "nothing")
+    stub(tmp_path / "bin/python", "tests/board | mypy")
     said = tmp_path / "said"
 
     def lines() -> list[str]:
         return sorted(said.read_text().splitlines()) if said.exists() else []
 
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    command = [tmp_path / "scripts/test.sh"]
-    script = subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
+    script = subprocess.Popen([script_path], start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
     try:
         until(lambda: lines() == [f"begun {word}" for word in words], 20, f"the beginning of {words}")
         os.killpg(script.pid, signal.SIGINT)
