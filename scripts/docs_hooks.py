@@ -1,7 +1,8 @@
 """What mkdocs calls while it builds the documentation: what stands elsewhere comes from there, so that nothing is kept twice.
 
-`<!-- README: Settings -->` in a page becomes that section of README.md, `<!-- help: ddlp deploy -->` what the command prints
-for --help, `<!-- help of all commands -->` every command's. A page of the navigation that `ddlp bench` writes may be missing.
+`<!-- README: When it does not pay -->` in a page becomes that section of README.md, `<!-- help: ddlp deploy -->` what the
+command prints for --help, `<!-- help of all commands -->` every command's. A page of the navigation that `ddlp bench` writes
+may be missing.
 """
 
 from __future__ import annotations

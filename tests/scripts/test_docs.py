@@ -145,8 +145,8 @@ def test_a_section_that_readme_does_not_have_is_an_error() -> None:
 
 
 def test_links_of_readme_are_as_seen_from_docs() -> None:
-    settings = docs_hooks.readme_section("Settings")
-    assert "](gpu.md)" in settings and "](docs/" not in settings and settings.count("| `") > 20
+    section = docs_hooks.readme_section("A second computer")
+    assert "[devices.md](devices.md)" in section and "](prongs.svg)" in section and "docs/" not in section
 
 
 def test_only_generated_pages_may_be_missing(tmp_path: Path) -> None:
@@ -154,6 +154,29 @@ def test_only_generated_pages_may_be_missing(tmp_path: Path) -> None:
     assert docs_hooks._there(nav, tmp_path) == [nav[0], {"Figures": [{"Pixels": "parity.md"}]}]
     (tmp_path / "benchmarks.md").touch()
     assert docs_hooks._there(nav, tmp_path) == nav
+
+
+def test_readme_is_read_in_two_minutes() -> None:
+    text = (ROOT / "README.md").read_text()
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(text.splitlines()) <= 150 and max(map(len, text.splitlines())) < 200 and len(prose.split()) < 900
+    assert "DDLPLoader(" in text[: re.search(r"(?:\S+\s+){150}", text).end()]  # type: ignore[union-attr]
+
+
+def test_figures_of_readme_are_one_run_s() -> None:
+    """That of docs/benchmarks.md: ImageNet1, files of 110 kB."""
+    names = {
+        "DataLoader": "DataLoader, 0 workers", "SPDL": "SPDL, 1 thread", "DALI on the CPU": "DALI, CPU, 1 thread",
+        "torchvision on tensors": "torchvision.io + v2 on tensors", "TurboLoader": "TurboLoader, 1 thread",
+        "**DDLPLoader**": "DDLPLoader",
+    }  # fmt: skip
+    section = (ROOT / "docs/benchmarks.md").read_text().partition("## Images/s on one core: ImageNet1, files of 110 kB")[2]
+    section = section.partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| \**([\d,]+)\** \| \**([\d.]+)\** \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) > 4
+    for name, rate, times in rows:
+        found = re.search(rf"^{re.escape(names[name])}  +(\d+) \(.*?\) +([\d.]+) \(", section, re.MULTILINE)
+        assert found and (int(found[1]), round(float(found[2]), 1)) == (int(rate.replace(",", "")), float(times)), name
 
 
 # -- what the texts say ----------------------------------------------------------------------------------------------
@@ -263,7 +286,7 @@ def test_templates_without_the_flags_of_all_are_named(options_of: dict[str, set[
     of_all = {"--small", "--strategy", "--seeds", "--report", "--record"}
     others = {name for name, options in options_of.items() if not of_all <= options}
     assert not any("--small" in options_of[name] for name in others)
-    for path in (ROOT / "README.md", ROOT / "docs/index.md"):
+    for path in (ROOT / "docs/templates.md", ROOT / "docs/index.md"):
         (named,) = re.findall(r"\b[Aa]ll but (`.*?) have\b", path.read_text())
         assert set(re.findall(r"`(\w+)\.py`", named)) == others
 
