@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The documentation as a site.
 #
-#   ./scripts/docs.sh           # writes build/site/index.html
+#   ./scripts/docs.sh           # writes build/site/index.html, to be opened as a file; the search in it wants a server, as below
 #   ./scripts/docs.sh serve     # shows it on http://127.0.0.1:8000 and follows changes; further arguments go to mkdocs
 #
 # DDLP_VENV   another place for the virtual environment (default: .venv in the project)
