@@ -34,7 +34,7 @@ __all__ = ["compare"]
 _ROUNDS = 5
 _STEP = 0.5  # of the time that both sides together need for a batch
 _OTHER_TURNS = 13  # beside the rounds': rates, warming up, numbers of workers, the recorded epoch
-_LATE = 1.4  # times the seconds that are given: no other round ends after that
+_LATE = 1.2  # times the seconds that are given: no turn of a further round begins after that
 _UNSTEADY = 1.5  # times: a machine on which nothing else works differs by less
 _LEAST_BATCHES = 8  # of an epoch: one at its beginning is waited for by everybody
 _SILENCE_S = 5.0  # where no terminal shows a bar, a line so often
@@ -226,15 +226,15 @@ class _Comparing:
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def _rounds(self, rows: Sequence[Row], turns: Sequence[Callable[[], None]]) -> None:
-        """Every row's turn in each round, as many rounds as there is time for; each begins with another row."""
+        """Every row's turn in each round; each begins with another row. As many rounds as there is time for, one at least."""
         for number in range(_ROUNDS):
-            began = time.monotonic()
             for row, turn in rotated(list(zip(rows, turns, strict=True)), number):
+                if number and time.monotonic() - self._began > _LATE * self._seconds:
+                    for one in rows:  # this round is not complete
+                        del one.rates[number:], one.waited[number:], one.by_engine[number:]
+                    return
                 self._doing(f"round {number + 1}/{_ROUNDS}: {row.name}")
                 turn()
-            now = time.monotonic()
-            if now - self._began + (now - began) > _LATE * self._seconds:
-                break
 
     def _turn(self, row: Row, loader: DataLoader, cpus: Sequence[int], rate: float, step_s: float) -> None:
         """An epoch of a turn's length; ``rate``: what is expected."""
