@@ -184,3 +184,11 @@ def test_a_generator_that_worker_init_fn_seeds_follows_dataloader(init, theirs):
     others = [k for k in range(3) if k not in theirs]
     assert torch.equal(keyed[:, others], found[1][:, others])
     assert "worker_init_fn" in loader.explain() and "follows DataLoader" in loader.explain()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profiler_sees_torchs_mark_for_each_batch(workers):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        list(DDLPLoader(Numbers(), 8, num_workers=workers))
+    (mark,) = (event for event in profile.key_averages() if event.key.startswith("enumerate(DataLoader)"))
+    assert mark.count == 7  # six batches and the end
