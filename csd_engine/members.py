@@ -7,7 +7,6 @@ opened its lock file meanwhile finds that it is not the one under that name any 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Union
 
 from csd_engine.errors import SpoolError
+from csd_engine.filelocks import fcntl
 from csd_engine.spool import remove_tree
 
 __all__ = ["Members"]

@@ -12,7 +12,6 @@ the beginning shows, removed files are kept until hosts will have dropped them: 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import secrets
@@ -20,6 +19,8 @@ import signal
 from collections import deque
 from pathlib import Path
 from typing import Deque, NamedTuple
+
+from csd_engine.filelocks import fcntl
 
 __all__ = ["SPARE", "Spares"]
 

@@ -12,7 +12,6 @@ SPOOL/files/                a directory a host, with arrays for its jobs; read h
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Iterator, Optional, Union
 
 from csd_engine.batchwriter import PART_SUFFIX
 from csd_engine.errors import EngineError, SpoolError
+from csd_engine.filelocks import fcntl
 from csd_engine.regular import open_regular
 from csd_engine.sizes import size_text
 from csd_engine.spares import SPARE, Spares

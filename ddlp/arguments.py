@@ -8,6 +8,7 @@ import torch
 
 from csd_engine.transforms.reduced import DECODES
 from ddlp.plan import is_built_in
+from ddlp.platforms import other_system
 from ddlp.sources.dali import require_dali
 from ddlp.sources.device import Device
 from ddlp.sources.sharing import TRANSFERS
@@ -60,6 +61,8 @@ def check_arguments(loader: DDLPLoader) -> None:
         raise ValueError(f"decode={loader.decode!r}: expected one of {', '.join(DECODES)}")
     if loader.backend not in BACKENDS:
         raise ValueError(f"backend={loader.backend!r}: expected one of {', '.join(BACKENDS)}")
+    if (loader.csd is not None or loader.strategy == "csd") and (other := other_system()) is not None:
+        raise other
     if loader.backend != "native":
         if loader.strategy == "csd":
             raise ValueError(f"backend={loader.backend!r} with strategy='csd': the host would prepare nothing; leave one out")

@@ -10,6 +10,7 @@ from typing import Any
 
 from csd_engine.errors import EngineError
 from ddlp.errors import DDLPError
+from ddlp.platforms import other_system
 
 # Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
 # command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.
@@ -76,6 +77,9 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. ``arguments``: None for this process's own."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and not given[0].startswith("-") and (other := other_system()) is not None:
+        print(f"ddlp {given[0]}: {other}", file=sys.stderr)
+        return 1
     options = make_parser(given).parse_args(given)
     try:
         if given[:1] == ["bench"]:

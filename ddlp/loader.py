@@ -27,6 +27,7 @@ from ddlp.notices import warn_user
 from ddlp.observe.pace import live
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.plan import is_random
+from ddlp.platforms import OtherSystem, warn_once
 from ddlp.portable import Portable, portable
 from ddlp.rates import Rates
 from ddlp.report import EpochReport
@@ -86,7 +87,7 @@ class DDLPLoader(DataLoader):
 
     Raises:
         ValueError: arguments that contradict each other, as DataLoader.
-        Untranslatable: ``strategy="csd"`` for samples that can't travel.
+        Untranslatable: ``strategy="csd"`` for samples that can't travel; it, and ``csd=``, on other systems than Linux.
         ImportError: ``backend="dali"`` without DALI.
     """
 
@@ -246,7 +247,9 @@ class DDLPLoader(DataLoader):
             if ours or self.backend != "native":
                 text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
                 raise ValueError(f"{text}: {error}") from error
-            if (self._wanted_strategy() != "cpu" or self._otherwise is not None) and str(error) not in self._told:
+            if isinstance(error, OtherSystem):
+                warn_once(error.operator)
+            elif (self._wanted_strategy() != "cpu" or self._otherwise is not None) and str(error) not in self._told:
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
             return None

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, _utils
 from csd_engine.errors import PipelineError
 from csd_engine.transforms import Pipeline
 from ddlp.errors import Untranslatable
+from ddlp.platforms import other_system
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.datasets import PortableSet, translate_dataset
 from ddlp.translate.transforms import translate
@@ -36,6 +37,8 @@ def portable(
         Untranslatable: names what can't travel, why, and the ways out.
         ValueError: the pipeline can travel, but not give this output.
     """
+    if (other := other_system()) is not None:
+        raise other
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         raise Untranslatable(

@@ -81,4 +81,5 @@ def _forked() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # not on Windows, where nobody forks
+    os.register_at_fork(after_in_child=_forked)

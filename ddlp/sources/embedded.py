@@ -12,7 +12,6 @@ as the same user, could read those files itself.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from csd_engine.crew import child_environment
 from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
+from csd_engine.filelocks import fcntl
 from csd_engine.keys import load_pair, load_public, make_keys
 from csd_engine.members import Members
 from csd_engine.spool import free_bytes

@@ -15,7 +15,6 @@ itself. An engine that has died is replaced by the next rank that wants one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from csd_engine.errors import EngineError
+from csd_engine.filelocks import fcntl
 from csd_engine.members import Members
 from csd_engine.spool import remove_tree
 from ddlp.ranks import Ranks

@@ -6,7 +6,6 @@ Made when a device joins, in the background, and kept for the next epoch as long
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import itertools
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from csd_engine.datasets import ArraySet, ConcatSet, Dataset, FileSet
+from csd_engine.filelocks import fcntl
 from csd_engine.manifest import write_manifest
 from csd_engine.protocol import MAX_PART_BYTES
 from csd_engine.received import ARRAY_SUFFIX

@@ -1,0 +1,132 @@
+"""A training script on another system than Linux, simulated: ``other_system.py darwin|win32 IMAGE...``.
+
+What Python has on Linux only (for win32: on Unix only) is taken away after torch is imported, whose wheels for that system do
+without it, and before ddlp is. Prints what the test compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import select
+import signal
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+import zmq  # noqa: F401
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torchvision import datasets, transforms  # noqa: F401
+
+SYSTEM, IMAGES = sys.argv[1], sys.argv[2:]
+MODULES = {"darwin": (), "win32": ("fcntl", "resource", "pwd", "grp", "termios", "pty", "tty", "syslog")}[SYSTEM]
+LINUX = "eventfd memfd_create O_DIRECT O_TMPFILE pidfd_open posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity"
+UNIX = (
+    "fork forkpty getegid geteuid getgid getuid killpg O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK pread preadv pwrite pwritev "
+    "register_at_fork setsid sysconf"
+)
+
+
+class Missing:
+    """Modules that this system has not."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name in MODULES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def simulate() -> None:
+    """From here on."""
+    for name in [*LINUX.split(), *(UNIX.split() if SYSTEM == "win32" else [])]:
+        if hasattr(os, name):
+            delattr(os, name)
+    if SYSTEM == "win32":
+        del select.poll, signal.SIGKILL, signal.SIGSTOP
+    del select.epoll
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.meta_path.insert(0, Missing())  # type: ignore[arg-type]
+    sys.platform = SYSTEM
+    real = open
+
+    def without_proc(path: Any, *others: Any, **options: Any) -> Any:
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(("/proc/", "/sys/")):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path, *others, **options)
+
+    io.open = without_proc  # type: ignore[assignment]
+    __builtins__.open = without_proc
+
+
+simulate()
+import ddlp  # noqa: E402
+import ddlp.observe  # noqa: E402
+from ddlp.cli import main  # noqa: E402
+
+
+class Squares(Dataset):
+    """Samples of the user's own, as dicts."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"number": index, "square": torch.tensor([index**2])}
+
+
+class Numbers(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(7))
+
+
+def alike(ours: Any, theirs: Any) -> bool:
+    """Of the same types, the same values."""
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, torch.Tensor):
+        return torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(alike(ours[key], theirs[key]) for key in ours)
+    return len(ours) == len(theirs) and all(map(alike, ours, theirs))
+
+
+if __name__ == "__main__":
+    to_tensor = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+    sets = [TensorDataset(torch.arange(9)), Squares(), Numbers(), ddlp.ImageFiles(IMAGES, list(range(len(IMAGES))), to_tensor)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for data in sets:
+            for workers in (0, 2) if SYSTEM == "darwin" else (0,):  # the simulated Windows can't fork, nor spawn what it is
+                for options in ({}, {"strategy": "wrr"}, {"batch_size": 3, "drop_last": True}):
+                    options = {"batch_size": 4, "num_workers": workers, **options}
+                    loader = ddlp.DDLPLoader(data, **options)
+                    options.pop("strategy", None)
+                    ours, theirs = list(ddlp.observe.progress(loader)), list(DataLoader(data, **options))
+                    assert alike(ours, theirs), (data, options, ours, theirs)
+                    assert loader.report().batches_cpu == len(ours) > 0
+                    loader.load_state_dict(loader.state_dict())
+        for order in (1, 2):  # torch's own order, from torch's own generator
+            torch.manual_seed(order), np.random.seed(order), random.seed(order)
+            ours = list(ddlp.DDLPLoader(sets[0], 4, shuffle=True))
+            torch.manual_seed(order)
+            assert alike(ours, list(DataLoader(sets[0], 4, shuffle=True)))
+        assert "travels    nothing" in loader.explain()
+    told = [str(one.message) for one in caught if "ddlp" in str(one.message)]
+    print(len(told), *told, sep="\n")
+    for options in ({"strategy": "csd"}, {"csd": "csd0"}):
+        try:
+            ddlp.DDLPLoader(sets[3], 4, **options)
+        except ddlp.DDLPError as error:
+            print(f"{type(error).__name__}: {error}")
+    for command in (["status"], ["deploy", "me@there"], ["bench", "host"], ["analyse", "there"]):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            print(main(command), said.getvalue().strip())
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main(["--help"])
+    print(said.getvalue().split()[1])

@@ -1,0 +1,27 @@
+"""macOS and Windows, simulated in a process of its own: one sentence, and what torch's DataLoader does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_the_loader_does_what_torch_does(paths, system, name):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "other_system.py"), system, *map(str, paths[:6])],
+        cwd=HERE.parents[2], capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout[done.stdout.index("\n1\n") + 3 :].splitlines()  # one warning, after what explain() prints
+    sentence = f"{name} is not Linux, and ddlp prepares batches itself, and reaches devices, on Linux only"
+    assert lines[0].startswith(f"ddlp: {sentence}; ") and "DDLPLoader works as torch's DataLoader does" in lines[0]
+    assert [line.split(";")[0] for line in lines[1:3]] == [f"OtherSystem: {sentence}"] * 2
+    commands = [f"1 ddlp {command}: {sentence}" for command in ("status", "deploy", "bench", "analyse")]
+    assert [line.split(";")[0] for line in lines[3:7]] == commands
+    assert lines[7:] == ["ddlp"] and "Traceback" not in done.stderr
