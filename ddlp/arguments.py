@@ -49,6 +49,8 @@ def check_arguments(loader: DDLPLoader) -> None:
         raise ValueError(f"transfer={loader.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
     if loader.audit is not None and (not isinstance(loader.audit, int) or loader.audit < 1):
         raise ValueError(f"audit={loader.audit!r}: a number of batches, 1 or more, or None")
+    if not isinstance(loader.snapshot_every_n_steps, int) or loader.snapshot_every_n_steps < 1:
+        raise ValueError(f"snapshot_every_n_steps={loader.snapshot_every_n_steps!r}: a number of batches, 1 or more")
     if loader.spool_bytes is not None and loader.spool_bytes < 1:
         raise ValueError(f"spool_bytes={loader.spool_bytes!r}: a number of bytes, 1 or more, or None")
     if loader.seed is not None and not isinstance(loader.seed, int):

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddlp import resume as resuming
+from ddlp import stateful
 from ddlp.arguments import OUTPUTS, check_arguments, check_change
 from ddlp.described import other_structure
 from ddlp.ending import when_dropped
@@ -41,7 +42,7 @@ from ddlp.strategies import STRATEGIES, Mte, Strategy
 from ddlp.transfer.device import landing_on
 from ddlp.transfer.landing import Landing
 from ddlp.translate.dali import stages
-from ddlp.usercode import KeyedView, StreamEpoch, UserCodeIterator, iterate_user_code
+from ddlp.usercode import KeyedView, UserCodeIterator
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 
@@ -84,6 +85,9 @@ class DDLPLoader(DataLoader):
             and pixels nearly torchvision's (docs/dali.md says how nearly).
         allow_different_bits: take a device whose Pillow makes other pixels than this host's.
         record: a directory, or a `ddlp.observe.Recorder`, for what every thread does: ``ddlp analyse`` tells of it.
+        snapshot_every_n_steps: user code: after so many batches the workers send the state of a data set that has one of its
+            own (``state_dict`` and ``load_state_dict``, as torchdata's StatefulDataLoader asks); what came after it is made
+            again on a resume. Changes nothing for other data sets, nor for those that can travel.
 
     Raises:
         ValueError: arguments that contradict each other, as DataLoader.
@@ -132,6 +136,7 @@ class DDLPLoader(DataLoader):
         backend: str = "native",
         allow_different_bits: bool = False,
         record: str | os.PathLike[str] | Recorder | None = None,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         super().__init__(
             dataset,
@@ -169,6 +174,7 @@ class DDLPLoader(DataLoader):
         self.backend = backend
         self.allow_different_bits = allow_different_bits
         self.record = record
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._cut: dict[str, Any] = {}
@@ -178,7 +184,7 @@ class DDLPLoader(DataLoader):
         self._keeps: list[Keep] = []
         self._landing: Landing | None = None
         self._graphs: Graphs | None = None
-        self._last: EpochMemory | KeyedView | StreamEpoch | None = None
+        self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._samples: KeyedSamples | None = None
         self._told: set[str] = set()
         self._compared = False
@@ -291,10 +297,12 @@ class DDLPLoader(DataLoader):
 
     def _user_code(self, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume) -> UserCodeIterator:
         warn_if_not_recorded(self)
-        if isinstance(kept, UserCodeIterator):
+        if isinstance(kept, UserCodeIterator) and resume.workers is None:
             kept.restart(self, seed, epoch, resume)
         else:
-            kept = iterate_user_code(self, seed, epoch, resume)
+            if kept is not None:
+                kept._shutdown_workers()  # their data sets are not those of the state
+            kept = stateful.iterate(self, seed, epoch, resume)
         self._life.began(kept.counts)
         return kept
 
@@ -373,7 +381,9 @@ class DDLPLoader(DataLoader):
         Passed on to a sampler, a batch sampler and a data set that have the method.
         """
         if self._loaded is not None and epoch != self._next_epoch and not self._resume.partly:
-            self._resume, self._loaded = resuming.Resume(), resuming.between(epoch)  # what was loaded is of another epoch
+            # What was loaded is of another epoch, but for data sets that go on from epoch to epoch.
+            self._loaded = resuming.between(epoch, stateful.kept(self, self._resume))
+            self._resume, _ = resuming.load(self._loaded)
         self._next_epoch = epoch
         resuming.set_epoch(self, epoch)
         dataset: Any = self.dataset
@@ -388,9 +398,12 @@ class DDLPLoader(DataLoader):
         """
         if self._loaded is not None:
             return {**self._loaded, "epoch": self._next_epoch}
-        state = None if self._last is None else self._last.state()
-        if state is None or ((state["finished"] or isinstance(self._last, StreamEpoch)) and counts_batches()):
-            return resuming.between(self._next_epoch)
+        state, last = None if self._last is None else self._last.state(), self._last
+        if state is not None and counts_batches():
+            over = last.over_by_count() if isinstance(last, stateful.StreamView) else state["finished"]
+            state = None if over else state
+        if state is None:
+            return resuming.between(self._next_epoch, stateful.lasting(self))
         return {**state, "cut": self._cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -401,6 +414,7 @@ class DDLPLoader(DataLoader):
         """
         resume, epoch = resuming.load(state)
         resume.check(resuming.cut(self))
+        stateful.check_workers(self, resume)
         self._resume, self._next_epoch, self._loaded = resume, epoch, state
 
     def report(self) -> EpochReport:

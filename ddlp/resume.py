@@ -25,6 +25,11 @@ from ddlp.ranges import RangeSet
 FORMAT = 2
 
 
+def is_stateful(thing: Any) -> bool:
+    """True for what has both ``state_dict`` and ``load_state_dict``, as torchdata's ``Stateful`` asks."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
 @dataclass(frozen=True)
 class OrderSource:
     """What an order is drawn from, as a loader has it, without the loader: that must be free to be dropped."""
@@ -104,6 +109,7 @@ class Resume:
     ``drawn`` batches had been read; ``pending`` are those of them that were not delivered, each as (indices,
     occurrences), and ``seen`` how often each source index was drawn. ``seed`` is that of the samples' draws; None: not
     drawn yet. ``finished``: nothing is left of the epoch. ``cut`` is what `cut` said when the epoch began.
+    ``workers`` is what `ddlp.stateful` keeps of data sets with a state of their own.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
@@ -115,6 +121,7 @@ class Resume:
     seed: int | None = None
     finished: bool = False
     cut: dict[str, Any] = field(default_factory=dict)
+    workers: dict[str, Any] | None = None
 
     @property
     def partly(self) -> bool:
@@ -218,6 +225,7 @@ def save(
     plan: EpochPlan | None = None,
     drawn: int = 0,
     finished: bool = False,
+    workers: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The state of an epoch under way as plain data, which JSON takes as well. The loader adds its `cut`.
 
@@ -241,12 +249,13 @@ def save(
         "drawn": drawn,
         "pending": pending,
         "seen": {str(k): v for k, v in seen.items()},
+        "workers": workers,
     }
 
 
-def between(epoch: int) -> dict[str, Any]:
+def between(epoch: int, workers: dict[str, Any] | None = None) -> dict[str, Any]:
     """The state between two epochs: this one begins with the next iter()."""
-    return save(RangeSet(), None, seed=None, epoch=epoch)
+    return save(RangeSet(), None, seed=None, epoch=epoch, workers=workers)
 
 
 def load(state: dict[str, Any]) -> tuple[Resume, int]:
@@ -267,5 +276,6 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         state["seed"],
         state["finished"],
         state.get("cut", {}),  # between two epochs there is none
+        state.get("workers"),
     )
     return resume, state["epoch"]

@@ -15,6 +15,7 @@ import numpy as np
 from torch.utils.data import Subset, get_worker_info
 
 from csd_engine.keyed import KeyedRows
+from ddlp.resume import is_stateful
 from ddlp.seeding import GENERATORS
 
 __all__ = ["KeyedBatch", "KeyedSamples"]
@@ -61,12 +62,15 @@ class KeyedSamples:
         self._many = batched and _fetches_batches(dataset)
         self._watched = list(GENERATORS)
         self._seeded: list[str] = []
+        self._stateful = is_stateful(dataset)  # then no batch may be made once more, so all generators are seeded
         self._before: dict[str, Any] = {}  # states of the generators before the batch
         self._samples_to_try = self._collates_to_try = _TRIED
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
         """The finished batch."""
         here = get_worker_info() is None
+        if self._stateful and self._watched:
+            self._seeded, self._watched = [*self._seeded, *self._watched], []
         if here or not self._before:  # in a worker nobody else moves them
             self._before = {name: GENERATORS[name].state() for name in (*self._watched, *self._seeded)}
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
     _DatasetKind,
@@ -29,7 +29,7 @@ from ddlp.order import gives_each_once
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
 from ddlp.report import Counts
-from ddlp.resume import OrderSource, Resume, SamplerStart, between, save
+from ddlp.resume import OrderSource, Resume, SamplerStart, save
 from ddlp.samples import KeyedBatch, KeyedSamples
 
 
@@ -221,18 +221,6 @@ class KeyedView:
         )
 
 
-class StreamEpoch:
-    """What a loader keeps of an epoch over an IterableDataset, which keeps its own place: whether it is over."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.ended = False
-
-    def state(self) -> dict[str, Any] | None:
-        """The epoch begins again where this is loaded; None once its iterator has said that it is over."""
-        return None if self.ended else between(self.epoch)
-
-
 def samples_in(batch: Any) -> int:
     """How many samples a batch of any shape has: as many as its first tensor or array has rows; 1 where there is none."""
     try:
@@ -263,16 +251,14 @@ class _Finishing:
     _dataset_kind: int
     _num_yielded: int
 
-    def __init__(self, loader: Any, view: KeyedView | None, counts: Counts) -> None:
+    def __init__(self, loader: Any, view: Any, counts: Counts) -> None:
         self._finish = Finish(loader._target, loader.batch_transform)
         self._in_batches = loader._auto_collation
         self.counts = counts
-        self.view = view
-        self.memory = StreamEpoch(counts.epoch) if view is None else view
-        if view is not None:
-            view.of(self)
-        super().__init__(loader if view is None else view)  # type: ignore[call-arg]
-        if view is not None and view.resume.seed is not None:  # also of the epochs after it, where workers persist
+        self.view = self.memory = view
+        view.of(self)
+        super().__init__(view)  # type: ignore[call-arg]
+        if view.resume.seed is not None:  # also of the epochs after it, where workers persist
             self._base_seed = view.resume.seed
 
     def __next__(self) -> Any:
@@ -289,8 +275,7 @@ class _Finishing:
         counts.ended_s = time.monotonic()  # so far: nobody tells when an iteration is broken off
         counts.delivered(0, Side.HOST, samples_in(batch) if self._in_batches else 1, asked_s, counts.ended_s)
         batch = self._finish(batch)
-        if self.view is not None:
-            self.view.deliver(self._number())
+        self.view.deliver(self._number())
         return batch
 
     def _given(self) -> Any:
@@ -309,10 +294,7 @@ class _Finishing:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
         self.counts = _counts(epoch, resume)
         self._finish = Finish(loader._target, loader.batch_transform)
-        if self.view is None:
-            self.memory = StreamEpoch(epoch)
-        else:
-            self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
+        self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         if resume.seed is not None:
             self._base_seed = resume.seed
         self._reset(loader)  # type: ignore[attr-defined]
@@ -340,14 +322,12 @@ UserCodeIterator = _Single | _Multi
 
 
 def iterate_user_code(loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> UserCodeIterator:
-    """torch's own iterator over the loader, with keyed samples where the data set has indices.
+    """torch's own iterator over a loader whose data set has indices, with keyed samples.
 
     ``seed`` None takes the base seed that torch draws.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
-    iterable = isinstance(loader.dataset, IterableDataset)
-    view = None if iterable else KeyedView(loader, seed, epoch, resume)
-    return kind(loader, view, _counts(epoch, resume))
+    return kind(loader, KeyedView(loader, seed, epoch, resume), _counts(epoch, resume))
 
 
 def _counts(epoch: int, resume: Resume) -> Counts:

@@ -1,0 +1,255 @@
+"""Data sets and samplers with a state of their own go on where they were, as torchdata's StatefulDataLoader has them go on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+from small_sets import SAMPLES, Draws, Stream
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from ddlp import DDLPLoader
+
+
+def worker() -> tuple[int, int]:
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+class Counts(Dataset):
+    """A map-style data set that counts what it was asked for: a sample is (index, how many came before in this worker)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        self.count += 1
+        return index, self.count, worker()[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)  # which changes afterwards
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Reads(Counts):
+    """With ``__getitems__``, asked a batch at a time."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, int, int]]:
+        return [self[index] for index in indices]
+
+
+class Numbers(IterableDataset):
+    """Numbers shared among the workers, unequally; its place is its state. It begins anew when it has ended."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        me, workers = worker()
+        while self.at < SAMPLES - 9 * me:
+            self.at += 1
+            yield (self.at - 1) * workers + me
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Walk:
+    """An iterator with a state, of a tensor among others, shuffled by the seed of its worker."""
+
+    def __init__(self) -> None:
+        me, workers = worker()
+        info = get_worker_info()
+        self.left = list(range(me, SAMPLES, workers))
+        random.Random(3 if info is None else info.seed).shuffle(self.left)
+        self.at = torch.zeros((), dtype=torch.int64)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == len(self.left):
+            raise StopIteration
+        self.at += 1
+        return self.left[self.at - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"].clone()
+
+
+class Walks(IterableDataset):
+    """Only its iterator has a state."""
+
+    def __iter__(self) -> Walk:
+        return Walk()
+
+
+class Itself(Numbers):
+    """An iterator of its own; it is asked for its state once, as such."""
+
+    def __iter__(self) -> Any:
+        self.numbers = super().__iter__()
+        return self
+
+    def __next__(self) -> int:
+        return next(self.numbers)
+
+
+KINDS = {kind.__name__: kind for kind in (Counts, Reads, Numbers, Walks, Itself)}
+
+
+def plain(batches: Any) -> list[Any]:
+    return [
+        [part.tolist() for part in batch] if isinstance(batch, list) else torch.as_tensor(batch).tolist() for batch in batches
+    ]
+
+
+def in_parts(make: Any, *takes: int) -> list[Any]:
+    """The first epoch's batches, each part by a loader of its own, and the next epoch's by the last one."""
+    got, state = [], None
+    for take in (*takes, None):
+        loader = make()
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        if take is None:
+            got = [*got, *iterator]
+            torch.manual_seed(6)
+            return [plain(got), plain(loader)]
+        got += [next(iterator) for _ in range(take)]
+        state = copy.deepcopy(loader.state_dict())
+    raise AssertionError
+
+
+def seeded(kind: str, loader: Any = DDLPLoader, **options: Any) -> Any:
+    torch.manual_seed(5)
+    return loader(KINDS[kind](), 3, **options)
+
+
+@pytest.mark.parametrize(("workers", "every"), [(0, 1), (0, 4), (2, 1), (2, 4)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_data_set_goes_on(kind, workers, every):
+    def make() -> DDLPLoader:
+        return seeded(kind, num_workers=workers, snapshot_every_n_steps=every)
+
+    assert in_parts(make, 3, 0, 2) == in_parts(make)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_torchdata(kind, workers):
+    """The same samples before and after, taken between two of its snapshots."""
+    theirs = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def make(loader: Any) -> Any:
+        return lambda: seeded(kind, loader, num_workers=workers, snapshot_every_n_steps=3)
+
+    assert in_parts(make(DDLPLoader), 4)[0] == in_parts(make(theirs), 4)[0]
+
+
+class DrawsLate(Counts):
+    """Draws for one sample alone, when the generators are no longer expected to move."""
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        index, count, me = super().__getitem__(index)
+        return index, count, me + int(index == 38 and torch.rand(()) < 0)
+
+
+def test_no_sample_is_asked_for_twice():
+    loader = DDLPLoader(DrawsLate(), 3)
+    list(loader)
+    assert loader.dataset.count == SAMPLES
+
+
+def broken_off(loader: DDLPLoader, batches: int = 3) -> dict[str, Any]:
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("kind", ["Counts", "Numbers"])
+def test_another_number_of_workers_is_refused(kind):
+    state = broken_off(seeded(kind, num_workers=2))
+    loader = seeded(kind, num_workers=1)
+    said = "saved with num_workers=2 and holds the state of each worker's data set, this loader has num_workers=1: its workers"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["delivered"] == []  # nothing was loaded
+    with pytest.raises(ValueError, match="this loader's data set, Draws, has no load_state_dict: it could not go on there"):
+        DDLPLoader(Draws(), 3, num_workers=2).load_state_dict(broken_off(seeded("Counts", num_workers=2)))
+
+
+@pytest.mark.parametrize("options", [{}, dict(num_workers=1, persistent_workers=True)])
+def test_a_data_set_that_lives_on_goes_on_with_the_next_epoch(options):
+    """Also where the state is of the epoch's last batch, and the training loop goes on with the next one at once."""
+    first = seeded("Counts", **options, snapshot_every_n_steps=4)
+    for _ in first:
+        last = copy.deepcopy(first.state_dict())
+    expected = plain(first)
+    assert expected[0][1] == [SAMPLES + 1, SAMPLES + 2, SAMPLES + 3]
+    for state in (first.state_dict(), last):
+        again = seeded("Counts", **options)
+        again.load_state_dict(state)
+        again.set_epoch(1 if state is last else 2)
+        assert plain(again)[0][1][0] == (SAMPLES if state is last else 2 * SAMPLES) + 1
+
+
+@pytest.mark.parametrize("kind", ["Counts", "Numbers"])
+def test_persistent_workers_are_replaced_by_those_of_the_state(kind):
+    loader = seeded(kind, num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    got = [next(iterator) for _ in range(4)]
+    state = copy.deepcopy(loader.state_dict())
+    expected = plain([*got, *iterator])
+    loader.load_state_dict(state)
+    assert plain([*got, *loader]) == expected
+
+
+def test_a_state_from_before():
+    """Without the fields that hold workers' states."""
+    loader = DDLPLoader(Draws(), 3, shuffle=True)
+    state = broken_off(loader)
+    del state["workers"]
+    again = DDLPLoader(Draws(), 3, shuffle=True)
+    again.load_state_dict(state)
+    assert len(list(again)) == len(loader) - 3
+
+
+def test_how_often():
+    """Only then is a data set asked for its state; and a loader made again from its attributes asks as often."""
+
+    class Asked(Counts):
+        asked = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.asked += 1
+            return super().state_dict()
+
+    found = []
+    for every in (1, 5):
+        loader = DDLPLoader(Asked(), 3, snapshot_every_n_steps=every)
+        list(loader)
+        found.append(loader.dataset.asked)
+        assert loader.snapshot_every_n_steps == every
+    assert found == [15, 5]  # before the epoch; after each batch, or the 1st, 6th, 11th and last
+    for wrong in (0, 1.5, None):
+        with pytest.raises(ValueError, match="snapshot_every_n_steps=.*: a number of batches, 1 or more"):
+            DDLPLoader(Stream(), snapshot_every_n_steps=wrong)
