@@ -1,12 +1,12 @@
-"""Builds the kernel (csd_engine/kernels) with the package where there is a C compiler; all else stands in setup.cfg.
+"""Builds the kernel (csd_engine/kernels) with the package, with $CC, cc, gcc, clang or zig; all else stands in setup.cfg.
 
 The library is loaded with ctypes, so one wheel serves every Python on its platform: py3-none-linux_x86_64. Without a
-compiler the package installs all the same, works through Pillow, and its wheel is py3-none-any.
+compiler the package installs all the same, works through Pillow, and its wheel is py3-none-any. scripts/build_backend.py asks
+pip for zig where there is no compiler. DDLP_WHEEL=aarch64-linux-gnu makes a wheel for other computers, by zig: scripts/wheels.sh.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from glob import glob
@@ -22,16 +22,20 @@ except ImportError:  # setuptools before 70.1
     except ImportError:  # nor is it asked for a wheel yet, only for what it needs to make one
         bdist_wheel = None
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from csd_engine.kernels import compilers  # noqa: E402 needs nothing but the standard library
+from csd_engine.kernels.build import KernelError, build_kernel  # noqa: E402
+
+# A wheel for others' computers: of which system, by its GNU name, and the platform that pip knows it by.
+WHEEL = os.environ.get("DDLP_WHEEL", "")
+PLATFORMS = {
+    "x86_64-linux-gnu": "manylinux2014_x86_64",
+    "aarch64-linux-gnu": "manylinux2014_aarch64",
+    "arm-linux-gnueabihf": "manylinux2014_armv7l",
+}
 KERNELS = os.path.join("csd_engine", "kernels")
 tried = set()  # what this process has compiled, or could not
-
-
-def _load_build():
-    """Return csd_engine.kernels.build, from its file: the package cannot be imported before it is installed."""
-    spec = importlib.util.spec_from_file_location("kernel_build", os.path.join(KERNELS, "build.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class BuildKernel(build_ext):
@@ -41,7 +45,6 @@ class BuildKernel(build_ext):
         return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extension(self, extension):
-        build = _load_build()
         target = self.get_ext_fullpath(extension.name)
         os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
         if target in tried:
@@ -49,9 +52,15 @@ class BuildKernel(build_ext):
         tried.add(target)
         if os.path.exists(target):
             os.unlink(target)  # of an earlier build: not to be taken for this one's
+        if WHEEL:  # to be with the kernel or not at all
+            zig = compilers.zig(WHEEL)
+            if not zig:
+                sys.exit(f"no wheel for DDLP_WHEEL={WHEEL}: pip install ziglang, and choose one of {', '.join(PLATFORMS)}")
+            build_kernel(target, zig, ['-DDDLP_ORIGIN="came with the wheel, "'])
+            return
         try:
-            build.build_kernel(target, os.environ.get("CC", "cc"))
-        except build.KernelError as error:
+            build_kernel(target, compilers.find() or "cc")
+        except KernelError as error:
             print(f"ddlp: no kernel, Pillow will do the work: {error}", file=sys.stderr)
 
 
@@ -70,7 +79,9 @@ if bdist_wheel:
             super().run()
 
         def get_tag(self):
-            return "py3", "none", "any" if self.root_is_pure else super().get_tag()[2]
+            if self.root_is_pure:
+                return "py3", "none", "any"
+            return "py3", "none", PLATFORMS[WHEEL] if WHEEL else super().get_tag()[2]
 
     commands["bdist_wheel"] = Wheel
 

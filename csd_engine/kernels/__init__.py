@@ -55,7 +55,8 @@ def _load() -> Kernel:
             + (
                 "Correct DDLP_KERNEL"
                 if setting
-                else "With a C compiler (apt install gcc libc6-dev): python -m csd_engine.kernels.build"
+                else "With a C compiler (apt install gcc libc6-dev; without root: pip install ziglang): "
+                "python -m csd_engine.kernels.build"
             )
         )
     try:

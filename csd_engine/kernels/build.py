@@ -2,7 +2,8 @@
 
     python -m csd_engine.kernels.build [--compiler CC] [--output FILE]
 
-It needs a C compiler and the C library's headers, nothing else. Standard library only.
+It needs a C compiler with the C library's headers, or zig, which `pip install ziglang` brings; nothing else. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from typing import List, Optional, Sequence
+
+from csd_engine.kernels import compilers
 
 __all__ = ["KernelError", "LIBRARY", "build_kernel", "sources_hash"]
 
@@ -76,10 +79,15 @@ def build_kernel(target: str, compiler: str = "cc", flags: Sequence[str] = ()) -
 
 def _run(command: List[str]) -> None:
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S)
+        with tempfile.TemporaryDirectory(prefix="ddlp-kernel-") as cache:  # zig's, which is 60 MB and no use afterwards
+            environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S
+            )
     except FileNotFoundError as error:
         raise KernelError(
-            f"there is no C compiler named {command[0]!r}. Install one (Debian, Ubuntu: apt install gcc libc6-dev)."
+            f"there is no C compiler named {command[0]!r}. Install one (Debian, Ubuntu: apt install gcc libc6-dev; "
+            "without root: pip install ziglang)."
         ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"{command[0]} did not run to its end: {error}. Try it by hand: {shlex.join(command)}") from error
@@ -95,11 +103,11 @@ def _run(command: List[str]) -> None:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Build from the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m csd_engine.kernels.build", description="Compile the kernel.")
-    parser.add_argument("--compiler", default=os.environ.get("CC", "cc"), help="command (default: $CC, else cc)")
+    parser.add_argument("--compiler", help="command (default: $CC, else cc, gcc or clang, else zig from PyPI's ziglang)")
     parser.add_argument("--output", default=LIBRARY, help="the shared library to write (default: where it is looked for)")
     options = parser.parse_args(arguments)
     try:
-        build_kernel(options.output, options.compiler)
+        build_kernel(options.output, options.compiler or compilers.find() or "cc")
     except KernelError as error:
         print(f"no kernel: {error}", file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel", "rebuild"]
 
-ABI = 6  # DDLP_ABI of src/ddlp.h
+ABI = 7  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",
@@ -237,6 +237,7 @@ class Kernel(ArrayCalls):
         for name, result, arguments in (
             ("ddlp_abi", number, []),
             ("ddlp_sources", ctypes.c_char_p, []),
+            ("ddlp_made", ctypes.c_char_p, []),
             ("ddlp_variant", ctypes.c_char_p, []),
             ("ddlp_choose", number, [ctypes.c_char_p]),
             ("ddlp_use_jpeg", number, [ctypes.c_char_p]),
@@ -265,6 +266,11 @@ class Kernel(ArrayCalls):
     def sources(self) -> str:
         """`sources_hash` of what it was built from; empty: not known."""
         return str(self._library.ddlp_sources().decode())
+
+    @property
+    def made(self) -> str:
+        """How it was made: "compiled with gcc 12.2.0"."""
+        return str(self._library.ddlp_made().decode())
 
     @property
     def variant(self) -> str:

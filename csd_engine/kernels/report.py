@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 from dataclasses import asdict, dataclass
 
 from csd_engine.kernels import kernel, why_not
+from csd_engine.kernels.compilers import system
 
-__all__ = ["MADE", "KernelReport", "main", "report", "system"]
+__all__ = ["MADE", "KernelReport", "main", "report"]
 
-MADE = "_kernel.txt"  # beside the library: a line that says how it was made
-_MACHINES = {40: "arm-linux-gnueabihf", 62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}  # by ELF's numbers
-_ARM, _HARD_FLOAT = 40, 0x400
+MADE = "_kernel.txt"  # beside a library that was brought: a line that says how it was made
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class KernelReport:
         variant: what its inner loops use: "vnni", "avx2", "sse2", "neon", "c"; empty: there is none.
         libjpeg: what it decodes with: Pillow's, "libjpeg-turbo 2.1.5".
         why_not: why there is none, and what would bring it.
-        made: how the library was made, as whoever made it wrote; empty: not known.
+        made: how the library was made, as whoever brought it wrote, else as it says itself; empty: not known.
         system: GNU name of what this interpreter is compiled for, "arm-linux-gnueabihf"; empty: none that we know.
     """
 
@@ -42,23 +40,6 @@ class KernelReport:
         if not self.variant:
             return f"none, Pillow does the work ({self.why_not})"
         return f"{self.variant}, {self.made or 'compiled at installation'}, decodes with Pillow's {self.libjpeg}"
-
-
-def system() -> str:
-    """Return the GNU name of what this interpreter is compiled for; empty where it is none that we know.
-
-    Read from its file: a 64-bit Linux, which `uname` tells, runs 32-bit systems as well.
-    """
-    try:
-        with open(sys.executable, "rb") as stream:
-            head = stream.read(64)
-        glibc = os.confstr("CS_GNU_LIBC_VERSION")  # with musl a library has to be compiled otherwise
-    except (OSError, ValueError):
-        return ""
-    if len(head) < 64 or head[:4] != b"\x7fELF" or head[5] != 1 or not glibc:  # 1: little-endian
-        return ""
-    machine, flags = struct.unpack_from("<H", head, 18)[0], struct.unpack_from("<I", head, 36)[0]
-    return "" if machine == _ARM and not flags & _HARD_FLOAT else _MACHINES.get(machine, "")
 
 
 def _libjpeg() -> str:
@@ -79,7 +60,7 @@ def report() -> KernelReport:
         variant="" if found is None else found.variant,
         libjpeg="" if found is None else _libjpeg(),
         why_not=why_not(),
-        made=made,
+        made=made or ("" if found is None else found.made),
         system=system(),
     )
 

@@ -1,5 +1,7 @@
 """The kernel on a device: compiled there, else cross-compiled on this host, else none, and then Pillow does the work.
 
+The host's compilers are those of Debian, else zig, which `pip install ziglang` brings.
+
 What is brought is one file beside the engine's sources, and a line that says how it was made; both go with their build. It is
 loaded there, and has to agree with the Pillow there, before it lies where the engine finds it.
 """
@@ -7,9 +9,9 @@ loaded there, and has to agree with the Pillow there, before it lies where the e
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -17,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csd_engine.kernels.build import KernelError, build_kernel
-from csd_engine.kernels.report import MADE, KernelReport, system
+from csd_engine.kernels.compilers import system, works, zig
+from csd_engine.kernels.report import MADE, KernelReport
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell, Slow
 
@@ -195,13 +198,17 @@ def cross_compile(target: str, library: Path) -> str:
     if target not in _COMPILERS:
         raise NotMade("this host knows of no compiler for its system")
     compiler, package = ("cc", "gcc") if target == system() else _COMPILERS[target]
-    way_out = f"apt-get install {package} on this host"
-    if shutil.which(compiler) is None:
+    way_out = f"apt-get install {package} or pip install ziglang on this host"
+    found = compiler if works(compiler) else zig(target)
+    if not found:
         raise NotMade(f"there is no {compiler} on this host", way_out)
     try:
-        build_kernel(str(library), compiler, _ANY_GLIBC)
+        # zig links to symbols of an old glibc by itself.
+        build_kernel(str(library), found, _ANY_GLIBC if found == compiler else ())
     except KernelError as error:
-        raise NotMade(f"{compiler} failed ({_told(str(error))})", way_out) from None
+        raise NotMade(f"{shlex.split(found)[0]} failed ({_told(str(error))})", way_out) from None
+    if found != compiler:
+        return f"{_CROSS} with zig {importlib.metadata.version('ziglang')}"
     version = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
     return f"{_CROSS} with {compiler} {version}"
 

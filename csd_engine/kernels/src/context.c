@@ -36,6 +36,8 @@ int ddlp_abi(void) { return DDLP_ABI; }
 
 const char *ddlp_sources(void) { return DDLP_SOURCES; }
 
+const char *ddlp_made(void) { return DDLP_ORIGIN "compiled with " DDLP_COMPILER; }
+
 int ddlp_use_jpeg(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return -ENOENT;

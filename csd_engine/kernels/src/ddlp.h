@@ -24,8 +24,20 @@
 #define DDLP_SOURCES ""
 #endif
 
+/* The compiler that made the library, and where it came from: "came with the wheel, "; by compilers.py and setup.py. */
+#ifndef DDLP_COMPILER
+#if defined(__clang__)
+#define DDLP_COMPILER "clang " __clang_version__
+#else
+#define DDLP_COMPILER "gcc " __VERSION__
+#endif
+#endif
+#ifndef DDLP_ORIGIN
+#define DDLP_ORIGIN ""
+#endif
+
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 6
+#define DDLP_ABI 7
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -73,6 +85,9 @@ DDLP_API int ddlp_abi(void);
 
 /* A hash of what the library was made from, by build.py; empty: not known. */
 DDLP_API const char *ddlp_sources(void);
+
+/* How it was made, for a person: "compiled with gcc 12.2.0". */
+DDLP_API const char *ddlp_made(void);
 
 /* What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c". */
 DDLP_API const char *ddlp_variant(void);

@@ -1,6 +1,7 @@
 """Finding, checking and switching off the kernel, each in a process of its own; building it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -156,11 +157,15 @@ def test_what_the_compiler_says_is_quoted(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("compiler", ["cc", "nonesuch"])
-def test_the_wheels_tag_says_whether_the_kernel_is_in_it(tmp_path, compiler):
+@pytest.mark.parametrize("compiler", ["cc", "nonesuch", "zig"])
+def test_the_wheels_tag_says_whether_the_kernel_is_in_it(kernel, tmp_path, compiler):
     pytest.importorskip("setuptools.command.bdist_wheel", reason="needs setuptools 70.1 or newer")
     if compiler == "cc" and not shutil.which("cc"):
         pytest.skip("needs a C compiler (cc)")
+    environment = {**os.environ, "CC": compiler}
+    if compiler == "zig":
+        pytest.importorskip("ziglang")
+        environment.update(CC="", PATH=str(tmp_path))  # no compiler there
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "csd_engine", tmp_path / "csd_engine", ignore=shutil.ignore_patterns("__pycache__"))
@@ -168,7 +173,7 @@ def test_the_wheels_tag_says_whether_the_kernel_is_in_it(tmp_path, compiler):
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "bdist_wheel"],
         cwd=tmp_path,
-        env={**os.environ, "CC": compiler},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -178,9 +183,14 @@ def test_the_wheels_tag_says_whether_the_kernel_is_in_it(tmp_path, compiler):
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], stdout=subprocess.PIPE, text=True).stdout
     assert "csd_engine/kernels/src/ddlp.h" in names
-    if compiler == "cc":
+    if compiler != "nonesuch":
         assert "-py3-none-linux_" in wheel.name and "csd_engine/kernels/_kernel.so" in names
-        Kernel(str(next((tmp_path / "build").glob("lib*/csd_engine/kernels/_kernel.so"))), _imaging.__file__)
+        made = Kernel(str(next((tmp_path / "build").glob("lib*/csd_engine/kernels/_kernel.so"))), _imaging.__file__)
+        assert first_difference(made) == ""
+        if compiler == "zig":  # for other computers too, and it finds out what this processor has
+            assert re.fullmatch(r"compiled with zig [\d.]+", made.made) and made.variant == kernel.variant
+            needed = re.findall(rb"GLIBC_(\d+)\.(\d+)", Path(made.path).read_bytes())
+            assert needed and all((int(major), int(minor)) <= (2, 17) for major, minor in needed)
     else:
         assert wheel.name.endswith("-py3-none-any.whl") and "_kernel.so" not in names
         assert "no kernel, Pillow will do the work: there is no C compiler named 'nonesuch'" in done.stdout

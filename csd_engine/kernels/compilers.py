@@ -1,0 +1,86 @@
+"""C compilers: this computer's own, else zig, which PyPI has as `ziglang` and which compiles for other systems as well."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+__all__ = ["find", "system", "works", "zig"]
+
+_MACHINES = {40: "arm-linux-gnueabihf", 62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}  # by ELF's numbers
+_ARM, _HARD_FLOAT = 40, 0x400
+_TIMEOUT_S = 60
+
+# For every processor of its kind, and for glibc 2.17 and newer (manylinux2014): zig's own choice would be this processor alone.
+# On 32-bit ARM the kernel looks for NEON while it runs, so the rest must not need it.
+_ZIG = {
+    "x86_64-linux-gnu": ("-target", "x86_64-linux-gnu.2.17", "-mcpu=baseline"),
+    "aarch64-linux-gnu": ("-target", "aarch64-linux-gnu.2.17", "-mcpu=baseline"),
+    "arm-linux-gnueabihf": ("-target", "arm-linux-gnueabihf.2.17", "-mcpu=baseline-neon-d32"),
+}
+
+
+def system() -> str:
+    """Return the GNU name of what this interpreter is compiled for; empty where it is none that we know.
+
+    Read from its file: a 64-bit Linux, which `uname` tells, runs 32-bit systems as well.
+    """
+    try:
+        with open(sys.executable, "rb") as stream:
+            head = stream.read(64)
+        glibc = os.confstr("CS_GNU_LIBC_VERSION")  # with musl a library has to be compiled otherwise
+    except (OSError, ValueError):
+        return ""
+    if len(head) < 64 or head[:4] != b"\x7fELF" or head[5] != 1 or not glibc:  # 1: little-endian
+        return ""
+    machine, flags = struct.unpack_from("<H", head, 18)[0], struct.unpack_from("<I", head, 36)[0]
+    return "" if machine == _ARM and not flags & _HARD_FLOAT else _MACHINES.get(machine, "")
+
+
+def works(compiler: str) -> bool:
+    """Whether a command compiles C here: gcc without the C library's headers, for one, does not."""
+    command = shlex.split(compiler)
+    if shutil.which(command[0]) is None:
+        return False
+    program = b"#include <dlfcn.h>\n#include <math.h>\nvoid *same(void *it) { return it; }\n"
+    with tempfile.TemporaryDirectory(prefix="ddlp-compiler-") as scratch:
+        command += ["-shared", "-fPIC", "-o", os.path.join(scratch, "library.so"), "-x", "c", "-", "-lm"]
+        try:
+            done = subprocess.run(
+                command, input=program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+    return done.returncode == 0
+
+
+def zig(target: str) -> str:
+    """Return the command of zig as a C compiler for a system, by its GNU name; empty where ziglang is not installed.
+
+    It is also empty for a system that we know no words for.
+    """
+    found = importlib.util.find_spec("ziglang")
+    if target not in _ZIG or found is None or not found.submodule_search_locations:
+        return ""
+    from importlib.metadata import version
+
+    program = os.path.join(found.submodule_search_locations[0], "zig")
+    name = f'-DDDLP_COMPILER="zig {version("ziglang")}"'
+    return shlex.join([program, "cc", *_ZIG[target], "-s", name])
+
+
+def find() -> str:
+    """Return the command of a C compiler for this computer: $CC, else cc, gcc or clang, else zig; empty: none works."""
+    given = os.environ.get("CC")
+    if given:
+        return given
+    for compiler in ("cc", "gcc", "clang"):
+        if works(compiler):
+            return compiler
+    return zig(system())
