@@ -2,7 +2,7 @@
 
 The library is loaded with ctypes, so one wheel serves every Python on its platform: py3-none-linux_x86_64. Without a
 compiler the package installs all the same, works through Pillow, and its wheel is py3-none-any. scripts/build_backend.py asks
-pip for zig where there is no compiler. DDLP_WHEEL=aarch64-linux-gnu makes a wheel for other computers, by zig: scripts/wheels.sh.
+pip for zig where there is no compiler. DDLP_WHEEL=aarch64-linux-gnu makes a wheel for others, by zig: scripts/wheels.sh.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The kernel on an emulated 32-bit ARM board without a compiler: cross-compiled here, checked there, with Pillow's bits."""
+"""The kernel on an emulated ARM board without a compiler: made here by gcc and by zig, checked there, with Pillow's bits."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,11 @@ def no_cross_compiler(tmp_path: Path) -> str:
 
 
 def test_cross_compiled_checked_and_bit_identical(
-    board: Any, images: list[Path], ddlp: Callable[..., str], no_cross_compiler: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    board: Any,
+    images: list[Path],  # noqa: F811
+    ddlp: Callable[..., str],  # noqa: F811
+    no_cross_compiler: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if shutil.which(COMPILER) is None:
         assert "CI" not in os.environ, f"no {COMPILER}: apt install gcc-arm-linux-gnueabihf libc6-dev-armhf-cross"
@@ -46,12 +52,23 @@ def test_cross_compiled_checked_and_bit_identical(
 
     with monkeypatch.context() as without:
         without.setenv("PATH", no_cross_compiler)
+        without.setitem(sys.modules, "ziglang", None)
         told = ddlp(*arguments(board, "--kernel", "auto"))
     assert f"none: Pillow does the work, because there is no C compiler on the device, and there is no {COMPILER} on" in told
-    assert "apt-get install gcc libc6-dev there, or apt-get install gcc-arm-linux-gnueabihf on this host" in told
+    assert "apt-get install gcc libc6-dev there, or apt-get install gcc-arm-linux-gnueabihf or pip install ziglang on" in told
     check("none")
 
-    told = ddlp("deploy", "--name", "csd0")
+    if importlib.util.find_spec("ziglang") is None:
+        assert "CI" not in os.environ, "no ziglang: scripts/test.sh installs it"
+    else:
+        with monkeypatch.context() as without:
+            without.setenv("PATH", no_cross_compiler)
+            assert "neon, cross-compiled with zig" in ddlp("deploy", "--name", "csd0")
+        check("neon")
+        assert "differ" in ddlp("parity", "csd0")
+        ddlp("deploy", "--name", "csd0", "--kernel", "none")
+
+    told = ddlp("deploy", "--name", "csd0", "--kernel", "auto")
     assert f"neon, cross-compiled with {COMPILER}" in told and "decodes with Pillow's libjpeg-turbo 2.1" in told
     assert book.load("csd0").kernel.startswith("neon, cross-compiled")
     check("neon")

@@ -57,6 +57,17 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
     return {one["check"]: one for one in answer["checks"]}
 
 
+def test_zig_compiles_where_no_compiler_is_there_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "cross-compiled with zig " in cross_compile("aarch64-linux-gnu", tmp_path / "kernel.so")
+    assert (tmp_path / "kernel.so").read_bytes()[18] == 183, "ELF's number of aarch64"
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    with pytest.raises(NotMade, match="there is no aarch64-linux-gnu-gcc on this host") as caught:
+        cross_compile("aarch64-linux-gnu", tmp_path / "kernel.so")
+    assert caught.value.way_out == "apt-get install gcc-aarch64-linux-gnu or pip install ziglang on this host"
+
+
 @pytest.mark.parametrize("target", ("arm-linux-gnueabihf", "aarch64-linux-gnu", "x86_64-linux-gnu"))
 def test_a_cross_compiled_kernel_asks_for_no_new_glibc(target: str, tmp_path: Path) -> None:
     """Linked as usual, its dlopen would be the host's: GLIBC_2.34."""
@@ -114,8 +125,9 @@ def test_no_compiler_there(
     source.write_text("__attribute__((constructor)) static void trap(void) { __builtin_trap(); }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", where(device) / "_kernel.so", source], check=True)
     monkeypatch.setenv("PATH", no_compiler)
+    monkeypatch.setitem(sys.modules, "ziglang", None)
     told = ddlp(capsys, *deploy)
     assert "because there is no C compiler on the device, and there is no cc on this host." in told, told
-    assert "gcc libc6-dev there, or apt-get install gcc on this host; then deploy again" in told
+    assert "gcc libc6-dev there, or apt-get install gcc or pip install ziglang on this host; then" in told
     assert not list(where(device).glob("_kernel*")) and status(capsys) == "none"
     assert "Nothing had to be changed." in ddlp(capsys, *deploy)
