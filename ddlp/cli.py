@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ddlp
 from csd_engine.errors import EngineError
 from ddlp.errors import DDLPError
 from ddlp.platforms import other_system
@@ -61,6 +62,7 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ddlp", description="A DataLoader that prepares each epoch from both ends: tools around it."
     )
+    parser.add_argument("--version", action="version", version=f"ddlp {ddlp.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, _COMMANDS, given)
     bench = commands.add_parser("bench", help="measure, each figure beside its bound and its peers")
@@ -77,7 +79,10 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. ``arguments``: None for this process's own."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and not given[0].startswith("-") and (other := other_system()) is not None:
+    if not given:
+        make_parser().print_help()
+        return 0
+    if not given[0].startswith("-") and (other := other_system()) is not None:
         print(f"ddlp {given[0]}: {other}", file=sys.stderr)
         return 1
     options = make_parser(given).parse_args(given)

@@ -1,6 +1,7 @@
 """The command line's own part: what becomes of Ctrl-C and of errors."""
 
 import argparse
+import configparser
 import os
 import subprocess
 import sys
@@ -20,13 +21,28 @@ def test_ctrl_c_ends_the_program_or_whoever_calls_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("command")
     parser.set_defaults(run=interrupted)
     monkeypatch.setattr(cli, "make_parser", lambda given: parser)
-    monkeypatch.setattr(sys, "argv", ["ddlp"])
+    monkeypatch.setattr(sys, "argv", ["ddlp", "anything"])
     assert cli.main() == 130 and capsys.readouterr().err == "ddlp: stopped\n"
     with pytest.raises(KeyboardInterrupt):  # of a test, say: it was to end all of them
-        cli.main([])
+        cli.main(["anything"])
     assert capsys.readouterr().err == ""
+
+
+def test_alone_it_shows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "" and shown.out.startswith("usage: ddlp") and "doctor" in shown.out and "--version" in shown.out
+
+
+def test_its_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    packaged = configparser.ConfigParser()
+    packaged.read(Path(__file__).parents[2] / "setup.cfg")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"ddlp {packaged['metadata']['version']}\n"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
