@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from html import escape
 from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
@@ -16,8 +18,35 @@ if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
 
 
-def explain(loader: DDLPLoader) -> str:
+class Explanation(str):
+    """What `explain` says. A notebook that shows the value of a cell does not show again what this cell has printed."""
+
+    def __init__(self, text: str) -> None:
+        self._cell = _cell()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self)}</pre>"
+
+    def _ipython_display_(self) -> None:
+        """IPython calls this to show it."""
+        if self._cell != _cell():
+            from IPython.display import publish_display_data
+
+            publish_display_data({"text/plain": str(self), "text/html": self._repr_html_()})
+
+
+def _cell() -> int | None:
+    """The number of IPython's cell that runs; None where this is not IPython."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return None if shell is None else shell.execution_count
+
+
+def explain(loader: DDLPLoader) -> Explanation:
     """A few lines for a person."""
+    return Explanation("\n".join(_lines(loader)))
+
+
+def _lines(loader: DDLPLoader) -> list[str]:
     strategy = loader._wanted_strategy()
     chosen = "given" if loader.strategy is not None else "by default"
     lines = [f"strategy   {strategy} ({chosen}): {ORDER[strategy]}"]
@@ -30,7 +59,7 @@ def explain(loader: DDLPLoader) -> str:
             *(SEEDING if loader.worker_init_fn is not None and not isinstance(loader.dataset, IterableDataset) else ()),
             *[f"way out    {way}" for way in error.ways_out],
         ]
-        return "\n".join(lines)
+        return lines
     height, width, channels = found.shape
     parts = ", ".join(f"{part.name} ({len(part):,} samples)" for part in found.dataset.parts)
     named = [op["function"] if op["op"] == "User" else op["op"] for op in found.pipeline.to_data()["ops"]]
@@ -68,7 +97,7 @@ def explain(loader: DDLPLoader) -> str:
         lines.append(f"transfer   {TRANSFER[loader.transfer]}")
     if strategy == "cpu":
         lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
-    return "\n".join(lines)
+    return lines
 
 
 SEEDING = (

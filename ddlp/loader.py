@@ -18,7 +18,7 @@ from ddlp.arguments import OUTPUTS, check_arguments, check_change
 from ddlp.described import other_structure
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
-from ddlp.explain import explain
+from ddlp.explain import Explanation, explain
 from ddlp.integrations.lightning import counts_batches
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
@@ -427,8 +427,8 @@ class DDLPLoader(DataLoader):
             raise DDLPError("report(): no epoch has begun; iterate over the loader first")
         return now.report
 
-    def explain(self) -> str:
-        """What travels to a device, what does not, and why; printed and returned."""
+    def explain(self) -> Explanation:
+        """What travels to a device, what does not, and why; printed and returned, as a str that notebooks don't show twice."""
         text = explain(self)
         print(text)
         return text

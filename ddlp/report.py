@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 
 from ddlp.ledger import Ledger, Side
 from ddlp.rates import Rates
@@ -38,6 +39,38 @@ class EpochReport:
         """The least time in which both sides together prepare these samples: n / (r_cpu + r_csd)."""
         rates = [r for r in (self.rate_cpu, self.rate_csd) if r]
         return self.samples / sum(rates) if rates else None
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self._rows())
+        return "\n".join([self._title(), *(f"{name:{width}}  {text}" for name, text in self._rows())])
+
+    def _repr_html_(self) -> str:
+        """As a table, for notebooks."""
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows())
+        return f"<table><caption>{escape(self._title())}</caption>{rows}</table>"
+
+    def _title(self) -> str:
+        speed = f", {self.samples / self.seconds:,.0f} samples/s" if self.seconds else ""
+        return f"epoch {self.epoch}, {self.strategy}: {self.samples:,} samples in {self.seconds:.2f} s{speed}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """What there is to say beside the title: a name, a text."""
+        causes = ", ".join(f"{cause} {seconds:.2f} s" for cause, seconds in self.waiting.items() if seconds >= 0.005)
+        share = f", {self.waiting_s / self.seconds:.0%} of the time" if self.seconds else ""
+        rates = ((self.rate_cpu, "this host"), (self.rate_csd, "devices"))
+        measured = [f"{who} {rate:,.0f} samples/s" for rate, who in rates if rate]
+        rows = [
+            ("batches", f"{self.batches_cpu:,} by this host, {self.batches_csd:,} by devices"),
+            ("waiting", f"{self.waiting_s:.2f} s{share}" + (f": {causes}" if causes else "")),
+            ("alone", ", ".join(measured) or "not measured"),
+        ]
+        if self.bound_s is not None:
+            rows.append(("bound", f"{self.bound_s:.2f} s, the least time for these samples at these rates"))
+        if self.host_cpu_s:
+            rows.append(("host CPU", f"{self.host_cpu_s:.2f} s of processor time"))
+        if self.leases_taken_back or self.leases_lost:
+            rows.append(("leases", f"{self.leases_taken_back:,} taken back by this host, {self.leases_lost:,} lost"))
+        return rows + [("note", text) for text in self.notes]
 
 
 @dataclass

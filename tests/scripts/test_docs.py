@@ -200,7 +200,7 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name, code in codes:
         exec(compile(code, name, "exec"), {"__name__": "docs"})
     said = capsys.readouterr().out
-    assert "travels    Pad -> RandomCrop -> RandomHorizontalFlip" in said and "samples=2048" in said
+    assert "travels    Pad -> RandomCrop -> RandomHorizontalFlip" in said and "2,048 samples" in said
 
 
 def lines_of_code(text: str) -> Iterator[str]:
