@@ -108,6 +108,7 @@ class EpochIterator(_BaseDataLoaderIter):
     _pin_memory_thread = None
     run_kind: Callable[..., EpochRun] = EpochRun
     keep: Any = None  # what must live as long as this iterator
+    on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
     wants_whole = False  # somebody looks at all batches of the plan when they were delivered
 
     def __init__(
@@ -248,6 +249,8 @@ class EpochIterator(_BaseDataLoaderIter):
                 warn_user(f"ddlp: {text}")
         if delivered is None:
             self._shutdown_workers()
+            if self.on_end is not None:
+                self.on_end()
             raise StopIteration
         if self._ahead and not self._whole:
             self._read_ahead(self._ahead)

@@ -19,6 +19,8 @@ from ddlp.described import other_structure
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Explanation, explain
+from ddlp.explain import explain
+from ddlp.integrations.accelerate import Prepared, prepare_where_asked
 from ddlp.integrations.lightning import counts_batches
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
@@ -97,7 +99,6 @@ class DDLPLoader(DataLoader):
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
     _watchers: tuple[Any, ...] = ()  # of the next epoch, see ddlp.observe.checked
-    _is_accelerate_prepared = True  # else Accelerator.prepare puts a loader of its own in this one's place
     get_sampler = resuming.sampler_of  # accelerate's save_state asks the loader of a stream for it
 
     def __init__(
@@ -185,6 +186,7 @@ class DDLPLoader(DataLoader):
         self._landing: Landing | None = None
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
+        self._prepared: Prepared | None = None
         self._samples: KeyedSamples | None = None
         self._told: set[str] = set()
         self._compared = False
@@ -260,6 +262,16 @@ class DDLPLoader(DataLoader):
                 warn_user(f"ddlp: the host prepares all batches: {error}")
             return None
 
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether accelerate leaves the loader alone: yes, and where an Accelerator asks, this prepares it."""
+        prepare_where_asked(self)
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """``Accelerator.prepare`` sets it when it is through."""
+
     # -- iteration -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
@@ -268,7 +280,7 @@ class DDLPLoader(DataLoader):
         iterator = self._begin(self._iterator if keeps else None)
         if keeps:
             self._iterator = iterator
-        return iterator
+        return iterator if self._prepared is None else self._prepared.watch(iterator)
 
     def _get_iterator(self) -> Any:
         return self._begin(None)
@@ -278,6 +290,9 @@ class DDLPLoader(DataLoader):
         warn_if_not_shared(self)
         now = self._portable_now()
         epoch, resume = self._next_epoch, self._resume
+        if self._prepared is not None:
+            in_order = self.in_order if now is None else self._wanted_strategy() not in ("wrr", "mte")
+            self._prepared.begin(epoch, in_order)
         cut = resuming.cut(self, portable=now is not None)
         resume.check(cut)
         seed = self.seed if resume.seed is None else resume.seed
@@ -435,5 +450,5 @@ class DDLPLoader(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
-        left = dict.fromkeys(("_iterator", "_last", "_reach", "_landing", "_graphs", "_samples"))
+        left = dict.fromkeys(("_iterator", "_prepared", "_last", "_reach", "_landing", "_graphs", "_samples"))
         return {**vars(self), **left, "_keeps": [], "_life": Life()}

@@ -35,20 +35,35 @@ Item = tuple[int, int]
 _BUILT_IN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
+def _of_accelerate(sampler: Any, name: str) -> bool:
+    return (type(sampler).__module__, type(sampler).__name__) == ("accelerate.data_loader", name)
+
+
+def _is_part(sampler: Any) -> bool:
+    """True for the part of a batch sampler's batches that accelerate gives one process."""
+    return _of_accelerate(sampler, "BatchSamplerShard")
+
+
+def _within(sampler: Any) -> Any:
+    """The sampler of single indices within torch's batch sampler, and within a part of one."""
+    if _is_part(sampler) and type(sampler.batch_sampler) is BatchSampler:
+        sampler = sampler.batch_sampler
+    return sampler.sampler if type(sampler) is BatchSampler else sampler
+
+
 def is_built_in(sampler: Any) -> bool:
-    """True for exactly torch's own samplers: their whole epoch may be drawn at its beginning."""
-    if type(sampler) is BatchSampler:
-        return type(sampler.sampler) in _BUILT_IN
-    return type(sampler) in _BUILT_IN
+    """True for exactly torch's own samplers, and accelerate's: their whole epoch may be drawn at its beginning."""
+    inner = _within(sampler)
+    return type(inner) in _BUILT_IN or _of_accelerate(inner, "SeedableRandomSampler")
 
 
 def is_random(sampler: Any) -> bool:
     """True where the order is random anyway, so that another order of whole batches is none the worse."""
-    if type(sampler) is BatchSampler:
-        sampler = sampler.sampler
-    if type(sampler) is DistributedSampler:
-        return sampler.shuffle
-    return type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    inner = _within(sampler)
+    if type(inner) is DistributedSampler:
+        return inner.shuffle
+    random = type(inner) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return random or _of_accelerate(inner, "SeedableRandomSampler")
 
 
 _BLOCK = 1 << 16  # indices that are drawn, and counted, together
@@ -177,7 +192,10 @@ class EpochPlan:
 
     def _read_whole(self, sampler: Any, at_once: bool) -> None:
         outer, size, drop_last = sampler, 1, False
-        if type(sampler) is BatchSampler and self._batched:
+        if _is_part(sampler):  # read to its end now: batches of one size, but for the last
+            batches = list(sampler)
+            size, sampler = len(batches[0]) if batches else 1, list(itertools.chain.from_iterable(batches))
+        elif type(sampler) is BatchSampler and self._batched:
             sampler, size, drop_last = sampler.sampler, sampler.batch_size, sampler.drop_last
         n = len(sampler)
         self._size, self._wanted = size, n - n % size if drop_last else n

@@ -40,7 +40,8 @@ class OrderSource:
 
 def sampler_of(loader: DataLoader | OrderSource) -> Any:
     """The sampler of single indices, or the batch sampler that has none."""
-    return getattr(loader._index_sampler, "sampler", loader._index_sampler)
+    batches = getattr(loader._index_sampler, "batch_sampler", loader._index_sampler)  # accelerate's part of one
+    return getattr(batches, "sampler", batches)
 
 
 def _with_epochs(loader: DataLoader | OrderSource) -> list[Any]:
@@ -84,7 +85,7 @@ def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
         "sampler": "one of your own" if own else type(sampler).__name__,
         "batch_size": _number(index_sampler, "batch_size"),
         "drop_last": _number(index_sampler, "drop_last"),
-        "num_replicas": _number(sampler, "num_replicas"),
+        "num_replicas": _number(sampler, "num_replicas") or _number(index_sampler, "num_processes"),
     }
     if portable is not None:
         found["len(dataset)"] = length(loader.dataset)

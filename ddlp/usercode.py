@@ -250,6 +250,7 @@ class _Finishing:
     _sampler_iter: Any
     _dataset_kind: int
     _num_yielded: int
+    on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
 
     def __init__(self, loader: Any, view: Any, counts: Counts) -> None:
         self._finish = Finish(loader._target, loader.batch_transform)
@@ -271,6 +272,8 @@ class _Finishing:
             counts.ended_s = time.monotonic()
             if isinstance(error, StopIteration):
                 self.memory.ended = True
+                if self.on_end is not None:
+                    self.on_end()
             raise
         counts.ended_s = time.monotonic()  # so far: nobody tells when an iteration is broken off
         counts.delivered(0, Side.HOST, samples_in(batch) if self._in_batches else 1, asked_s, counts.ended_s)

@@ -32,7 +32,7 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
     done' >/dev/null 2>&1 &
   systems=$!
 fi
-setup_venv test dev dali docs
+setup_venv test dev dali docs frameworks
 if [ $# -gt 0 ]; then
   echo "test: pytest"
   exec "$PY" -m pytest "$@"

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a `DDLPLoader` for its training data.
+"""Hugging Face's Trainer with a `DDLPLoader` for its data: of training, evaluation and prediction.
 
     class ImageTrainer(DDLPTrainerMixin, Trainer):
         ddlp_options = dict(strategy="wrr")
@@ -17,6 +17,12 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 from ddlp.integrations.shards import is_shared
 from ddlp.loader import DDLPLoader
 from ddlp.order import gives_each_once
+
+OF_TRAINING = (
+    "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order", "generator", "collate_fn", "batch_transform",
+    "ratio", "record",
+)  # fmt: skip
+"""Arguments in `DDLPTrainerMixin.ddlp_options` that say which samples are trained on, in what order, and how they are mixed."""
 
 
 def name_fields(batch: Any) -> Any:
@@ -38,9 +44,13 @@ class DDLPTrainerMixin:
     Attributes:
         ddlp_options: further arguments of `DDLPLoader`. By default batches land on ``args.device``, and
             ``batch_transform`` is `name_fields`. A ``data_collator`` of your own is user code: the host alone runs it.
+            For evaluation and prediction those of `OF_TRAINING` are left out, and a strategy that does not keep the order
+            becomes ``"ordered"``.
+        ddlp_eval_options: arguments for evaluation and prediction alone, which go before all others.
     """
 
     ddlp_options: dict[str, Any] = {}
+    ddlp_eval_options: dict[str, Any] = {}
 
     def get_train_dataloader(self: Any) -> DDLPLoader:
         """The training loader, over this process's share of ``train_dataset``.
@@ -48,22 +58,11 @@ class DDLPTrainerMixin:
         Raises ValueError without one, and for a sampler of Trainer's or yours that does not share it among several processes.
         """
         from accelerate.data_loader import IterableDatasetShard
-        from transformers import default_data_collator
 
         if self.train_dataset is None:
             raise ValueError("Trainer: training requires a train_dataset.")
         args, dataset = self.args, self.train_dataset
-        options: dict[str, Any] = dict(
-            batch_size=self._train_batch_size,
-            num_workers=args.dataloader_num_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            pin_memory=args.dataloader_pin_memory,
-            persistent_workers=args.dataloader_persistent_workers,
-            device=args.device,
-            batch_transform=name_fields,
-        )
-        if self.data_collator is not default_data_collator:
-            options.update(collate_fn=self.data_collator, batch_transform=None)
+        options = self._ddlp_options(self._train_batch_size)
         if not isinstance(dataset, IterableDataset):
             options["drop_last"] = args.dataloader_drop_last
             if "sampler" not in self.ddlp_options:
@@ -74,6 +73,58 @@ class DDLPTrainerMixin:
                 dataset, options["batch_size"], num_processes=args.world_size, process_index=args.process_index
             )
         return DDLPLoader(dataset, **options)
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DDLPLoader:
+        """The loader of ``eval_dataset``, or of the Trainer's own data set of that name; None: of the Trainer's.
+
+        Raises ValueError where there is none.
+        """
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ValueError("Trainer: evaluation requires an eval_dataset.")
+        return self._ddlp_in_order(dataset)
+
+    def get_test_dataloader(self: Any, test_dataset: Any) -> DDLPLoader:
+        """The loader of the data set that is predicted."""
+        return self._ddlp_in_order(test_dataset)
+
+    def _ddlp_in_order(self: Any, dataset: Any) -> DDLPLoader:
+        """A loader that keeps the data set's order, shared among the processes by accelerate, as Trainer's is.
+
+        The same one where the data set comes again: accelerate keeps each that it has prepared.
+        """
+        kept = vars(self).setdefault("_ddlp_kept", {}).get(id(dataset))
+        if kept is not None and kept[0] is dataset:
+            return kept[1]
+        options = self._ddlp_options(self.args.eval_batch_size)
+        options.update((name, value) for name, value in self.ddlp_options.items() if name not in OF_TRAINING)
+        if options.get("strategy") not in (None, "cpu", "csd"):
+            options["strategy"] = "ordered"
+        if not isinstance(dataset, IterableDataset):
+            options.update(drop_last=self.args.dataloader_drop_last, sampler=self._get_eval_sampler(dataset))
+        loader = self.accelerator.prepare(DDLPLoader(dataset, **{**options, **self.ddlp_eval_options}))
+        self._ddlp_kept[id(dataset)] = dataset, loader
+        return loader
+
+    def _ddlp_options(self: Any, batch_size: int) -> dict[str, Any]:
+        """What `TrainingArguments` and the ``data_collator`` say of any loader."""
+        from transformers import default_data_collator
+
+        args = self.args
+        options: dict[str, Any] = dict(
+            batch_size=batch_size,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            device=args.device,
+            batch_transform=name_fields,
+        )
+        if self.data_collator is not default_data_collator:
+            options.update(collate_fn=self.data_collator, batch_transform=None)
+        return options
 
     def _ddlp_sampler(self: Any, dataset: Any) -> Any:
         """Trainer's, by an argument or a method of yours; for its plain shuffle, where each epoch's order follows from what
@@ -90,9 +141,7 @@ class DDLPTrainerMixin:
                 )
             return wanted
         seed = args.seed if args.data_seed is None else args.data_seed
-        return DistributedSampler(
-            dataset, args.world_size, args.process_index, seed=seed, drop_last=args.dataloader_drop_last
-        )
+        return DistributedSampler(dataset, args.world_size, args.process_index, seed=seed, drop_last=args.dataloader_drop_last)
 
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's. Raises ValueError where it would resume by skipping batches: accelerate puts a plain

@@ -15,6 +15,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    RandomSampler,
 )
 
 from ddlp import DDLPLoader
@@ -95,6 +96,44 @@ def test_who_says_that_he_shares_is_believed(paths, monkeypatch):
         list(DDLPLoader(classes(paths), batch_sampler=BatchSampler(own, 4, drop_last=False)))
         list(DDLPLoader(split))
         assert torch.cat(list(DDLPLoader(shard))).tolist() == list(range(1, 20, 2))
+
+
+def test_a_loader_without_batches_is_not_shared(paths, accelerator, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    accelerator.state.__dict__["num_processes"] = 2
+    loader = accelerator.prepare(DDLPLoader(numbered(paths), None))
+    with pytest.warns(UserWarning, match="cannot share a loader with batch_size=None"):
+        assert len(list(loader)) == SAMPLES
+
+
+def test_one_process_can_not_read_for_all(paths, accelerator):
+    accelerator.state.__dict__["num_processes"] = 2
+    accelerator.dataloader_config.dispatch_batches = True
+    with pytest.raises(ValueError, match="Leave dispatch_batches out"):
+        accelerator.prepare(DDLPLoader(numbered(paths), 4))
+
+
+@pytest.mark.parametrize("own", [None, "cpu"])
+def test_batches_land_on_the_accelerators_device(paths, accelerator, own):
+    accelerator.state.__dict__["device"] = torch.device("meta")
+    loader = DDLPLoader(numbered(paths), 4, device=own)
+    assert accelerator.prepare(loader).device == (own or torch.device("meta"))
+    assert accelerator.prepare_data_loader(DDLPLoader(numbered(paths), 4), device_placement=False).device is None
+
+
+@pytest.mark.parametrize(("even", "split"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("count", [3, 41])
+def test_the_parts_are_those_of_accelerates_own_loader(accelerator, paths, even, split, count):
+    accelerator.state.__dict__["num_processes"] = 2
+    accelerator.rng_types = []  # the second process is not there
+    accelerator.dataloader_config.even_batches, accelerator.dataloader_config.split_batches = even, split
+    for accelerator.state.__dict__["process_index"] in range(2):
+        batches = []
+        for kind in (DataLoader, DDLPLoader):
+            sampler = RandomSampler(range(count), generator=torch.Generator().manual_seed(3))
+            loader = accelerator.prepare(kind(numbered(paths[:count]), 4, sampler=sampler))
+            batches.append([targets.tolist() for _ in range(2) for _, targets in loader])
+        assert batches[0] == batches[1]
 
 
 def test_skipping_batches_by_accelerate_gives_the_same_batches(paths, accelerator):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
     WeightedRandomSampler,
 )
+from torchvision.datasets import ImageFolder
 
 from ddlp import DDLPLoader
 
@@ -151,22 +148,28 @@ def test_fields_get_the_names_that_models_know():
     assert name_fields(images) is images
 
 
-def test_the_trainer_shares_a_stream_among_its_processes(tmp_path):
-    """Each number once in an epoch, but for those that fill up the last batches; another order in each epoch."""
-    need("accelerate"), need("transformers")
-    program = Path(__file__).with_name("train_a_stream.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(tmp_path)],
-        capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+def test_the_trainer_evaluates_and_predicts_an_image_folder(paths, engine, tmp_path):
+    need("accelerate")
+    transformers = need("transformers")
+    from ddlp.integrations.transformers import DDLPTrainerMixin
+
+    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
+        ddlp_options = dict(strategy="wrr", spool=engine, batch_size=2, batch_transform=print)
+
+    folder = ImageFolder(str(Path(paths[0]).parents[1]), SMALL)
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_eval_batch_size=4, use_cpu=True, report_to=[], disable_tqdm=True,
+        remove_unused_columns=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "processes" not in done.stderr  # of no warning
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    orders = []
-    for epoch in range(2):
-        of_one, of_other = first[6 * epoch : 6 * epoch + 6], second[6 * epoch : 6 * epoch + 6]
-        assert [len(batch) for batch in of_one + of_other] == [4] * 12
-        orders.append([number for pair in zip(of_one, of_other) for batch in pair for number in batch])
-        assert sorted(orders[-1][:SAMPLES]) == list(range(SAMPLES))
-        assert orders[-1][SAMPLES:] == orders[-1][:7]
-    assert len(first) == len(second) == 12 and orders[0] != orders[1]
+    trainer = ImageTrainer(model=Net(), args=args, eval_dataset=folder)
+    loader = trainer.get_eval_dataloader()
+    assert type(loader) is DDLPLoader and loader is trainer.get_eval_dataloader() and loader.strategy == "ordered"
+    assert trainer.evaluate()["eval_loss"] > 0 and loader.report().samples == SAMPLES
+    predicted = trainer.predict(folder)
+    assert predicted.label_ids.tolist() == folder.targets
+    with torch.no_grad():
+        expected = torch.cat([trainer.model(image[None])["logits"] for image, _ in folder])
+    assert torch.allclose(torch.from_numpy(predicted.predictions), expected, atol=1e-5)
+    trainer.eval_dataset = None
+    with pytest.raises(ValueError, match="eval_dataset"):
+        trainer.evaluate()

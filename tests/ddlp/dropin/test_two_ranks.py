@@ -1,0 +1,69 @@
+"""Two processes by accelerate, Hugging Face's Trainer and Lightning: each sample comes once, in one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frameworks import need
+
+EVEN, ODD = 40, 41  # as two_ranks.py has them
+
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ranks(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What came in each process, by the name of the framework: epochs of batches of sample numbers."""
+    for package in ("accelerate", "transformers", "lightning"):
+        need(package)
+    directory = tmp_path_factory.mktemp("two_ranks")
+    program, images = Path(__file__).with_name("two_ranks.py"), Path(paths[0]).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(images),
+         str(directory)],
+        capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "of the 2 processes" not in done.stderr  # the warning of a loader that is not shared
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def epochs(ranks: Ranks, name: str) -> list[list[int]]:
+    """Each epoch's samples as both processes had them, step by step; all batches have four."""
+    found = []
+    for parts in zip(*(rank[name] for rank in ranks), strict=True):
+        steps = list(zip(*parts, strict=True))
+        assert all(len(batch) == 4 for step in steps for batch in step)
+        found.append([number for step in steps for batch in step for number in batch])
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["accelerate, cpu", "accelerate, wrr", "accelerate, mte", "accelerate, user code", "Trainer", "Lightning"]
+)
+def test_each_sample_comes_once(ranks, name):
+    first, second = epochs(ranks, name)
+    assert sorted(first) == sorted(second) == list(range(EVEN))
+    assert first != second and first != sorted(first)
+
+
+@pytest.mark.parametrize("name", ["accelerate, stream", "Trainer, stream"])
+def test_a_stream_is_shared(ranks, name):
+    """Its last samples are filled up with its first ones, and each epoch has the stream's own order."""
+    first, second = epochs(ranks, name)
+    for epoch in (first, second):
+        assert sorted(epoch[:ODD]) == list(range(ODD))
+        assert epoch[ODD:] == epoch[: 48 - ODD]
+    assert first != second
+
+
+@pytest.mark.parametrize("name", ["gathered", "predicted"])
+def test_what_is_gathered_is_the_data_set_in_its_order(ranks, name):
+    for rank in ranks:
+        assert rank[name] == list(range(ODD))
