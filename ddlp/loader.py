@@ -19,13 +19,12 @@ from ddlp.described import other_structure
 from ddlp.ending import when_dropped
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Explanation, explain
-from ddlp.explain import explain
 from ddlp.integrations.accelerate import Prepared, prepare_where_asked
 from ddlp.integrations.lightning import counts_batches
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
-from ddlp.live import Life
+from ddlp.live import Life, Live
 from ddlp.notices import warn_user
 from ddlp.observe.pace import live
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
@@ -187,6 +186,7 @@ class DDLPLoader(DataLoader):
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._prepared: Prepared | None = None
+        self._before: Live | None = None  # the last epoch when this one began
         self._samples: KeyedSamples | None = None
         self._told: set[str] = set()
         self._compared = False
@@ -288,6 +288,7 @@ class DDLPLoader(DataLoader):
     def _begin(self, kept: Any) -> Any:
         """The iterator over the next epoch; ``kept`` is the one before, where its workers persist."""
         warn_if_not_shared(self)
+        self._before = live(self) if self._last is not None else None
         now = self._portable_now()
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:
@@ -450,5 +451,5 @@ class DDLPLoader(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
-        left = dict.fromkeys(("_iterator", "_prepared", "_last", "_reach", "_landing", "_graphs", "_samples"))
+        left = dict.fromkeys(("_iterator", "_prepared", "_before", "_last", "_reach", "_landing", "_graphs", "_samples"))
         return {**vars(self), **left, "_keeps": [], "_life": Life()}

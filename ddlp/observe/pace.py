@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddlp.iterator import EpochMemory
@@ -20,12 +20,15 @@ __all__ = ["Live", "Pace", "Window", "live", "overall"]
 def live(loader: DDLPLoader) -> Live:
     """A loader's numbers now. Quick, and from any thread: it holds the epoch's lock for some microseconds.
 
+    An epoch of which no batch was asked for yet is not shown, the one before is: Keras begins one after its last.
+
     Of batches that torch's own workers prepare there are no rates and no processor time. Before the first epoch all is 0.
     """
     life, last = loader._life, loader._last
-    if isinstance(last, EpochMemory):
-        return last.run.live(life)
-    return counted(life.last, life.total(), length(loader))
+    now = last.run.live(life) if isinstance(last, EpochMemory) else counted(life.last, life.total(), length(loader))
+    if loader._before is None or now.report.samples or now.waiting_now_s:
+        return now
+    return replace(loader._before, total=now.total)
 
 
 @dataclass(frozen=True)

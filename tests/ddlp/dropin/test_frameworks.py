@@ -269,3 +269,25 @@ def test_lightning_shares_the_samples_among_its_processes(paths, tmp_path):
         assert {*parts[0], *parts[1]} == set(range(SAMPLES))
         orders.append(parts)
     assert orders[0] != orders[1]  # set_epoch reached the sampler
+
+
+def test_keras_leaves_the_report_of_the_last_epoch(paths, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = need("keras")
+    loader = DDLPLoader(classes(paths), 4)
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(3)])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(loader, epochs=2, verbose=0)
+    assert loader.report().samples == SAMPLES and loader.report().batches_cpu == 11
+
+
+def test_an_epoch_that_nobody_has_asked_for_a_batch_of_is_not_reported(paths):
+    for dataset in (classes(paths), Draws()):
+        loader = DDLPLoader(dataset, 4)
+        first = iter(loader)
+        assert loader.report().samples == 0
+        assert len(list(first)) == 11
+        second = iter(loader)
+        assert loader.report().samples == SAMPLES and loader.report().epoch == 0
+        next(second)
+        assert loader.report().samples == 4 and loader.report().epoch == 1
