@@ -28,6 +28,7 @@ from ddlp.live import Life, Live
 from ddlp.notices import warn_user
 from ddlp.observe.pace import live
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
+from ddlp.obstacles import has_images
 from ddlp.plan import is_random
 from ddlp.platforms import OtherSystem, warn_once
 from ddlp.portable import Portable, portable
@@ -260,6 +261,12 @@ class DDLPLoader(DataLoader):
             elif (self._wanted_strategy() != "cpu" or self._otherwise is not None) and str(error) not in self._told:
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
+            elif compare and not self._told and has_images(self.dataset):  # an epoch begins, and could be faster
+                self._told.add(str(error))
+                warn_user(
+                    f"ddlp: torch's own workers prepare this loader's batches, at DataLoader's speed, for {error.operator}: "
+                    f"{error.why}. loader.explain() lists all that is in the way, and what to write instead."
+                )
             return None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,30 @@ class Portable:
     shape: tuple[int, int, int]
 
 
+def refusals(loader: DataLoader) -> Iterator[Untranslatable]:
+    """What stands in the way whatever the data set's transform is: its kind, how it is asked, and a collate_fn."""
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        yield Untranslatable(
+            type(dataset).__name__,
+            "an IterableDataset has no indices, so nothing can be taken from its end",
+            ("use a map-style data set: dataset = ddlp.ImageFiles(paths, targets, transform), say",),
+        )
+    if not loader._auto_collation and isinstance(loader.sampler, BatchSampler):
+        yield Untranslatable(
+            "batch_size=None",
+            f"{type(loader.sampler).__name__} gives lists of indices then, which the data set's own code is asked with",
+            ("pass it as batch_sampler=",),
+        )
+    default = _utils.collate.default_collate if loader._auto_collation else _utils.collate.default_convert
+    if loader.collate_fn is not default:
+        yield Untranslatable(
+            f"collate_fn={getattr(loader.collate_fn, '__qualname__', loader.collate_fn)!s}",
+            "it is the user's code, run on single samples",
+            ("leave it out and do its work on the finished batch: batch_transform= (MixUp and CutMix belong there)",),
+        )
+
+
 def portable(
     loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None, decode: str = "exact"
 ) -> Portable:
@@ -39,26 +64,9 @@ def portable(
     """
     if (other := other_system()) is not None:
         raise other
+    for refusal in refusals(loader):
+        raise refusal
     dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset):
-        raise Untranslatable(
-            type(dataset).__name__,
-            "an IterableDataset has no indices, so nothing can be taken from its end",
-            ("use a map-style data set",),
-        )
-    if not loader._auto_collation and isinstance(loader.sampler, BatchSampler):
-        raise Untranslatable(
-            "batch_size=None",
-            f"{type(loader.sampler).__name__} gives lists of indices then, which the data set's own code is asked with",
-            ("pass it as batch_sampler=",),
-        )
-    default = _utils.collate.default_collate if loader._auto_collation else _utils.collate.default_convert
-    if loader.collate_fn is not default:
-        raise Untranslatable(
-            f"collate_fn={getattr(loader.collate_fn, '__qualname__', loader.collate_fn)!s}",
-            "it is the user's code, run on single samples",
-            ("leave it out and do its work on the finished batch: batch_transform= (MixUp and CutMix belong there)",),
-        )
     parts = translate_dataset(dataset)
     with torch.device("cpu"):  # the tables, wherever torch makes tensors by default
         translations = [translate(part.transform, part.mode) for part in parts.parts]

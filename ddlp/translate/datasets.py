@@ -201,15 +201,20 @@ def translate_dataset(dataset: Any) -> PortableSet:
     leaf = LEAVES.get(type(dataset))
     if leaf is None:
         raise Untranslatable(
-            _name(dataset), "its type is not exactly one that ddlp knows, so its samples may be made in any way", (_WAYS,)
+            _name(dataset), "its type is not exactly one that ddlp knows, so its samples may be made in any way", _ways(dataset)
         )
     return PortableSet([leaf(dataset)])
 
 
-_WAYS = (
-    "describe it by ddlp.ImageFiles(paths, targets, transform) or ddlp.ImageArrays(...), "
-    "or give its class a method __ddlp__(self) that returns one of these"
-)
+_WAYS = "describe it: dataset = ddlp.ImageFiles(paths, targets, transform), or ddlp.ImageArrays(images, targets, transform)"
+
+
+def _ways(dataset: Any) -> tuple[str, ...]:
+    """What to write for a data set of the user's own."""
+    files = "ddlp.ImageFiles(self.paths, self.targets, self.transform)"
+    if isinstance(dataset, tv.DatasetFolder):
+        files = "ddlp.ImageFiles([path for path, _ in self.samples], self.targets, self.transform, self.target_transform)"
+    return _WAYS, f"or give its class a method that does so: def __ddlp__(self): return {files}"
 
 
 def _name(dataset: Any) -> str:

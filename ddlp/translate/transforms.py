@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 from csd_engine.operatorfile import OperatorCall, OperatorFile
 from csd_engine.transforms import Pipeline, PipelineError, native_order
@@ -19,7 +20,7 @@ from ddlp.transforms import Cutout
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
 from ddlp.translate.values import BATCH, KEEP, Values
 
-__all__ = ["Translation", "translate"]
+__all__ = ["Translation", "obstacles_in", "translate"]
 
 Data = dict[str, Any]
 
@@ -44,9 +45,18 @@ def translate(transform: Any, mode: str = "RGB") -> Translation:
         Untranslatable: names the operator, the reason and the ways out.
     """
     if transform is None:
-        raise Untranslatable("transform=None", "the data set yields PIL images, and a batch needs tensors",
-                             ["pass transform=ToTensor()", KEEP])
+        raise _no_transform()
     return _Translator(mode).translate(transform)
+
+
+def _no_transform() -> Untranslatable:
+    return Untranslatable("transform=None", "the data set yields PIL images, and a batch needs tensors",
+                          ["pass transform=ToTensor()", KEEP])
+
+
+def obstacles_in(transform: Any, mode: str = "RGB") -> list[Untranslatable]:
+    """All that keeps a transform from being translated, in its order; `translate` raises the first of them."""
+    return list(_Translator(mode).obstacles(transform)) if transform is not None else [_no_transform()]
 
 
 def _v2(*names: str) -> tuple[type, ...]:
@@ -54,7 +64,7 @@ def _v2(*names: str) -> tuple[type, ...]:
     return tuple(getattr(v2, name) for name in names if hasattr(v2, name))
 
 
-OWN = "write it with numpy and Pillow in a file of its own, see ddlp.load_operators"
+OWN = "write it with numpy and Pillow in a file of its own (docs/operators.md): ops = ddlp.load_operators('my_operators.py')"
 SEQUENCES = (v1.Compose, v2.Compose, nn.Sequential)
 VALUES = (
     v1.PILToTensor, v1.ToTensor, v1.ConvertImageDtype, v1.Normalize, nn.Identity,
@@ -76,10 +86,26 @@ class _Translator:
         self.handlers = _handlers(self)
 
     def translate(self, transform: Any) -> Translation:
+        for obstacle in self.obstacles(transform):
+            raise obstacle
+        return Translation(self.pipeline("the transform", self.ops), self.values.epilogue())
+
+    def obstacles(self, transform: Any) -> Iterator[Untranslatable]:
+        """What can't be translated, operator by operator, as if those before were left out."""
+        found = False
         for leaf in self.flat([transform]):
-            self.ops.extend(self.operator(leaf, inside=None))
-        epilogue = self.values.epilogue()
-        return Translation(self.pipeline("the transform", self.ops), epilogue)
+            try:
+                self.ops.extend(self.operator(leaf, inside=None))
+            except Untranslatable as obstacle:
+                # An operator that is left out may be the one that makes a tensor, so that it is missing here tells nothing.
+                if not (found and self.values.tensor is None and type(leaf) in (*VALUES, *ERASING, Cutout)):
+                    yield obstacle
+                found = True
+        if not found:
+            try:
+                self.values.epilogue()
+            except Untranslatable as obstacle:
+                yield obstacle
 
     def pipeline(self, name: str, ops: list[Data]) -> Pipeline:
         try:
@@ -95,10 +121,9 @@ class _Translator:
     def flat(self, transforms: Iterable[Any]) -> Iterable[Any]:
         for transform in transforms:
             transform = _wrapped(transform)
-            if type(transform) not in SEQUENCES:
+            if type(transform) not in SEQUENCES or _hooked(transform):
                 yield transform
                 continue
-            self.require_untouched(transform)
             yield from self.flat(transform if type(transform) is nn.Sequential else transform.transforms)
 
     def operator(self, transform: Any, inside: str | None) -> list[Data]:
@@ -115,7 +140,7 @@ class _Translator:
         if kind not in self.handlers:
             raise Untranslatable(name, "it is not one of the operators that ddlp knows (exact torchvision types; a "
                                  "subclass or function may do anything)",
-                                 ["replace it by a torchvision operator", OWN, BATCH, KEEP])
+                                 [*_instead(transform), OWN, BATCH, KEEP])
         if self.values.masks:
             raise Untranslatable(name, "it comes after an operator that masks pixels, and masks are drawn for the "
                                  "finished image", ["move RandomErasing and Cutout to the end", KEEP])
@@ -130,10 +155,7 @@ class _Translator:
         return ops
 
     def require_untouched(self, transform: Any) -> None:
-        hooked = isinstance(transform, nn.Module) and (
-            transform._forward_hooks or transform._forward_pre_hooks or "forward" in vars(transform)
-        )
-        if hooked:
+        if _hooked(transform):
             raise Untranslatable(_name(transform), "it has forward hooks or a forward of its own",
                                  ["remove the hooks", KEEP])
 
@@ -262,6 +284,12 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
     return handlers
 
 
+def _hooked(transform: Any) -> bool:
+    if not isinstance(transform, nn.Module):
+        return False
+    return bool(transform._forward_hooks or transform._forward_pre_hooks or "forward" in vars(transform))
+
+
 class _PassesOn:
     transforms: Callable[[Any], Any]
 
@@ -283,6 +311,20 @@ def _wrapped(transform: Any) -> Any:
     usual: Any = object.__getattribute__
     plain = kind.__getattribute__ is usual and not hasattr(kind, name)
     return _wrapped(vars(transform)[name]) if plain and name in vars(transform) else transform
+
+
+def _instead(transform: Any) -> list[str]:
+    """What to pass in place of an object that ddlp doesn't know, where that can be said."""
+    if type(transform) is ImageClassification:
+        t = transform
+        return [
+            f"it is this, written out: transforms.Compose([transforms.Resize({t.resize_size}, "
+            f"transforms.InterpolationMode.{t.interpolation.name}), transforms.CenterCrop({t.crop_size}), "
+            f"transforms.ToTensor(), transforms.Normalize({t.mean}, {t.std})])"
+        ]
+    inside = {**getattr(transform, "__dict__", {}), **getattr(transform, "_modules", {})}
+    held = [name for name, value in inside.items() if type(value) in SEQUENCES]
+    return [f"pass what it holds, if it does no more than that: transform=preset.{name}" for name in held[:1]]
 
 
 def _name(transform: Any) -> str:

@@ -1,9 +1,15 @@
 """`loader.explain()`: what it says, and where."""
 
+import warnings
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from torchvision import transforms
+from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 from ddlp import DDLPLoader, ImageFiles
 
@@ -25,6 +31,91 @@ def test_it_is_printed_once_and_escaped_in_html(capsys: pytest.CaptureFixture[st
     assert isinstance(said, str) and capsys.readouterr().out == f"{said}\n"
     html = said._repr_html_()
     assert html.startswith("<pre>") and "Ours(&lt;angle&gt;)" in html and "<angle>" not in html
+
+
+class Preset(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transforms = v2.Compose([v2.CenterCrop(8)])
+
+    def forward(self, image: Any) -> Any:
+        return self.transforms(image)
+
+
+class Photos(Dataset):
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.new("RGB", (40, 30)))
+
+
+def collate(samples: list[Any]) -> Any:
+    return torch.stack(samples)
+
+
+def test_it_lists_all_obstacles_at_once() -> None:
+    steps = [
+        Preset(),
+        transforms.ColorJitter(0.5),
+        transforms.ToTensor(),
+        transforms.Resize(8),
+        transforms.Normalize([0.5], [1]),
+    ]
+    for dataset in (Photos(transforms.Compose(steps)), Subset(Photos(transforms.Compose(steps)), [0])):
+        lines = DDLPLoader(dataset, 2, collate_fn=collate).explain().splitlines()
+        named = [line.split(maxsplit=2)[2] for line in lines if line.startswith("obstacle")]
+        starts = ["collate_fn=collate:", "Photos:", "Preset(", "ColorJitter(", "Resize("]
+        assert len(named) == len(starts) and all(map(str.startswith, named, starts)), named
+        assert "travels    nothing: 5 obstacles, listed below" in lines
+        text = "\n".join(lines)
+        for way in (
+            "batch_transform=",
+            "ddlp.ImageFiles(",
+            "def __ddlp__(self)",
+            "transform=preset.transforms",
+            "load_operators(",
+        ):
+            assert way in text
+        assert "replace it by" not in text and "4.2 to 5.2 times DataLoader" in text and "docs/benchmarks.md" in text
+
+
+def test_what_only_an_obstacle_makes_fail_is_none() -> None:
+    """Ours may well make the tensor that Normalize and RandomErasing want."""
+    lines = DDLPLoader(
+        files(transforms.Compose([Ours(), transforms.Normalize([0.5], [1]), transforms.RandomErasing()]))
+    ).explain()
+    assert lines.count("\nobstacle") == 1 and "obstacle 1 Ours(<angle>):" in lines
+
+
+def test_the_preset_of_torchvisions_weights_is_written_out() -> None:
+    """The line that is to be pasted runs, and gives the same."""
+    preset = ImageClassification(crop_size=8, resize_size=12)
+    said = DDLPLoader(files(preset)).explain()
+    (line,) = (line for line in said.splitlines() if "written out: " in line)
+    written = eval(line.partition("written out: ")[2])
+    image = Image.effect_noise((40, 30), 60).convert("RGB")
+    assert torch.equal(written(image), preset(image)) and "travels    Resize" in DDLPLoader(files(written)).explain()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [
+        (Photos(transforms.ToTensor()), True),
+        (ConcatDataset([Photos(transforms.Compose([transforms.ToTensor()]))]), True),
+        (Photos(lambda image: torch.zeros(1)), False),
+        (TensorDataset(torch.zeros(3)), False),
+    ],
+)
+def test_only_data_sets_that_plainly_have_images_speak_unasked(dataset: Any, told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = DDLPLoader(dataset)
+        list(loader), list(loader)
+    assert ["Photos" in str(one.message) for one in caught] == [True] * told
 
 
 def test_a_notebook_shows_it_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, get_worker_info
 from torchvision import transforms
 
-from ddlp import DDLPLoader, Untranslatable
+from ddlp import DDLPLoader, ImageFiles, Untranslatable
 
 KINDS = (DataLoader, DDLPLoader)
 
@@ -301,9 +301,17 @@ def test_persistent_workers_and_another_batch_transform():
 )
 def test_one_warning_at_the_users_line_and_an_error_where_the_device_must_do_it(paths, engine, make, words):
     dataset, given = make(paths)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(DDLPLoader(dataset, 4, **given))  # no device is wanted: nothing to say
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = DDLPLoader(dataset, 4, **given)
+        assert not caught  # its transform may be set later
+        list(loader), list(loader)
+    told = [str(one.message) for one in caught]
+    if isinstance(dataset, ImageFiles):  # could be faster, without a device too
+        (notice,) = told
+        assert words in notice and "loader.explain()" in notice and caught[0].filename == __file__
+    else:
+        assert not told
     with pytest.warns(UserWarning, match="the host prepares all batches") as caught:
         loader = DDLPLoader(dataset, 4, **given, strategy="wrr", spool=engine)
         for _ in range(2):
