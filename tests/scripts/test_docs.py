@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import json
 import os
 import re
 import runpy
@@ -201,6 +202,27 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(code, name, "exec"), {"__name__": "docs"})
     said = capsys.readouterr().out
     assert "travels    Pad -> RandomCrop -> RandomHorizontalFlip" in said and "2,048 samples" in said
+
+
+def test_the_tour_runs_and_shows_what_came(tmp_path: Path) -> None:
+    pytest.importorskip("skimage", reason="the sample photographs are missing: pip install -e '.[quickstart]'")
+    pytest.importorskip("sklearn")
+    text = (ROOT / "docs/tour.ipynb").read_text()
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
+    assert all(cell["outputs"] for cell in cells) and "error" not in kinds and not re.search(r"[\"' (]/[a-z]+/", text)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join("".join(cell["source"]) for cell in cells)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "same pixels: True  same labels: True" in done.stdout and "same bits as unbroken: True" in done.stdout
+    assert done.stdout.count(": 128 samples, host ") == 3
+    assert not any(tmp_path.iterdir())
 
 
 def lines_of_code(text: str) -> Iterator[str]:
