@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
-    _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
@@ -248,7 +247,6 @@ class _Finishing:
 
     _base_seed: Any
     _sampler_iter: Any
-    _dataset_kind: int
     _num_yielded: int
     on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
 
@@ -283,7 +281,8 @@ class _Finishing:
 
     def _given(self) -> Any:
         """torch's next batch. Where no profiler looks, without torch's mark for it: that takes 8 us, a small batch 40."""
-        if self._sampler_iter is None or self._dataset_kind == _DatasetKind.Iterable or torch.autograd._profiler_enabled():
+        length = self._IterableDataset_len_called  # type: ignore[attr-defined]  # torch warns where a stream gives more
+        if self._sampler_iter is None or length is not None or torch.autograd._profiler_enabled():
             return super().__next__()  # type: ignore[misc]
         batch = self._next_data()  # type: ignore[attr-defined]
         self._num_yielded += 1
