@@ -1,8 +1,8 @@
-r"""Measure what training takes in energy under each of DDLPLoader's strategies: joules a batch by part, cost, CO2.
+r"""Measure what training takes in energy, with DataLoader and under ddlp's strategies: joules a batch by part, cost, CO2.
 
     python templates/measure_energy.py --small                                   # seconds, on any machine
     python templates/measure_energy.py --data /imagenet --model resnet152 --workers 16 --amp bf16 \
-        --strategy dataloader cpu mte wrr --csd csd0 --epochs 2 --seeds 3 --price 0.31 --currency EUR --co2 350
+        --strategy dataloader cpu wrr --csd csd0 --epochs 2 --seeds 3 --price 0.31 --currency EUR --co2 350
     python templates/measure_energy.py --data /imagenet --external 'machine=command:curl -s http://plug/watts'
 
 --data is a directory with train/CLASS/*.jpg and val/CLASS/*.jpg. Meters are found by themselves (`ddlp energy meters` shows
@@ -66,7 +66,7 @@ def measure(task: Task, options: Any, meter: EnergyMeter, strategy: str, seed: i
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each strategy under each seed, print the comparison, write the report."""
-    parser = flags(__doc__, list(MODELS), strategies=("cpu", "csd", "mte", "wrr"))
+    parser = flags(__doc__, list(MODELS), strategies=("dataloader", "cpu", "csd", "mte", "wrr"))
     parser.set_defaults(epochs=2)  # the first one warms up
     add_flags(parser)
     add_meter_arguments(parser)

@@ -8,9 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import measure_energy
 from ddlp.observe.energy import load
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "measure_energy.py"
+
+
+def test_it_compares_with_dataloader_by_default(capsys):
+    with pytest.raises(SystemExit):
+        measure_energy.main(["--help"])
+    assert "default: ['dataloader', 'cpu'," in " ".join(capsys.readouterr().out.split())
 
 
 def test_its_small_form_measures_each_strategy(tmp_path):

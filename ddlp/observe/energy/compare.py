@@ -103,20 +103,29 @@ def comparison(results: Sequence[EnergyResult], baseline: str | None = None) -> 
     head = ["", "runs", f"s/{unit}", f"J/{unit}", "least..most", f"/ {reference}", *names]
     head += [f"host preparing s/{unit}", f"host CPU s/{unit}", f"{found[0].currency}/run", "g CO2/run", "total is"]
     rows = [head]
+    reference_star = next(_star(one) for one in found if one.label == reference)
     for one in found:
-        spread = f"{one.least_j:.4g}..{one.most_j:.4g}" if one.runs > 1 else "-"
-        row = [one.label, str(one.runs), _cell(one.seconds), _cell(one.joules), spread, _cell(one.ratio, ".3f")]
+        star = _star(one)
+        spread = f"{one.least_j:.4g}..{one.most_j:.4g}{star}" if one.runs > 1 else "-"
+        row = [one.label, str(one.runs), _cell(one.seconds), _cell(one.joules) + star, spread]
+        row += [_cell(one.ratio, ".3f") + ("" if one.ratio is None else star or reference_star)]
         row += [_cell(one.parts.get(name)) + ("*" if name in one.modelled else "") for name in names]
-        row += [_cell(one.host_preparing_s), _cell(one.host_cpu_s), _cell(one.cost, ".3g"), _cell(one.co2_g, ".3g"), one.how]
+        row += [_cell(one.host_preparing_s), _cell(one.host_cpu_s)]
+        row += [_cell(one.cost, ".3g") + star, _cell(one.co2_g, ".3g") + star, one.how]
         rows.append(row)
     lines = aligned(rows, left=(0, len(head) - 1))
     if any(one.modelled for one in found):
-        lines.append("* modelled by watts times time, not measured")
+        lines.append("* modelled by watts times time, in whole or in part, not measured")
     if len({one.how for one in found}) > 1:
         lines.append("not all totals are of one kind (last column): compare the parts that were measured in all")
     if {CSD, MACHINE} <= set(names):
         lines.append("machine and csd are added: where that machine powers the device, its joules are in both")
     return "\n".join(lines)
+
+
+def _star(one: Summary) -> str:
+    """Beside totals that are not measured alone."""
+    return "*" if "modelled" in one.how else ""
 
 
 def _cell(value: float | None, form: str = ".4g") -> str:

@@ -99,6 +99,7 @@ class EnergyResult:
             per_batch = {
                 "seconds": self.seconds / self.batches,
                 "joules": self.j_per_batch,
+                "joules_how": self.how,
                 "joules_by_part": {one.part: one.joules / self.batches for one in self.parts},
                 "host_cpu_s": None if self.host_cpu_s is None else self.host_cpu_s / self.batches,
                 "host_preparing_s": None if self.host_preparing_s is None else self.host_preparing_s / self.batches,
@@ -133,7 +134,9 @@ class EnergyResult:
         for one in self.parts:
             note = one.how + ("" if one in self.counted else "; inside machine, not added")
             rows.append((one.part, *self._figures(one.joules), note))
-        rows.append(("total", *self._figures(self.total_j), self.how))
+        modelled_j = sum(one.joules for one in self.counted if one.modelled)
+        part_of_it = f": {modelled_j:.4g} J of it" if self.how == "partly modelled" else ""
+        rows.append(("total", *self._figures(self.total_j), self.how + part_of_it))
         lines = [", ".join(what).replace(":,", ":"), *aligned(rows, left=(0, 4))]
         if self.host_preparing_s is not None or self.host_cpu_s is not None:
             lines.append("host CPU and DRAM: " + ", ".join(self._host_times()))

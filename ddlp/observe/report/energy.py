@@ -20,11 +20,15 @@ def energy_section(results: Sequence[EnergyResult], source: Path | None) -> str:
     rows: list[list[Cell]] = []
     for one in results:
         joules = {part.part: f"{number(part.joules)}{' (modelled)' if part.modelled else ''}" for part in one.parts}
+        per_image = one.total_j / one.samples if one.samples else None
+        totals = [
+            number(one.total_j), number(one.j_per_batch), number(per_image), f"{one.cost:.3g} {one.tariff.currency}",
+            number(one.co2_g),
+        ]  # fmt: skip
+        said = f" ({one.how})" if "modelled" in one.how else ""
         rows.append([
             one.label, "-" if one.epoch is None else str(one.epoch), seconds(one.seconds),
-            *(joules.get(part, "-") for part in parts), number(one.total_j), number(one.j_per_batch),
-            number(one.total_j / one.samples if one.samples else None), f"{one.cost:.3g} {one.tariff.currency}",
-            number(one.co2_g), one.how,
+            *(joules.get(part, "-") for part in parts), *(f"{total}{said}" for total in totals), one.how,
         ])  # fmt: skip
     notes = dict.fromkeys(text for one in results for text in (*one.notes, *(f"no meter: {why}" for why in one.absent)))
     how = dict.fromkeys(f"{part.part}, {part.how}" for one in results for part in one.parts)

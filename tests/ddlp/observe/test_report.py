@@ -216,7 +216,8 @@ def test_epochs_and_energy(recorded: Path, tmp_path: Path) -> None:
     for one in energy.parts:
         assert ("(modelled)" in cell[f"{one.part}, J"]) == one.modelled
         assert figure(cell[f"{one.part}, J"]) == pytest.approx(one.joules, rel=0.01)
-    assert any(one.modelled for one in energy.parts)
+    assert any(one.modelled for one in energy.parts) and "modelled" in energy.how
+    assert all(f"({energy.how})" in cell[name] for name in ("total, J", "J/batch", "J/image", "cost", "CO2, g"))
     assert figure(cell["J/batch"]) == pytest.approx(energy.total_j / 30, rel=0.01)
     assert "Energy" not in Page(write_report(recorded / "mte", tmp_path)).tables
 

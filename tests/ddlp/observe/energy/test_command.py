@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +179,10 @@ def test_means_over_seeds_and_their_spread(tmp_path):
     assert (wrr.joules, wrr.ratio, wrr.modelled) == (10, 0.5, ("cpu",))
     text = comparison(results)
     assert "10..30" in text and "10*" in text and "not measured" in text and "not all totals are of one kind" in text
+    head, measured, modelled = (re.split(r"  +", line.strip()) for line in text.splitlines()[:3])
+    named = {"J/batch", "/ cpu", "cpu", "USD/run", "g CO2/run"}
+    of_cpu, of_wrr = (dict(zip(["label", *head], cells)) for cells in (measured, modelled))
+    assert not any("*" in cell for cell in of_cpu.values()) and {name for name in head if "*" in of_wrr[name]} == named
     with pytest.raises(DDLPError, match="no result is called 'mte', only cpu, wrr"):
         comparison(results, "mte")
 

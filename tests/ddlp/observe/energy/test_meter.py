@@ -71,7 +71,8 @@ def test_a_measured_host_and_a_modelled_device(recorded, clock):
     assert {one.part: (one.joules, one.modelled) for one in result.parts} == {
         "cpu": (pytest.approx(100), False), "dram": (0, False), "csd": (40, True),
     }  # fmt: skip
-    assert result.how == "partly modelled" and "partly modelled" in str(result)
+    assert result.how == "partly modelled" and "partly modelled: 40 J of it" in str(result)
+    assert result.to_data()["per_batch"]["joules_how"] == "partly modelled"
 
 
 @dataclass
