@@ -12,7 +12,7 @@ from ddlp.errors import Untranslatable
 from ddlp.obstacles import has_images, obstacles
 from ddlp.operators import operator_files
 from ddlp.plan import is_built_in
-from ddlp.platforms import other_system
+from ddlp.platforms import OtherSystem
 from ddlp.portable import portable
 from ddlp.translate.dali import stages
 from ddlp.translate.values import KEEP
@@ -64,9 +64,9 @@ def _lines(loader: DDLPLoader) -> list[str]:
             *(SEEDING if loader.worker_init_fn is not None and not stream else ()),
         ]
         for number, one in enumerate(found_all, 1):
-            lines.append(f"{f'obstacle {number}':10} {one.operator}: {one.why}")
+            lines.append(f"{f'obstacle {number}':10} {one.operator}{'' if isinstance(one, OtherSystem) else ':'} {one.why}")
             lines += [f"  try      {way}" for way in one.ways_out if way != KEEP]
-        if other_system() is None:
+        if not isinstance(error, OtherSystem):
             lines += ["or         change nothing: the batches are right as they are, at DataLoader's speed"]
             lines += [GAIN] if has_images(loader.dataset) else []
         return lines

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 from ddlp.errors import Untranslatable
+from ddlp.platforms import OtherSystem
 from ddlp.portable import refusals
 from ddlp.translate.datasets import LEAVES, translate_dataset
 from ddlp.translate.transforms import obstacles_in
@@ -20,6 +21,8 @@ def obstacles(loader: DataLoader, first: Untranslatable) -> list[Untranslatable]
 
     Of a data set that is not known its ``transform`` is looked at all the same.
     """
+    if isinstance(first, OtherSystem):  # nothing else matters there
+        return [first]
     found = list(refusals(loader))
     for dataset in () if isinstance(loader.dataset, IterableDataset) else _leaves(loader.dataset):
         try:
