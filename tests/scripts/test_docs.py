@@ -6,7 +6,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import importlib
+import importlib.util
 import io
 import json
 import os
@@ -184,9 +184,10 @@ def test_figures_of_readme_are_one_run_s() -> None:
 
 
 def blocks(text: str) -> Iterator[tuple[bool, str]]:
-    """Python blocks, and whether each is to be run."""
-    for run, code in re.findall(r"^(<!-- run -->\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        yield bool(run), code
+    """Python blocks, and whether each is to be run: it is marked so, and the package that it needs is there."""
+    marked = r"^(?:<!-- (run)(?:, needs (\w+))? -->\n)?```python\n(.*?)^```"
+    for run, needs, code in re.findall(marked, text, re.MULTILINE | re.DOTALL):
+        yield bool(run) and (not needs or importlib.util.find_spec(needs) is not None), code
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
