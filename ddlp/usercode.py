@@ -37,7 +37,8 @@ class _KeyedSampler:
 
     def __init__(self, view: KeyedView, sampler: Any, batched: bool) -> None:
         self._view, self._sampler, self._batched = view, sampler, batched
-        self._each_once = is_built_in(sampler) and gives_each_once(getattr(sampler, "sampler", sampler))
+        indices = getattr(sampler, "sampler", sampler) if batched else sampler  # without batches a BatchSampler's are lists
+        self._each_once = is_built_in(sampler) and gives_each_once(indices)
 
     def __len__(self) -> int:
         return len(self._sampler)
