@@ -295,7 +295,7 @@ class DDLPLoader(DataLoader):
     def _begin(self, kept: Any) -> Any:
         """The iterator over the next epoch; ``kept`` is the one before, where its workers persist."""
         warn_if_not_shared(self)
-        self._before = live(self) if self._last is not None else None
+        self._before = live(self) if self._last is not None and not self._resume.partly else None
         now = self._portable_now()
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -150,6 +151,16 @@ def test_a_data_set_goes_on(kind, workers, every):
         return seeded(kind, num_workers=workers, snapshot_every_n_steps=every)
 
     assert in_parts(make, 3, 0, 2) == in_parts(make)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_iterator_that_is_dropped_is_gone(kind):
+    """In a circle of references it would live until it is collected, and its workers then wait for 5 s."""
+    iterator = iter(seeded(kind, num_workers=0))
+    next(iterator)
+    gone = weakref.ref(iterator)
+    del iterator
+    assert gone() is None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
