@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/test_embedded",
     "csd_engine/test_engine", "csd_engine/test_link", "csd_engine/test_status", "csd_engine/test_parcels",
-    "csd_engine/test_supervisor", "csd_engine/test_sensors", "board/",
+    "csd_engine/test_supervisor", "csd_engine/test_sensors", "board/", "ddlp/tryout/", "templates/test_templates",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def test_each_way_beside_its_bound(capsys, tmp_path):
         pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
     small = ["--batch", "4", "--size", "64", "--rounds", "2", "--reads", "3", "--files", "2", "--spool", str(tmp_path)]
     saved = tmp_path / "figures.json"
-    assert main(["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "mmap", "--save", str(saved)]) == 0
+    assert main(["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "mmap", "--aims", "--save", str(saved)]) == 0
     out = capsys.readouterr().out
     figures = json.loads(saved.read_text())
     assert set(figures["rates"]) == {
