@@ -256,6 +256,7 @@ class DDLPLoader(DataLoader):
             if ours or self.backend != "native":
                 text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
                 raise ValueError(f"{text}: {error}") from error
+            error.__traceback__ = None  # a frame that names the error makes a circle, which would keep our caller's iterator
             if isinstance(error, OtherSystem):
                 warn_once(error.operator)
             elif (self._wanted_strategy() != "cpu" or self._otherwise is not None) and str(error) not in self._told:

@@ -64,8 +64,8 @@ def portable(
     """
     if (other := other_system()) is not None:
         raise other
-    if any(True for _ in refusals(loader)):
-        raise next(refusals(loader))  # a name for it would be a circle of error and frame, which keeps the caller's iterator
+    for refusal in refusals(loader):
+        raise refusal
     dataset: Any = loader.dataset
     parts = translate_dataset(dataset)
     with torch.device("cpu"):  # the tables, wherever torch makes tensors by default
