@@ -37,6 +37,7 @@ _OTHER_TURNS = 13  # beside the rounds': rates, warming up, numbers of workers, 
 _LATE = 1.2  # times the seconds that are given: no turn of a further round begins after that
 _UNSTEADY = 1.5  # times: a machine on which nothing else works differs by less
 _LEAST_BATCHES = 8  # of an epoch: one at its beginning is waited for by everybody
+_STUCK_S = 30.0  # for one batch: DataLoader's workers will never deliver it
 _SILENCE_S = 5.0  # where no terminal shows a bar, a line so often
 _STRATEGIES = ("cpu", "csd", "mte", "wrr")
 
@@ -210,12 +211,12 @@ class _Comparing:
             self._doing(f"dataloader on {len(cpus)} cores, {number} workers".replace("1 cores", "1 core"))
             loader = loaders[number] = DataLoader(
                 self._dataset, self._batch_size, sampler=SubsetRandomSampler(self._order), num_workers=number,
-                persistent_workers=number > 0, worker_init_fn=_leave_ctrl_c,
+                persistent_workers=number > 0, worker_init_fn=_leave_ctrl_c, timeout=_STUCK_S if number else 0,
             )  # fmt: skip
             try:
                 self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)  # starts the workers
                 rates[number], _ = self._epoch(loader, cpus, self._ring, found.step_s)
-            except RuntimeError as error:  # /dev/shm is too small for its workers' batches
+            except RuntimeError as error:  # /dev/shm is too small for its workers' batches, TMPDIR too long for their sockets
                 if not number:
                     raise
                 found.notes.append(f"DataLoader with {number} workers failed: {str(error).splitlines()[0]}")

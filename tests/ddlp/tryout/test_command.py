@@ -65,11 +65,10 @@ def test_a_folder_of_the_users(tmp_path: Path, folder: Path) -> None:
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("ddlp-")]
 
 
-@pytest.mark.skip(reason="does not end within two minutes on some machines: the cause is not found yet")
-def test_on_one_core_both_share_it(tmp_path: Path, folder: Path) -> None:
-    """Started in the folder itself: what it writes goes elsewhere."""
+def test_on_one_core(tmp_path: Path, folder: Path) -> None:
+    """Host and engine share it."""
     before = listing(folder)
-    cwd = tmp_path / "elsewhere"
+    cwd = tmp_path / "x"  # short: DataLoader's workers have sockets below it, whose paths may have 107 characters
     process = started(cwd, folder, "--seconds", "3", "--out", cwd / "out", cpus=1)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
