@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run.accuracy = accuracy(training.plain, task, options)
             runs.append(over_ranks(run))
     except (DDLPError, EngineError) as error:  # a device that is not there, for all ranks alike: the runs before it count
-        print(f"train_ddp, rank {rank}: {error}", file=sys.stderr)
+        sys.stderr.write(f"train_ddp, rank {rank}: {error}\n")  # at once: with PYTHONUNBUFFERED print mixes the ranks' lines
         failed = True
     if failed and rank > 0:
         time.sleep(5)  # with the first rank that fails torchrun ends all of them, and rank 0 has the report to write
