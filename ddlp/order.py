@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-__all__ = ["apart", "begin", "default_device", "draws_as_it_goes", "draws_on_the_cpu", "gives_each_once", "in_blocks"]
+__all__ = [
+    "apart", "begin", "default_device", "draws_as_it_goes", "draws_on_the_cpu", "gives_each_once", "in_batches", "in_blocks",
+]  # fmt: skip
 
 _AT_ONCE = 32 * 1024  # draws with replacement; torch makes 32, and the same numbers
 
@@ -51,6 +53,23 @@ def in_blocks(pieces: Iterator[np.ndarray], wanted: int, length: int) -> Iterato
         joined = held[0] if len(held) == 1 else np.concatenate(held)
         yield joined[:need]
         held, have, wanted = [joined[need:]], have - need, wanted - need
+
+
+def in_batches(sampler: BatchSampler) -> Iterator[list[int]]:
+    """iter() of a BatchSampler over a sampler of torch's own, in an eighth of its time; draws come when torch's do.
+
+    Not for a sampler that `draws_as_it_goes`.
+    """
+    size, indices = sampler.batch_size, sampler.sampler
+    held = np.empty(0, np.int64)
+    for piece in begin(indices, len(indices)):  # type: ignore[arg-type]
+        held = np.concatenate((held, piece)) if len(held) else piece
+        whole = len(held) // size * size
+        for first in range(0, whole, size):
+            yield held[first : first + size].tolist()
+        held = held[whole:]
+    if len(held) and not sampler.drop_last:
+        yield held.tolist()
 
 
 def gives_each_once(sampler: Any) -> bool:

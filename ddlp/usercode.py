@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import BatchSampler, get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
+from ddlp import order
 from ddlp.finish import Finish
 from ddlp.generators import for_base_seed
 from ddlp.ledger import Side
-from ddlp.order import gives_each_once
 from ddlp.plan import is_built_in
 from ddlp.ranges import RangeSet
 from ddlp.report import Counts
@@ -38,7 +38,7 @@ class _KeyedSampler:
     def __init__(self, view: KeyedView, sampler: Any, batched: bool) -> None:
         self._view, self._sampler, self._batched = view, sampler, batched
         indices = getattr(sampler, "sampler", sampler) if batched else sampler  # without batches a BatchSampler's are lists
-        self._each_once = is_built_in(sampler) and gives_each_once(indices)
+        self._each_once = is_built_in(sampler) and order.gives_each_once(indices)
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -169,6 +169,9 @@ class KeyedView:
 
     def begin(self) -> Iterator[Any]:
         """The sampler's iterator: torch's iterator is about to draw its base seed."""
+        sampler = self._source._index_sampler
+        if self.resume.order is None and self._built_in and type(sampler) is BatchSampler:
+            return order.in_batches(sampler) if order.gives_each_once(sampler.sampler) else iter(sampler)
         return iter(self._start)
 
     def order_again(self, items: Iterator[Any]) -> Iterator[Any]:

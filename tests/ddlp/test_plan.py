@@ -99,6 +99,22 @@ def test_no_draw_comes_before_torch_makes_it(name):
     assert torch.equal(state, own_too.get_state())
 
 
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if not name.startswith("replacement")])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_batches_as_lists_are_torchs_own_at_each_step(name, drop_last, size):
+    """The same after each batch: the generator's state too, which somebody else may draw from in between."""
+
+    def steps(read):
+        own = generator()
+        batches = read(BatchSampler(SAMPLERS[name](own), size, drop_last))
+        while (batch := next(batches, None)) is not None:
+            yield batch, own.get_state().numpy().tobytes()
+        yield own.get_state().numpy().tobytes()
+
+    assert list(steps(order.in_batches)) == list(steps(iter))
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("block", [8, 1 << 16])
 @pytest.mark.parametrize("at_once", [True, False])

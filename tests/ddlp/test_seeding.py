@@ -14,20 +14,24 @@ from ddlp import seeding
 from ddlp.seeding import GENERATORS, keyed_globals
 
 DRAWS = {
-    "torch": [lambda: torch.rand(3).tolist(), lambda: torch.randn(()).item(), lambda: torch.randperm(7).tolist()],
+    "torch": [
+        lambda: torch.rand(3).tolist(), lambda: torch.randn(()).item(), lambda: torch.randperm(7).tolist(),
+        lambda: torch.randn((), dtype=torch.float64).item(),
+    ],
     "numpy": [lambda: np.random.rand(3).tolist(), lambda: np.random.randn(), lambda: np.random.permutation(7).tolist()],
     "random": [random.random, lambda: random.gauss(0, 1), lambda: random.sample(range(9), 5)],
 }
 EACH = [pytest.param(name, draw, id=f"{name}{k}") for name, draws in DRAWS.items() for k, draw in enumerate(draws)]
 
 
-@pytest.fixture(autouse=True, params=["in memory", "through random"])
+@pytest.fixture(autouse=True, params=["in memory", "by their functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of Python's generator also as it is looked at where its words are not where they are expected."""
-    if request.param == "through random":
-        monkeypatch.setattr(seeding, "_words_of_python", lambda: None)
-    else:
-        assert seeding._words_of_python() is not None
+    """torch's and Python's generators also as they are looked at where their words are not where they are expected."""
+    for words in ("_words_of_python", "_memory_of_torch"):
+        if request.param == "in memory":
+            assert getattr(seeding, words)() is not None
+        else:
+            monkeypatch.setattr(seeding, words, lambda: None)
     before = {name: generator.state() for name, generator in GENERATORS.items()}
     yield
     for name, generator in GENERATORS.items():
@@ -35,12 +39,13 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "draw"), EACH)
-@pytest.mark.parametrize("normals_before", [0, 1])
-def test_each_draw_is_seen_and_taken_back(name: str, draw: Any, normals_before: int) -> None:
-    """One normal before leaves a second one, which the next draw may take without moving anything else."""
+@pytest.mark.parametrize("draws_before", [0, 1])
+def test_each_draw_is_seen_and_taken_back(name: str, draw: Any, draws_before: int) -> None:
+    """A normal before leaves a second one, which the next draw may take without moving anything else."""
     generator = GENERATORS[name]
-    for _ in range(normals_before):
+    for _ in range(draws_before):
         DRAWS[name][1]()
+        draw()
     before = generator.state()
     first = draw(), draw()
     assert generator.state() != before
