@@ -40,6 +40,7 @@ fi
 [ -z "$systems" ] || wait "$systems" || true
 systems=""
 
+unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
 checks() {
   "$PY" -m ruff check . && "$PY" -m mypy && # ruff knows the syntax of Python 3.8, vermin its library
     "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
