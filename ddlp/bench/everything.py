@@ -142,8 +142,13 @@ def document(parts: Sequence[Part], quick: bool) -> str:
         lines += [f"## Aims: {reached} of {len(aims)} reached", "", *(f"- {aim}" for _, aim in aims), ""]
     for part in parts:
         lines += [f"## {part.title}", "", f"`{part.command}`, {part.date}, {part.seconds / 60:.1f} minutes", ""]
-        table = part.text.splitlines()  # the machine stands above
-        if table and table[0].startswith(here["processor"]):
-            del table[0]
+        table = part.text.splitlines()
+        if table and _but_its_date(table[0]) == _but_its_date(machine_line(here)):
+            del table[0]  # it stands above
         lines += ["```", *table, "```", ""]
     return "\n".join(lines)
+
+
+def _but_its_date(line: str) -> str:
+    """A `machine_line`: the computer and the versions."""
+    return line.rpartition("; ")[0]

@@ -13,7 +13,7 @@ import torch
 from engine_process import until
 from scene import processes
 
-from ddlp.bench.common import user_environment
+from ddlp.bench.common import machine, machine_line, user_environment
 from ddlp.bench.everything import Part, _path, document, planned
 from ddlp.cli import _BENCHES, main, make_parser
 
@@ -92,3 +92,13 @@ def test_a_part_that_failed_stands_in_the_document():
 def test_without_all_it_says_what_to_give(capsys):
     assert main(["bench"]) == 2
     assert "--all" in capsys.readouterr().err
+
+
+def test_a_part_of_another_machine_names_it():
+    """And one of this machine, which stands at the top, does not, whatever its date."""
+    found = machine()
+    here, other = machine_line({**found, "date": "earlier"}), machine_line({**found, "versions": {"torch": "2.1"}})
+    both = (("a", here), ("b", other))
+    parts = [Part(title, "host", [], f"{line}\n{title}'s table", [], 0, 1.0, "2026") for title, line in both]
+    text = document(parts, False)
+    assert here not in text and f"```\n{other}\nb's table" in text and "```\na's table" in text
