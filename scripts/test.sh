@@ -48,10 +48,10 @@ checks() {
 export -f checks
 export PY VENV
 # In parts: two are at work all the time and never three. Whichever is done makes room for the next, so the longest come first.
-own=(ddlp/faults ddlp/dropin ddlp/deploy ddlp/observe csd_engine ddlp/bench ddlp/ranks)
+own=(ddlp/deploy ddlp/faults csd_engine ddlp/dropin ddlp/bench ddlp/observe ddlp/ranks)
 commands=('"$PY" -m pytest --durations=10 tests/board' checks)
-for directory in "${own[@]}"; do commands+=("\"\$PY\" -m pytest --durations=10 tests/$directory"); done
 commands+=("\"\$PY\" -m pytest --durations=10 tests --ignore=tests/board ${own[*]/#/--ignore=tests/}")
+for directory in "${own[@]}"; do commands+=("\"\$PY\" -m pytest --durations=10 tests/$directory"); done
 
 work=$(mktemp -d)
 status=0
