@@ -21,6 +21,7 @@ from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Explanation, explain
 from ddlp.integrations.accelerate import Prepared, prepare_where_asked
 from ddlp.integrations.lightning import counts_batches
+from ddlp.integrations.ray import share_where_asked
 from ddlp.integrations.shards import warn_if_not_shared
 from ddlp.iterator import EpochIterator, EpochMemory
 from ddlp.ledger import Ledger
@@ -279,6 +280,18 @@ class DDLPLoader(DataLoader):
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
         """``Accelerator.prepare`` sets it when it is through."""
+
+    @property
+    def sampler(self) -> Any:
+        """As DataLoader's. Where Ray Train asks for it, the samples are shared among its workers first."""
+        if "sampler" not in vars(self):
+            raise AttributeError("sampler")
+        share_where_asked(self)
+        return vars(self)["sampler"]
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        vars(self)["sampler"] = value
 
     # -- iteration -----------------------------------------------------------------------------------------------
 
