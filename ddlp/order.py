@@ -56,7 +56,7 @@ def in_blocks(pieces: Iterator[np.ndarray], wanted: int, length: int) -> Iterato
 
 
 def in_batches(sampler: BatchSampler) -> Iterator[list[int]]:
-    """iter() of a BatchSampler over a sampler of torch's own, in an eighth of its time; draws come when torch's do.
+    """iter() of a BatchSampler over a sampler of torch's own, in less than half of its time; draws come when torch's do.
 
     Not for a sampler that `draws_as_it_goes`.
     """
