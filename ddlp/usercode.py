@@ -170,8 +170,8 @@ class KeyedView:
     def begin(self) -> Iterator[Any]:
         """The sampler's iterator: torch's iterator is about to draw its base seed."""
         sampler = self._source._index_sampler
-        if self.resume.order is None and self._built_in and type(sampler) is BatchSampler:
-            return order.in_batches(sampler) if order.gives_each_once(sampler.sampler) else iter(sampler)
+        if type(sampler) is BatchSampler and order.gives_each_once(sampler.sampler):
+            return order.in_batches(sampler)
         return iter(self._start)
 
     def order_again(self, items: Iterator[Any]) -> Iterator[Any]:
