@@ -419,7 +419,7 @@ class DDLPLoader(DataLoader):
         """
         if self._loaded is not None and epoch != self._next_epoch and not self._resume.partly:
             # What was loaded is of another epoch, but for data sets that go on from epoch to epoch.
-            self._loaded = resuming.between(epoch, stateful.kept(self, self._resume))
+            self._loaded = resuming.between(epoch, stateful.kept(self, self._resume), self._resume.sampler)
             self._resume, _ = resuming.load(self._loaded)
         self._next_epoch = epoch
         resuming.set_epoch(self, epoch)
@@ -440,7 +440,7 @@ class DDLPLoader(DataLoader):
             over = last.over_by_count() if isinstance(last, stateful.StreamView) else state["finished"]
             state = None if over else state
         if state is None:
-            return resuming.between(self._next_epoch, stateful.lasting(self))
+            return resuming.between(self._next_epoch, stateful.lasting(self), resuming.sampler_state(self))
         return {**state, "cut": self._cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

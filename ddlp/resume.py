@@ -1,14 +1,17 @@
 """The state of a loader in mid-epoch: which batches were delivered, and what makes their order again.
 
 The batches of torch's own samplers are drawn again from the generator's state. Any other sampler is run again as well,
-from the states that torch's, numpy's and random's generators had, as far as it had been read. A batch is known by its
-position in that order, so a state says how its loader cut the epoch into batches, and fits no loader that does it otherwise.
+from the states that torch's, numpy's and random's generators had, as far as it had been read; one with a ``state_dict`` of
+its own from that as well. A batch is known by its position in that order, so a state says how its loader cut the epoch into
+batches, and fits no loader that does it otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from ddlp.generators import States, capture, restored
 from ddlp.live import length
+from ddlp.notices import warn_user
 from ddlp.plan import EpochPlan, is_built_in
 from ddlp.ranges import RangeSet
 
@@ -71,7 +75,34 @@ def _order_state(loader: DataLoader | OrderSource) -> States:
     states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
     epochs = (getattr(sampler, "epoch", None) for sampler in _with_epochs(loader))
     states["sampler_epoch"] = next((epoch for epoch in epochs if isinstance(epoch, int)), None)
+    states["sampler_state"] = sampler_state(loader)
     return states
+
+
+def _stateful_sampler(loader: DataLoader | OrderSource) -> Any:
+    """The user's batch sampler, else the sampler within it, that has a ``state_dict``; None where neither has."""
+    outer = loader._index_sampler
+    if is_built_in(outer):
+        return None
+    return next((sampler for sampler in (outer, sampler_of(loader)) if is_stateful(sampler)), None)
+
+
+def sampler_state(loader: DataLoader | OrderSource) -> Any:
+    """What the user's sampler says of itself, to be asked between two epochs; None where it says nothing."""
+    sampler = _stateful_sampler(loader)
+    if sampler is None:
+        return None
+    try:
+        return copy.deepcopy(sampler.state_dict())
+    except Exception:  # DataLoader never calls it: training must not end by it
+        return None
+
+
+def load_sampler_state(loader: DataLoader | OrderSource, state: Any) -> None:
+    """Give the user's sampler what `sampler_state` kept; nothing where that was None."""
+    sampler = _stateful_sampler(loader)
+    if state is not None and sampler is not None:
+        sampler.load_state_dict(copy.deepcopy(state))
 
 
 def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
@@ -110,7 +141,8 @@ class Resume:
     ``drawn`` batches had been read; ``pending`` are those of them that were not delivered, each as (indices,
     occurrences), and ``seen`` how often each source index was drawn. ``seed`` is that of the samples' draws; None: not
     drawn yet. ``finished``: nothing is left of the epoch. ``cut`` is what `cut` said when the epoch began.
-    ``workers`` is what `ddlp.stateful` keeps of data sets with a state of their own.
+    ``workers`` is what `ddlp.stateful` keeps of data sets with a state of their own, ``sampler`` the state of the user's
+    sampler between two epochs.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
@@ -123,6 +155,7 @@ class Resume:
     finished: bool = False
     cut: dict[str, Any] = field(default_factory=dict)
     workers: dict[str, Any] | None = None
+    sampler: Any = None
 
     @property
     def partly(self) -> bool:
@@ -165,16 +198,35 @@ class Resume:
 
 
 class OnlyNext:
-    """The user's iterator as DataLoader asks it: next, and no second iter(), at which some samplers begin anew."""
+    """The user's iterator as DataLoader asks it: next, and no second iter(), at which some samplers begin anew.
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
+    It keeps in ``order`` what came first, by which a resume knows that the order is made again.
+    """
+
+    def __init__(self, iterator: Iterator[Any], order: States | None) -> None:
         self._iterator = iterator
+        self._order = order
 
     def __iter__(self) -> OnlyNext:
         return self
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        item = next(self._iterator)
+        if self._order is not None:
+            self._order["first"], self._order = _plain(item), None
+        return item
+
+
+def _plain(item: Any) -> list[int] | None:
+    """A batch's indices, or the single index, as plain data; None where they are objects of the user's."""
+    try:
+        return [operator.index(index) for index in (item if isinstance(item, (list, tuple)) else [item])]
+    except TypeError:
+        return None
+
+
+def _begins_with(items: list[Any], first: list[int]) -> bool:
+    return bool(items) and _plain(items[0]) == first
 
 
 class SamplerStart:
@@ -198,22 +250,60 @@ class SamplerStart:
         return len(self._loader._index_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        loader, resume = self._loader, self._resume
-        sampler = loader._index_sampler
+        sampler, resume = self._loader._index_sampler, self._resume
         if is_built_in(sampler):
             return iter(sampler)
-        self.keep_order()
-        if resume.finished:
-            return iter(())
         if resume.order is None:
-            return OnlyNext(iter(sampler))
-        with resume.order_restored(loader):
-            iterator = OnlyNext(iter(sampler))
-            if self.seed_drawn:
-                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            # One at least: many samplers draw the whole epoch when they are asked for its first item.
-            head = list(itertools.islice(iterator, max(1, resume.drawn)))
+            self._leave_last_epoch()
+            self.keep_order()
+            return OnlyNext(iter(sampler), self.order)
+        if resume.finished and resume.order.get("sampler_state") is None:
+            return iter(())
+        iterator = self._again(resume.order)
+        return iter(()) if resume.finished else iterator
+
+    def _leave_last_epoch(self) -> None:
+        """Have a sampler with a state stand between two epochs, as it stood when that state was taken.
+
+        One that keeps its place is at the end of the epoch before: it must be asked for what is left, nothing, so that it
+        begins anew. Any other begins anew with that iter(): it must get its state again.
+        """
+        if self._resume.sampler is None:
+            return
+        load_sampler_state(self._loader, self._resume.sampler)
+        generators = _generators(self._loader)
+        with restored(capture(generators, python=True), generators):
+            first = next(iter(self._loader._index_sampler), None)
+        if first is not None:
+            load_sampler_state(self._loader, self._resume.sampler)
+
+    def _again(self, order: States) -> Iterator[Any]:
+        """The order that the epoch had, as far as it had been read, and what follows.
+
+        A sampler that keeps its place may go on in the epoch before, which was left early, with the first iter() after its
+        state was loaded. The second one begins this epoch, as it did then.
+        """
+        state, first = order.get("sampler_state"), order.get("first")
+        load_sampler_state(self._loader, state)
+        head, iterator = self._read_again()
+        if state is None or first is None or _begins_with(head, first):
+            return itertools.chain(head, iterator)
+        head, iterator = self._read_again()
+        if not _begins_with(head, first):
+            warn_user(
+                f"ddlp: {type(_stateful_sampler(self._loader)).__name__} does not give the order again that it gave when the "
+                "loader's state was saved: samples may come twice in this epoch, or not at all. After its load_state_dict, "
+                "iter() must give what it gave after that state_dict"
+            )
         return itertools.chain(head, iterator)
+
+    def _read_again(self) -> tuple[list[Any], Iterator[Any]]:
+        with self._resume.order_restored(self._loader):
+            iterator = OnlyNext(iter(self._loader._index_sampler), None)
+            if self.seed_drawn:
+                torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+            # One at least: many samplers draw the whole epoch when they are asked for its first item.
+            return list(itertools.islice(iterator, max(1, self._resume.drawn))), iterator
 
 
 def save(
@@ -227,6 +317,7 @@ def save(
     drawn: int = 0,
     finished: bool = False,
     workers: dict[str, Any] | None = None,
+    sampler: Any = None,
 ) -> dict[str, Any]:
     """The state of an epoch under way as plain data, which JSON takes as well. The loader adds its `cut`.
 
@@ -251,12 +342,13 @@ def save(
         "pending": pending,
         "seen": {str(k): v for k, v in seen.items()},
         "workers": workers,
+        "sampler": sampler,
     }
 
 
-def between(epoch: int, workers: dict[str, Any] | None = None) -> dict[str, Any]:
+def between(epoch: int, workers: dict[str, Any] | None = None, sampler: Any = None) -> dict[str, Any]:
     """The state between two epochs: this one begins with the next iter()."""
-    return save(RangeSet(), None, seed=None, epoch=epoch, workers=workers)
+    return save(RangeSet(), None, seed=None, epoch=epoch, workers=workers, sampler=sampler)
 
 
 def load(state: dict[str, Any]) -> tuple[Resume, int]:
@@ -278,5 +370,6 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         state["finished"],
         state.get("cut", {}),  # between two epochs there is none
         state.get("workers"),
+        state.get("sampler"),
     )
     return resume, state["epoch"]
