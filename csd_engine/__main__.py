@@ -10,14 +10,14 @@ import re
 import sys
 from typing import Any, Callable, List, Optional
 
-from csd_engine.computer import cpus
-from csd_engine.engine import EngineOptions, Service
+from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
-from csd_engine.keys import make_keys, make_pair
-from csd_engine.members import Members
-from csd_engine.operatorfile import OperatorDirectory
-from csd_engine.roots import Roots
-from csd_engine.spool import remove_tree
+from csd_engine.machine.computer import cpus
+from csd_engine.prepare.operator_file import OperatorDirectory
+from csd_engine.protocol.keys import make_keys, make_pair
+from csd_engine.service.engine import EngineOptions, Service
+from csd_engine.service.members import Members
+from csd_engine.service.spool import remove_tree
 
 _EXPLANATION = """\
 An engine prepares batches of images for training jobs on other computers. Run it on the computer next to the storage:

@@ -27,8 +27,8 @@ import time
 import zlib
 from typing import BinaryIO, Callable, Collection, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
+from csd_engine.data.safe_open import open_regular
 from csd_engine.errors import EngineError
-from csd_engine.regular import open_regular
 
 __all__ = [
     "CensusBrokenOff", "CensusError", "CensusReader", "Entry", "Newest", "digests", "hashed", "sort_key", "walk",

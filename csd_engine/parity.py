@@ -9,7 +9,7 @@ Request and reply are .npz archives of plain arrays (no pickles):
               p.CASE     uint8 (height, width, channels), of those that are neither
               b.CASE     int32 (boxes, 4), where the pipeline has masks
 
-The digest is `csd_engine.samples.sample_digest` of what the host has made; what has it as well need not travel.
+The digest is `csd_engine.prepare.sample.sample_digest` of what the host has made; what has it as well need not travel.
 
 A pipeline's order of resampling passes may be "native" here: what this Pillow does by itself.
 """
@@ -30,13 +30,13 @@ import numpy as np
 import PIL
 from PIL import Image, features
 
-from csd_engine.datasets import Reader, Source
+from csd_engine.data.datasets import Reader, Source
+from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
-from csd_engine.regular import OpenFile
-from csd_engine.samples import prepare_sample, sample_digest
+from csd_engine.machine.versions import libjpeg
+from csd_engine.prepare.sample import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline, native_order
-from csd_engine.versions import libjpeg
 
 __all__ = ["Case", "Result", "pack_cases", "read_results", "run_cases", "versions"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddlp.datasets import ImageArrays, ImageFiles
+    from ddlp.devices.device import Device
     from ddlp.errors import DDLPError, Untranslatable
     from ddlp.loader import DDLPLoader
-    from ddlp.operators import load_operators
-    from ddlp.report import EpochReport
-    from ddlp.sources.device import Device
+    from ddlp.stats.report import EpochReport
+    from ddlp.translate.user_operators import load_operators
 
 __all__ = [
     "DDLPError",
@@ -31,12 +31,12 @@ __version__ = "0.1.0"
 _WHERE = {
     "DDLPError": "ddlp.errors",
     "DDLPLoader": "ddlp.loader",
-    "Device": "ddlp.sources.device",
-    "EpochReport": "ddlp.report",
+    "Device": "ddlp.devices.device",
+    "EpochReport": "ddlp.stats.report",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
     "Untranslatable": "ddlp.errors",
-    "load_operators": "ddlp.operators",
+    "load_operators": "ddlp.translate.user_operators",
 }
 _MODULES = ("observe", "transforms")
 

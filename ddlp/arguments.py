@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from csd_engine.transforms.reduced import DECODES
-from ddlp.plan import is_built_in
-from ddlp.platforms import other_system
-from ddlp.sources.dali import require_dali
-from ddlp.sources.device import Device
-from ddlp.sources.sharing import TRANSFERS
-from ddlp.strategies import STRATEGIES
-from ddlp.transfer.device import WAYS
+from ddlp.devices.device import Device
+from ddlp.process.platforms import other_system
+from ddlp.sampling.epoch_plan import is_built_in
+from ddlp.schedule.strategies import STRATEGIES
+from ddlp.sources.engine.shared_spool import TRANSFERS
+from ddlp.sources.host.dali import require_dali
+from ddlp.transfer.choose_transfer import WAYS
 from ddlp.transfer.epilogue import DTYPES
 
 if TYPE_CHECKING:

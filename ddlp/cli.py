@@ -11,7 +11,7 @@ from typing import Any
 import ddlp
 from csd_engine.errors import EngineError
 from ddlp.errors import DDLPError
-from ddlp.platforms import other_system
+from ddlp.process.platforms import other_system
 
 # Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
 # command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from torch.utils.data import IterableDataset
 
 from ddlp.errors import Untranslatable
-from ddlp.obstacles import has_images, obstacles
-from ddlp.operators import operator_files
-from ddlp.plan import is_built_in
-from ddlp.platforms import OtherSystem
-from ddlp.portable import portable
+from ddlp.process.platforms import OtherSystem
+from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.translate.dali import stages
+from ddlp.translate.obstacles import has_images, obstacles
+from ddlp.translate.portable import portable
+from ddlp.translate.user_operators import operator_files
 from ddlp.translate.values import KEEP
 
 if TYPE_CHECKING:

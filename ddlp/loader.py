@@ -12,40 +12,40 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ddlp import resume as resuming
-from ddlp import stateful
 from ddlp.arguments import OUTPUTS, check_arguments, check_change
-from ddlp.described import other_structure
-from ddlp.ending import when_dropped
+from ddlp.devices.device import Device
+from ddlp.epoch.iterator import EpochIterator, EpochMemory
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Explanation, explain
-from ddlp.integrations.accelerate import Prepared, prepare_where_asked
-from ddlp.integrations.lightning import counts_batches
-from ddlp.integrations.ray import share_where_asked
-from ddlp.integrations.shards import warn_if_not_shared
-from ddlp.iterator import EpochIterator, EpochMemory
-from ddlp.ledger import Ledger
-from ddlp.live import Life, Live
-from ddlp.notices import warn_user
+from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
+from ddlp.frameworks.lightning import counts_batches
+from ddlp.frameworks.ray import share_where_asked
+from ddlp.frameworks.shards import warn_if_not_shared
 from ddlp.observe.pace import live
 from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
-from ddlp.obstacles import has_images
-from ddlp.plan import is_random
-from ddlp.platforms import OtherSystem, warn_once
-from ddlp.portable import Portable, portable
-from ddlp.rates import Rates
-from ddlp.report import EpochReport
-from ddlp.samples import KeyedSamples
-from ddlp.sources.csd import attend
-from ddlp.sources.dali import Graphs
-from ddlp.sources.device import Device
-from ddlp.sources.embedded import EmbeddedOptions
-from ddlp.sources.reach import Keep, Reach
-from ddlp.strategies import STRATEGIES, Mte, Strategy
-from ddlp.transfer.device import landing_on
-from ddlp.transfer.landing import Landing
+from ddlp.process.finalizers import when_dropped
+from ddlp.process.platforms import OtherSystem, warn_once
+from ddlp.process.user_warnings import warn_user
+from ddlp.sampling import checkpoint as resuming
+from ddlp.sampling.epoch_plan import is_random
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.rates import Rates
+from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy
+from ddlp.sources.engine.attach import attend
+from ddlp.sources.engine.connections import Keep, Reach
+from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.host import stateful_workers as stateful
+from ddlp.sources.host.dali import Graphs
+from ddlp.sources.host.keyed_samples import KeyedSamples
+from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator
+from ddlp.stats.live import Life, Live
+from ddlp.stats.report import EpochReport
+from ddlp.transfer.choose_transfer import landing_on
+from ddlp.transfer.gpu_transfer import Landing
 from ddlp.translate.dali import stages
-from ddlp.usercode import KeyedView, UserCodeIterator
+from ddlp.translate.obstacles import has_images
+from ddlp.translate.portable import Portable, portable
+from ddlp.translate.self_described import other_structure
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 

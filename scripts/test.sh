@@ -2,7 +2,7 @@
 # Checks everything: ruff, mypy, vermin, pytest. Arguments go to pytest; then only pytest runs.
 #
 #   ./scripts/test.sh
-#   ./scripts/test.sh tests/ddlp/test_ledger.py -k lost
+#   ./scripts/test.sh tests/ddlp/schedule/test_ledger.py -k lost
 #
 # DDLP_VENV   another place for the virtual environment (default: .venv in the project)
 set -euo pipefail

@@ -24,7 +24,7 @@ from csd_engine.errors import EngineError
 from ddlp import DDLPError
 from ddlp.observe.energy import EnergyMeter, EnergyResult, comparison, save, summaries
 from ddlp.observe.energy.command import add_meter_arguments, add_tariff_arguments, model_of, tariff_of
-from ddlp.report import EpochReport
+from ddlp.stats.report import EpochReport
 from train_imagenet import BATCH_SIZES, MODELS, add_flags, make_task
 from training import Task, train
 

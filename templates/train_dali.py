@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from common import flags, parse
-from ddlp.sources.dali import require_dali
+from ddlp.sources.host.dali import require_dali
 from train_imagenet import BATCH_SIZES, MODELS, add_flags, make_task
 from training import compare
 

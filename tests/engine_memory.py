@@ -11,17 +11,17 @@ from queue import SimpleQueue
 from engine_process import EPOCH, SEED, children, wait_for
 from PIL import Image
 
-from csd_engine.batchfile import Layout, identity
-from csd_engine.computer import process_memory
-from csd_engine.datasets import FileSet, fingerprint, write_manifest
+from csd_engine.batchfile.reader import Layout, identity
+from csd_engine.data.datasets import FileSet, fingerprint, write_manifest
+from csd_engine.machine.computer import process_memory
 from ddlp.deploy.prove import standard_pipeline
+from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.events import LeaseFailed, LeasePublished
-from ddlp.sources.link import EngineLink
 
 LIMIT_BYTES = 100_000_000
 IMAGENET_FILES = 1_281_167
 SERVICE_IMPORTS = "import csd_engine.__main__"
-WORKER_IMPORTS = "import csd_engine.worker"
+WORKER_IMPORTS = "import csd_engine.service.worker"
 
 
 def processes(marker: str) -> list[int]:

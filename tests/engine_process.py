@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from csd_engine.batchfile import Layout, identity, read_batch
-from csd_engine.datasets import FileSet, fingerprint, open_reader, write_manifest
-from csd_engine.keys import load_pair, load_public, make_keys
-from csd_engine.samples import prepare_sample
+from csd_engine.batchfile.reader import Layout, identity, read_batch
+from csd_engine.data.datasets import FileSet, fingerprint, open_reader, write_manifest
+from csd_engine.prepare.sample import prepare_sample
+from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.transforms import Pipeline
-from ddlp.sources.job import JobHandle
-from ddlp.sources.link import EngineLink
+from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import EngineLink
 
 SEED, EPOCH = 5, 3
 

@@ -105,7 +105,7 @@ class ArrayCalls:
         self._library.ddlp_keyed(seed, epoch, address(keys), len(keys), address(out))
 
     def add_blocks(self, acc: np.ndarray, data: Union[bytes, bytearray, memoryview, np.ndarray], blocks: int) -> None:
-        """Add the first `blocks` blocks of 16 KiB of `data` to a checksum in the making (csd_engine.checksum).
+        """Add the first `blocks` blocks of 16 KiB of `data` to a checksum in the making (csd_engine.batchfile.checksum).
 
         Args:
             acc: C-contiguous uint32 (4096,), changed in place.

@@ -25,20 +25,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from csd_engine.batchfile import Layout
-from csd_engine.batchwriter import BatchWriter
-from csd_engine.filebatch import FileBatch
+from csd_engine.batchfile.reader import Layout
+from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.kernels import kernel
-from csd_engine.samples import prepare_sample
+from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.sample import prepare_sample
+from csd_engine.service.worker import Slowdown
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.fileplan import file_plan
-from csd_engine.worker import Slowdown
 from ddlp.bench.common import BenchFailed, user_environment
 from ddlp.bench.data import loader
-from ddlp.portable import Portable, portable
-from ddlp.sources.host import fill_rows, make_files
-from ddlp.transfer.mapping import map_batch
-from ddlp.transfer.pool import Pool
+from ddlp.sources.host.native import fill_rows, make_files
+from ddlp.transfer.mapped_batch import map_batch
+from ddlp.transfer.memory_pool import Pool
+from ddlp.translate.portable import Portable, portable
 
 _FETCHED_FILES = 4
 _ROOM_BYTES = 1 << 20  # for an engine's samples that are made at once

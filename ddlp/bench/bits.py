@@ -22,12 +22,12 @@ from PIL import Image
 from torchvision import transforms as T
 from torchvision.transforms import functional as F
 
-from csd_engine.datasets import Reader
-from csd_engine.filebatch import FileBatch
+from csd_engine.data.datasets import Reader
 from csd_engine.kernels import kernel
 from csd_engine.kernels.files import FilePlan
 from csd_engine.keyed import Keyed
-from csd_engine.samples import prepare_sample
+from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddlp.errors import DDLPError
-from ddlp.outfile import try_file
+from ddlp.process.output_file import try_file
 
 __all__ = [
     "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "cpu_s", "emit",

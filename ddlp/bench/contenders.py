@@ -237,7 +237,7 @@ def _turboloader(work: Work) -> Iterator[Any]:
 def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
     def make(work: Work) -> Iterator[Any]:
         from ddlp.bench.bare import host_batch
-        from ddlp.portable import portable
+        from ddlp.translate.portable import portable
 
         found = portable(data.loader(Path(work.directory), work.pipeline, work.batch), output, None)
         ring: Any = _ring(work)

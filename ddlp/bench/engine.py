@@ -24,23 +24,23 @@ from typing import Any
 
 import numpy as np
 
-from csd_engine.batchfile import Layout, identity
-from csd_engine.crew import child_environment
-from csd_engine.datasets import FileSet, fingerprint, write_manifest
+from csd_engine.batchfile.reader import Layout, identity
+from csd_engine.data.datasets import FileSet, fingerprint, write_manifest
+from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.resample import native_order
 from ddlp.bench.common import add_output, emit, say, spread
-from ddlp.deploy import book
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import some_images
 from ddlp.deploy.shell import Shell
+from ddlp.devices import address_book as book
+from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.sources.device import Device
-from ddlp.sources.embedded import EmbeddedOptions
-from ddlp.sources.engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
-from ddlp.sources.job import JobHandle
-from ddlp.sources.link import EngineLink
 
 SIZE = 224
 IMAGES = Path("data/bench/110kb")

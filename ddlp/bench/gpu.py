@@ -23,18 +23,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from csd_engine.batchfile import Layout, open_batch
-from csd_engine.batchwriter import BatchWriter
-from csd_engine.layout import DATA_OFFSET
+from csd_engine.batchfile.layout import DATA_OFFSET
+from csd_engine.batchfile.reader import Layout, open_batch
+from csd_engine.batchfile.writer import BatchWriter
 from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, ratios, say, spread
-from ddlp.epoch import FETCHERS
+from ddlp.epoch.executor import FETCHERS
 from ddlp.errors import DDLPError
-from ddlp.transfer.device import WAYS, ways
+from ddlp.transfer.choose_transfer import WAYS, ways
+from ddlp.transfer.device_stream import CudaLane, Lane, PlainLane
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.landing import FileLanding, Landing
-from ddlp.transfer.lane import CudaLane, Lane, PlainLane
-from ddlp.transfer.mapping import may_map
-from ddlp.transfer.ways import BLOCK_BYTES, READERS, PinnedWay, Way
+from ddlp.transfer.file_readers import BLOCK_BYTES, READERS, PinnedWay, Way
+from ddlp.transfer.gpu_transfer import FileLanding, Landing
+from ddlp.transfer.mapped_batch import may_map
 
 BOUND, RAW = "copy from page-locked memory", "raw read"
 ALONE, WHOLE = "{}: read", "{}: read, verified, finished"

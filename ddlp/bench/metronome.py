@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from csd_engine.datasets import FileSet, Reader, open_reader
-from csd_engine.manifest import write_manifest
-from csd_engine.samples import prepare_sample
+from csd_engine.data.datasets import FileSet, Reader, open_reader
+from csd_engine.data.manifest import write_manifest
+from csd_engine.prepare.sample import prepare_sample
 from ddlp.bench.common import BenchFailed, user_environment
 from ddlp.deploy.prove import standard_pipeline
 

@@ -25,18 +25,18 @@ import numpy as np
 import torch
 from torchvision import transforms
 
-from csd_engine.batchfile import Layout
-from csd_engine.batchwriter import BatchWriter
+from csd_engine.batchfile.reader import Layout
+from csd_engine.batchfile.writer import BatchWriter
 from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, ratios, say, spread
 from ddlp.datasets import ImageArrays
-from ddlp.delivered import Delivered
-from ddlp.ledger import Ledger, Side
+from ddlp.epoch.prepared import Delivered
 from ddlp.loader import DDLPLoader
-from ddlp.rates import Rates
-from ddlp.sources.host import Pixels, prepare_batch
-from ddlp.strategies import STRATEGIES, Strategy
-from ddlp.transfer.mapping import map_batch
-from ddlp.transfer.pool import Pool
+from ddlp.schedule.ledger import Ledger, Side
+from ddlp.schedule.rates import Rates
+from ddlp.schedule.strategies import STRATEGIES, Strategy
+from ddlp.sources.host.native import Pixels, prepare_batch
+from ddlp.transfer.mapped_batch import map_batch
+from ddlp.transfer.memory_pool import Pool
 
 BOUND_US = 100.0
 _QUOTA = 1024  # batches in the device's spool, as an embedded engine's

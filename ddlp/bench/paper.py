@@ -24,8 +24,8 @@ from ddlp.bench.overlap import epoch
 from ddlp.bench.table6 import Cell, clean_cells
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
-from ddlp.operators import load_operators
 from ddlp.planning.simulate import paper_epoch
+from ddlp.translate.user_operators import load_operators
 
 _RULES_BATCHES = 5000  # of an epoch by the paper's rules, in simulated time
 

@@ -3,7 +3,8 @@
 Mapped, as those of an engine on this machine are; into memory that is there already, as the pool's is and the pinned buffers
 for a GPU (pinned here if there is one); and into fresh memory. The raw read is `os.readv` from the page cache into the same
 kind of memory (for the mapping, into memory that is there): the bound. The checksum alone, over bytes that lie in memory, says
-what the verification costs. Fresh memory for the raw read is numpy's, and for the batch what `csd_engine.fresh` makes of it.
+what the verification costs. Fresh memory for the raw read is numpy's, and for the batch what
+`csd_engine.kernels.fresh_memory` makes of it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from csd_engine.batchfile import Layout, read_batch
-from csd_engine.batchwriter import BatchWriter
-from csd_engine.checksum import Checksum
+from csd_engine.batchfile.checksum import Checksum
+from csd_engine.batchfile.reader import Layout, read_batch
+from csd_engine.batchfile.writer import BatchWriter
 from ddlp.bench.common import Aim, add_output, alternate, emit, pinned, ratios, say, spread
-from ddlp.transfer.mapping import map_batch
+from ddlp.transfer.mapped_batch import map_batch
 
 MAPPED = "a mapping"
 WAYS = (MAPPED, "memory that is there", "fresh memory")

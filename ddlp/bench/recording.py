@@ -27,7 +27,7 @@ from ddlp.bench.data import add_data, dataset, ensure_data
 from ddlp.bench.overhead import dataset as one_pixel
 from ddlp.loader import DDLPLoader
 from ddlp.observe.run import read_run
-from ddlp.strategies import STRATEGIES
+from ddlp.schedule.strategies import STRATEGIES
 
 BOUND = 0.01
 """Recording may cost this part of an epoch."""

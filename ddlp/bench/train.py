@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Subset
 from ddlp.bench import data
 from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread
 from ddlp.loader import DDLPLoader
-from ddlp.sources.engines import acquire
+from ddlp.sources.engine.shared_engines import acquire
 
 BASELINE = "DataLoader"
 STRATEGIES = ("cpu", "mte", "wrr")

@@ -23,17 +23,17 @@ from pathlib import Path
 
 import numpy as np
 
-from csd_engine.batchfile import Layout, identity
-from csd_engine.crew import child_environment
-from csd_engine.datasets import fingerprint
-from csd_engine.keys import load_pair, load_public, make_keys
+from csd_engine.batchfile.reader import Layout, identity
+from csd_engine.data.datasets import fingerprint
+from csd_engine.protocol.keys import load_pair, load_public, make_keys
+from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms import Pipeline
 from ddlp.bench.common import add_output, emit
 from ddlp.datasets import ImageArrays
+from ddlp.sources.engine.dataset_upload import Luggage
+from ddlp.sources.engine.fetch import Fetching
+from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.events import EngineEvent, LeaseFailed, LeasePublished
-from ddlp.sources.fetching import Fetching
-from ddlp.sources.link import EngineLink
-from ddlp.sources.travel import Luggage
 from ddlp.translate.datasets import translate_dataset
 
 ROWS = 64  # images of the data set; batches repeat them

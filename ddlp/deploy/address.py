@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-from ddlp.deploy.book import DeviceRecord
+from ddlp.devices.address_book import DeviceRecord
 from ddlp.errors import DDLPError
 
 __all__ = ["engine_address", "full_address", "resolve_host"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from ddlp.deploy import book
-from ddlp.deploy.book import DeviceRecord
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 
 __all__ = ["other_root", "upgrade"]
 

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import csd_engine
-from csd_engine.build import source_files
+from csd_engine.machine.build import source_files
 
 __all__ = ["archive", "code_bytes"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from csd_engine.census import OUTSIDE, CensusReader, Entry, Newest, digests, hashed, sort_key, walk
-from csd_engine.sizes import size_text
+from csd_engine.machine.sizes import size_text
 
 __all__ = ["CensusResult", "Few", "compare", "take_census"]
 

@@ -19,8 +19,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddlp.deploy import book
-from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.deployment import deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
@@ -28,6 +26,8 @@ from ddlp.deploy.kernel import CHOICES as KERNEL_CHOICES
 from ddlp.deploy.removal import uninstall
 from ddlp.deploy.steps import Steps
 from ddlp.deploy.wanted import Wanted
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 from ddlp.errors import DDLPError
 
 # The engine's own, passed on by name; python -m csd_engine --help documents them.

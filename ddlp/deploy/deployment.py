@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from csd_engine.build import build
 from csd_engine.errors import EngineError, EngineRefused
-from ddlp.deploy import address, book, checks, diagnosis, kernel, place, settings, spooldir
+from csd_engine.machine.build import build
+from ddlp.deploy import address, checks, diagnosis, kernel, place, settings, spooldir
 from ddlp.deploy.advice import other_root, upgrade
-from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
 from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
@@ -21,9 +20,11 @@ from ddlp.deploy.shell import CommandFailed, Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
 from ddlp.deploy.survey import Python, Survey, survey
 from ddlp.deploy.wanted import Wanted
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
+from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.sources.device import Device
-from ddlp.sources.link import EngineLink
+from ddlp.sources.engine.link import EngineLink
 
 __all__ = ["deploy"]
 

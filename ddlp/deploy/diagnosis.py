@@ -5,20 +5,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from csd_engine.build import build
 from csd_engine.errors import EngineError
 from csd_engine.kernels.report import KernelReport
-from csd_engine.keys import load_pair, load_public
-from csd_engine.protocol import Status
-from ddlp.deploy import book, checks
+from csd_engine.machine.build import build
+from csd_engine.protocol.codec import Status
+from csd_engine.protocol.keys import load_pair, load_public
+from ddlp.deploy import checks
 from ddlp.deploy.advice import other_root, upgrade
 from ddlp.deploy.archive import code_bytes
-from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, Few
 from ddlp.deploy.checks import MIB
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.parity import Parity
 from ddlp.deploy.survey import Python, Survey
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 
 __all__ = [
     "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_parity", "of_service",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddlp.deploy.findings import Finding, ok, warn
-from ddlp.transfer.gdsprobe import Probe
+from ddlp.transfer.gds.probe import Probe
 
 __all__ = ["of_probe"]
 

@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterable, Iterator
 from csd_engine.census import CensusBrokenOff
 from csd_engine.errors import EngineError, EngineUnreachable
 from csd_engine.kernels.report import report
-from csd_engine.spool import JOB
-from ddlp.deploy import book, checks, diagnosis
+from csd_engine.service.spool import JOB
+from ddlp.deploy import checks, diagnosis
 from ddlp.deploy.address import engine_address
 from ddlp.deploy.advice import other_root, upgrade
-from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.census import CensusResult, take_census
 from ddlp.deploy.command import reserve_bytes
 from ddlp.deploy.direct import of_probe
@@ -42,11 +41,13 @@ from ddlp.deploy.service import Service
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.steps import Step, Steps
 from ddlp.deploy.survey import Survey, survey
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
+from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.sources.device import Device
-from ddlp.sources.embedded import default_spool
-from ddlp.sources.link import EngineLink
-from ddlp.transfer.gdsprobe import probe
+from ddlp.sources.engine.embedded import default_spool
+from ddlp.sources.engine.link import EngineLink
+from ddlp.transfer.gds.probe import probe
 
 __all__ = ["Checkup", "examine", "examine_host"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from ddlp.deploy import book
 from ddlp.deploy.options import add_device
 from ddlp.deploy.shell import Shell
+from ddlp.devices import address_book as book
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

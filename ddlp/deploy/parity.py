@@ -22,12 +22,12 @@ from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
 from csd_engine.transforms import native_order
 from csd_engine.transforms.resample import FILTERS
-from ddlp.deploy import book
 from ddlp.deploy.advice import upgrade
-from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 from ddlp.errors import DDLPError
 
 __all__ = ["Parity", "Row", "compare_device", "table"]

@@ -19,13 +19,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from csd_engine.build import build
-from csd_engine.keys import load_public, make_pair
-from csd_engine.operatorfile import SUFFIX, content_hash
-from ddlp.deploy import book, homedir, spooldir
+from csd_engine.machine.build import build
+from csd_engine.prepare.operator_file import SUFFIX, content_hash
+from csd_engine.protocol.keys import load_public, make_pair
+from ddlp.deploy import homedir, spooldir
 from ddlp.deploy.archive import archive, code_bytes
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.survey import Survey
+from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
 
 __all__ = [

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from csd_engine.batchfile import Layout, identity
-from csd_engine.datasets import FileSet, fingerprint, open_reader
+from csd_engine.batchfile.reader import Layout, identity
+from csd_engine.data.datasets import FileSet, fingerprint, open_reader
+from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import SampleError
-from csd_engine.manifest import write_manifest
-from csd_engine.samples import prepare_sample, sample_digest
+from csd_engine.prepare.sample import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline, resample
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import Shell
+from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.events import LeaseFailed, LeasePublished
-from ddlp.sources.job import JobHandle
-from ddlp.sources.link import EngineLink
 
 __all__ = ["Compared", "Trial", "check_port", "seen_by_both", "some_images"]
 
@@ -71,7 +71,7 @@ def some_images(root: str, limit: int = _IMAGES) -> list[str]:
 
 def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
     """Whether the host's spool and the device's are the same directory: what either writes there, the other reads."""
-    name = f".ddlp-{secrets.token_hex(8)}"  # of this form it is known to be ours where it is left: csd_engine.spool
+    name = f".ddlp-{secrets.token_hex(8)}"  # of this form it is known to be ours where it is left: csd_engine.service.spool
     words = (secrets.token_hex(16), secrets.token_hex(16))
     here, there = Path(host_spool) / name, shlex.quote(f"{device_spool}/{name}")
     what = f"spool {host_spool} here, {device_spool} there"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddlp.deploy import book, place, settings
-from ddlp.deploy.book import DeviceRecord
+from ddlp.deploy import place, settings
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import Shell, ShellError
 from ddlp.deploy.steps import Steps
 from ddlp.deploy.survey import survey
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 
 __all__ = ["uninstall"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from ddlp.deploy.book import DeviceRecord
 from ddlp.deploy.shell import CommandFailed, Shell
+from ddlp.devices.address_book import DeviceRecord
 
 __all__ = ["KEEPS", "Service", "supervisor_command", "unit"]
 

@@ -16,13 +16,14 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from csd_engine.keys import load_public
-from ddlp.deploy import book, checks
-from ddlp.deploy.book import DeviceRecord
+from csd_engine.protocol.keys import load_public
+from ddlp.deploy import checks
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.place import client_file
 from ddlp.deploy.shell import Shell
 from ddlp.deploy.survey import Survey
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 
 __all__ = ["Settings", "check", "hosts", "make", "others", "put", "withdraw"]
 

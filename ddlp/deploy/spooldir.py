@@ -1,15 +1,15 @@
-"""What in a spool directory is ddlp's, in the words of a POSIX shell on the device; `csd_engine.spool` makes it."""
+"""What in a spool directory is ddlp's, in the words of a POSIX shell on the device; `csd_engine.service.spool` makes it."""
 
 from __future__ import annotations
 
 import shlex
 
-from csd_engine.spool import KEPT, MADE, MARK, OURS
-from ddlp.deploy import book
-from ddlp.deploy.book import DeviceRecord
+from csd_engine.service.spool import KEPT, MADE, MARK, OURS
 from ddlp.deploy.findings import warn
 from ddlp.deploy.shell import Shell, Slow
 from ddlp.deploy.steps import Steps
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 from ddlp.errors import DDLPError
 
 __all__ = ["FOREIGN", "REMOVE", "clear_replaced", "removal"]

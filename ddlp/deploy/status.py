@@ -11,16 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 import csd_engine
-from csd_engine import protocol as say
-from csd_engine.build import build
 from csd_engine.errors import EngineError
-from csd_engine.sensors import Reading, whole
-from csd_engine.sizes import size_text
-from ddlp.deploy import book
+from csd_engine.machine.build import build
+from csd_engine.machine.sensors import Reading, whole
+from csd_engine.machine.sizes import size_text
+from csd_engine.protocol import codec as say
 from ddlp.deploy.advice import upgrade
 from ddlp.deploy.options import add_json
+from ddlp.devices import address_book as book
+from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.sources.device import Device
 
 TIMEOUT_S = 5.0
 _WATCH_S = 2.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ddlp.deploy import book
 from ddlp.deploy.options import add_device
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import Shell
+from ddlp.devices import address_book as book
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlp.deploy.book import DeviceRecord
+from ddlp.devices.address_book import DeviceRecord
 
 __all__ = ["Wanted"]
 

@@ -1,1 +1,1 @@
-"""What frameworks around training loops need of a loader. Their packages are imported late, and only where used."""
+"""What users import to use ddlp with a framework. The framework itself is imported late, and only here."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 
-from ddlp.integrations.shards import is_shared
+from ddlp.frameworks.shards import is_shared
 from ddlp.loader import DDLPLoader
-from ddlp.order import gives_each_once
+from ddlp.sampling.sampler_order import gives_each_once
 
 OF_TRAINING = (
     "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order", "generator", "collate_fn", "batch_transform",

@@ -18,15 +18,15 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from ddlp.ending import when_dropped
-from ddlp.epoch import EpochRun
+from ddlp.epoch.executor import EpochRun
 from ddlp.errors import DDLPError
-from ddlp.ledger import Side
-from ddlp.live import Life, Live, Sums, counted, length
 from ddlp.observe.pace import Pace, Window, overall
-from ddlp.ranks import here
-from ddlp.report import Counts
-from ddlp.usercode import samples_in
+from ddlp.process.finalizers import when_dropped
+from ddlp.process.ranks import here
+from ddlp.schedule.ledger import Side
+from ddlp.sources.host.torch_workers import samples_in
+from ddlp.stats.live import Life, Live, Sums, counted, length
+from ddlp.stats.report import Counts
 
 __all__ = ["Progress", "figures", "progress"]
 

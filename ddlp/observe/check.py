@@ -20,17 +20,17 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from ddlp.delivered import Delivered
+from ddlp.epoch.prepared import Delivered
 from ddlp.errors import DDLPError
-from ddlp.ledger import Side
 from ddlp.loader import DDLPLoader
 from ddlp.observe.events import EpochBegan, Event, HostBatch, LeaseGiven, Published
 from ddlp.observe.reference import Header, checksum, digest, expected_images, expected_targets, own_target, read_header
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED, Claim, Refuted, Verdict
 from ddlp.observe.watched import Observer, WatchedIterator
-from ddlp.portable import Portable
-from ddlp.ranges import RangeSet
-from ddlp.sources.host import Pixels, Recipe
+from ddlp.schedule.ledger import Side
+from ddlp.schedule.ranges import RangeSet
+from ddlp.sources.host.native import Pixels, Recipe
+from ddlp.translate.portable import Portable
 
 __all__ = ["Checked", "Refuted", "Verdict", "checked"]
 

@@ -19,7 +19,7 @@ import ddlp
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
 from ddlp.observe.pace import Live, live
-from ddlp.ranks import here
+from ddlp.process.ranks import here
 
 __all__ = ["CONTENT_TYPE", "MetricsServer", "prometheus_text", "serve_metrics"]
 
@@ -167,7 +167,7 @@ class MetricsServer:
             raise ValueError(f"port={port!r}: 0 to 65535") from None
         self.port: int = self._server.server_address[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
-        # Not "ddlp-": at the process's end `ddlp.ending` waits for those.
+        # Not "ddlp-": at the process's end `ddlp.process.finalizers` waits for those.
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics-ddlp", daemon=True)
         self._thread.start()
 

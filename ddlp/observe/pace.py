@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddlp.iterator import EpochMemory
-from ddlp.live import Live, counted, length
-from ddlp.report import CAUSES
+from ddlp.epoch.iterator import EpochMemory
+from ddlp.stats.live import Live, counted, length
+from ddlp.stats.report import CAUSES
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
@@ -33,7 +33,7 @@ def live(loader: DDLPLoader) -> Live:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of some seconds: samples a second, and the parts of the time, 0 to 1, that training waited, by `ddlp.report.CAUSES`."""
+    """Of some seconds: samples a second, and the parts of the time, 0 to 1, that training waited, by `CAUSES`."""
 
     seconds: float
     samples_per_s: float

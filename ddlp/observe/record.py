@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ddlp.iterator import EpochIterator
-from ddlp.notices import warn_user
+from ddlp.epoch.iterator import EpochIterator
 from ddlp.observe.events import EpochBegan, EpochEnded, Event, to_line
 from ddlp.observe.watched import Observer, WatchedIterator
+from ddlp.process.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from csd_engine.checksum import Checksum
+from csd_engine.batchfile.checksum import Checksum
 from csd_engine.keyed import Keyed
-from ddlp.portable import Portable
-from ddlp.seeding import keyed_globals
-from ddlp.sources.host import Pixels, Recipe
+from ddlp.sampling.keyed_generators import keyed_globals
+from ddlp.sources.host.native import Pixels, Recipe
+from ddlp.translate.portable import Portable
 
 __all__ = ["Header", "checksum", "digest", "expected_images", "expected_targets", "own_target", "read_header"]
 

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ddlp
-from csd_engine.readtime import READING
-from ddlp.ahead import Coming
-from ddlp.delivered import Delivered
-from ddlp.epoch import FETCHERS, EpochRun
-from ddlp.finish import Finish
-from ddlp.iterator import EpochIterator
-from ddlp.ledger import Ledger
+from csd_engine.prepare.read_time import READING
+from ddlp.epoch.executor import FETCHERS, EpochRun
+from ddlp.epoch.gpu_prefetch import Coming
+from ddlp.epoch.iterator import EpochIterator
+from ddlp.epoch.prepared import Delivered
 from ddlp.observe.events import (
     FORMAT,
     EpochBegan,
@@ -34,10 +32,12 @@ from ddlp.observe.events import (
     Rested,
     Step,
 )
-from ddlp.ranks import here
-from ddlp.sources.dali import DaliHost
-from ddlp.sources.devicejob import DeviceJob
-from ddlp.sources.host import Pixels, Recipe, Unwanted
+from ddlp.process.ranks import here
+from ddlp.schedule.ledger import Ledger
+from ddlp.sources.base import DeviceJob
+from ddlp.sources.host.dali import DaliHost
+from ddlp.sources.host.native import Pixels, Recipe, Unwanted
+from ddlp.transfer.to_device import Finish
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ddlp.ledger import Cancel, Ledger, Side
-from ddlp.rates import Rate, Rates
-from ddlp.strategies import Strategy
+from ddlp.schedule.ledger import Cancel, Ledger, Side
+from ddlp.schedule.rates import Rate, Rates
+from ddlp.schedule.strategies import Strategy
 
 
 @dataclass

@@ -26,8 +26,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.sources.device import Device
 from ddlp.swap.hook import VARIABLE, Settings
 
 __all__ = ["add_arguments", "run"]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from ddlp.live import length
 from ddlp.loader import DDLPLoader
-from ddlp.seeding import keyed_globals
+from ddlp.sampling.keyed_generators import keyed_globals
+from ddlp.stats.live import length
 
 __all__ = ["BATCHES", "Comparison", "compare"]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import Untranslatable
 from ddlp.explain import ORDER
-from ddlp.iterator import EpochIterator
 from ddlp.loader import DDLPLoader
-from ddlp.plan import is_built_in
-from ddlp.portable import Portable, portable
+from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.swap.comparison import BATCHES, compare
 from ddlp.swap.hook import settings
 from ddlp.swap.told import made_at, place_of
+from ddlp.translate.portable import Portable, portable
 
 __all__ = ["SwappedLoader"]
 

@@ -7,10 +7,10 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlp.live import Sums
-from ddlp.notices import user_frame
-from ddlp.ranks import here
-from ddlp.report import Counts
+from ddlp.process.ranks import here
+from ddlp.process.user_warnings import user_frame
+from ddlp.stats.live import Sums
+from ddlp.stats.report import Counts
 from ddlp.swap.comparison import Comparison
 from ddlp.swap.hook import say
 

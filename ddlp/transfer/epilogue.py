@@ -22,7 +22,7 @@ from torch import Tensor
 
 from csd_engine.kernels import kernel
 from ddlp.transfer.arithmetic import Arithmetic
-from ddlp.transfer.pool import Pool
+from ddlp.transfer.memory_pool import Pool
 
 __all__ = ["DTYPES", "Epilogue"]
 

@@ -14,7 +14,7 @@ from csd_engine.transforms.containers import Container, group_out
 from csd_engine.transforms.masks import Mask
 from csd_engine.transforms.operators import Operator, Shape
 from csd_engine.transforms.user import User
-from ddlp.portable import Portable
+from ddlp.translate.portable import Portable
 
 __all__ = ["DISTANCES", "Stages", "stages"]
 

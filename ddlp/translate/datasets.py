@@ -20,8 +20,8 @@ import torchvision
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.datasets import Reader, Source
-from csd_engine.imagefiles import open_sample
+from csd_engine.data.datasets import Reader, Source
+from csd_engine.data.image_files import open_sample
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 

@@ -11,13 +11,13 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
-from csd_engine.operatorfile import OperatorCall, OperatorFile
+from csd_engine.prepare.operator_file import OperatorCall, OperatorFile
 from csd_engine.transforms import Pipeline, PipelineError, native_order
 from ddlp.errors import Untranslatable
-from ddlp.operators import UserOperator
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transforms import Cutout
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
+from ddlp.translate.user_operators import UserOperator
 from ddlp.translate.values import BATCH, KEEP, Values
 
 __all__ = ["Translation", "obstacles_in", "translate"]

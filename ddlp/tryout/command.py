@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 
 from ddlp.errors import DDLPError
-from ddlp.outfile import try_file
+from ddlp.process.output_file import try_file
 from ddlp.tryout.folder import find_images
 from ddlp.tryout.results import new_directory, write
 from ddlp.tryout.terminal import text

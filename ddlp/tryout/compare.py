@@ -25,9 +25,9 @@ from csd_engine.kernels import why_not
 from ddlp.bench.common import pinned, rotated, say
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
+from ddlp.sources.host.torch_workers import samples_in
 from ddlp.tryout.comparison import Comparison, Row
 from ddlp.tryout.cores import Cores, choose_cores
-from ddlp.usercode import samples_in
 
 __all__ = ["compare"]
 

@@ -16,10 +16,10 @@ import torch
 from engine_process import make_jpegs, until
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-from csd_engine import build as own
+from csd_engine.machine import build as own
 from ddlp import DDLPLoader, ImageFiles, cli
-from ddlp.deploy import book
 from ddlp.deploy.install import make_bundle
+from ddlp.devices import address_book as book
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

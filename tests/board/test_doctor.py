@@ -20,8 +20,8 @@ from boards import Board, raise_board
 from engine_process import make_jpegs
 
 from ddlp import cli
-from ddlp.deploy import book
-from ddlp.deploy.book import DeviceRecord
+from ddlp.devices import address_book as book
+from ddlp.devices.address_book import DeviceRecord
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"

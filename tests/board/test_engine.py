@@ -24,14 +24,14 @@ from engine_memory import (
 )
 from engine_process import pipeline, until
 
-from csd_engine.batchfile import Layout
-from csd_engine.computer import process_memory
-from csd_engine.datasets import ArraySet, ConcatSet, FileSet
+from csd_engine.batchfile.reader import Layout
+from csd_engine.data.datasets import ArraySet, ConcatSet, FileSet
 from csd_engine.errors import EngineRefused
+from csd_engine.machine.computer import process_memory
 from ddlp import cli
-from ddlp.deploy import book
+from ddlp.devices import address_book as book
+from ddlp.devices.device import Device
 from ddlp.sampledata import make_imagefolder
-from ddlp.sources.device import Device
 
 WORKERS = 2
 

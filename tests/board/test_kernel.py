@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_deploying import address_book, arguments, ddlp, epoch, images  # noqa: F401
 
-from ddlp.deploy import book
+from ddlp.devices import address_book as book
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from csd_engine.batchfile import Layout
-from csd_engine.jobs import Board, Job, LeaseState, Quota, Work
-from csd_engine.meter import Meter
-from csd_engine.protocol import Lease
+from csd_engine.batchfile.reader import Layout
+from csd_engine.protocol.codec import Lease
+from csd_engine.service.jobs import Board, Job, LeaseState, Quota, Work
+from csd_engine.service.meter import Meter
 
 LARGE = Quota(1000, 1 << 30)
 FREE = ""

@@ -26,8 +26,8 @@ import pytest
 from csd_engine.__main__ import make_parser as make_engine_parser
 from ddlp import cli
 from ddlp.observe.analysis import ADVICE
-from ddlp.report import EpochReport
-from ddlp.strategies import STRATEGIES
+from ddlp.schedule.strategies import STRATEGIES
+from ddlp.stats.report import EpochReport
 
 pytest.importorskip("mkdocs", reason="the site's tools are missing: pip install -e '.[docs]'")
 pytest.importorskip("mkdocstrings")
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 TEMPLATES = sorted({*(ROOT / "templates").glob("*.py")} - {ROOT / "templates/common.py", ROOT / "templates/training.py"})
-PUBLIC = ("ddlp", "ddlp.observe", "ddlp.observe.energy", "ddlp.transforms", "ddlp.transfer.gdsprobe")
+PUBLIC = ("ddlp", "ddlp.observe", "ddlp.observe.energy", "ddlp.transforms", "ddlp.transfer.gds.probe")
 
 
 # -- the site --------------------------------------------------------------------------------------------------------

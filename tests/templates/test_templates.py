@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from csd_engine.keys import make_keys
+from csd_engine.protocol.keys import make_keys
 from ddlp.observe.energy import load
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -134,7 +134,7 @@ DDLP_API void ddlp_table(const uint8_t *pixels, int64_t images, int64_t count, i
 /* The bytes as they are, a channel's together: (images, count, channels) -> (images, channels, count). */
 DDLP_API void ddlp_planes(const uint8_t *pixels, int64_t images, int64_t count, int32_t channels, uint8_t *out);
 
-/* csd_engine/checksum.py's Horner step over `blocks` blocks of 16 KiB; acc: 4096 words. */
+/* csd_engine/batchfile/checksum.py's Horner step over `blocks` blocks of 16 KiB; acc: 4096 words. */
 DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);
 
 /* The same on blocks that are read from the file `fd`, from where it stands, into `out`, and added while they are in the

@@ -12,7 +12,7 @@
 
 #include "context.h"
 
-enum { COEFFICIENT_BYTES = 6 /* a pixel's three; csd_engine/samples.py counts the same */ };
+enum { COEFFICIENT_BYTES = 6 /* a pixel's three; csd_engine/prepare/sample.py counts the same */ };
 
 static int64_t now_ns(void) {
     struct timespec now;

@@ -1,4 +1,4 @@
-/* The batch file's checksum: acc = acc * multiplier + block, word by word (csd_engine/checksum.py).
+/* The batch file's checksum: acc = acc * multiplier + block, word by word (csd_engine/batchfile/checksum.py).
  *
  * Some blocks at a time go into a word while it is in a register, so that the data are all that is waited for. The compiler
  * makes vectors of the loop. */

@@ -35,7 +35,7 @@ from ddlp.observe.energy.compare import comparison, summaries
 from ddlp.observe.energy.meter import EnergyMeter
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.observe.energy.result import EnergyResult, load, save
-from ddlp.outfile import try_file
+from ddlp.process.output_file import try_file
 
 __all__ = ["add_arguments", "add_meter_arguments", "add_tariff_arguments", "model_of", "run", "tariff_of"]
 

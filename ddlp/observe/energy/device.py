@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from csd_engine.sensors import Reading, whole
+from csd_engine.machine.sensors import Reading, whole
 from ddlp.deploy.advice import upgrade
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import CSD
 from ddlp.observe.energy.tally import interval_s
 
 if TYPE_CHECKING:
-    from ddlp.sources.device import Device
-    from ddlp.sources.link import EngineLink
+    from ddlp.devices.device import Device
+    from ddlp.sources.engine.link import EngineLink
 
 __all__ = ["DeviceSensors"]
 

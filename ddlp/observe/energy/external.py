@@ -19,7 +19,7 @@ import subprocess
 from collections import deque
 from pathlib import Path
 
-from csd_engine.sensors import Reading
+from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.tally import interval_s
 

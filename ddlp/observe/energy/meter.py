@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from csd_engine.errors import EngineError
 from ddlp.errors import DDLPError
-from ddlp.notices import warn_user
 from ddlp.observe.energy.device import DeviceSensors
 from ddlp.observe.energy.external import ExternalMeter
 from ddlp.observe.energy.model import CSD, HOST, PaperModel, Tariff
@@ -18,11 +17,12 @@ from ddlp.observe.energy.nvml import find_gpus
 from ddlp.observe.energy.result import MACHINE, EnergyResult, PartEnergy
 from ddlp.observe.energy.sources import YOURS, Absent, Source, local_sources
 from ddlp.observe.energy.tally import Tally
-from ddlp.ranks import here
+from ddlp.process.ranks import here
+from ddlp.process.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from ddlp.report import EpochReport
-    from ddlp.sources.device import Device
+    from ddlp.devices.device import Device
+    from ddlp.stats.report import EpochReport
 
 __all__ = ["EnergyMeter"]
 
@@ -103,7 +103,7 @@ class _Reader:
 def _devices(csd: str | Device | Iterable[str | Device] | None) -> list[Device]:
     if csd is None:
         return []
-    from ddlp.sources.device import Device  # zmq and all: not for every import
+    from ddlp.devices.device import Device  # zmq and all: not for every import
 
     given = [csd] if isinstance(csd, (str, Device)) else csd
     try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from csd_engine.sensors import Reading
+from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.sources import Absent
 from ddlp.observe.energy.tally import interval_s

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from csd_engine import sensors
-from csd_engine.sensors import Reading, Sensor
+from csd_engine.machine import sensors
+from csd_engine.machine.sensors import Reading, Sensor
 from ddlp.observe.energy.tally import interval_s
 
 __all__ = ["YOURS", "Absent", "LocalSensors", "Source", "local_sources"]
@@ -67,7 +67,7 @@ class Absent:
 
 
 class LocalSensors:
-    """Sensors of this computer; each one's name and part as `csd_engine.sensors` tells."""
+    """Sensors of this computer; each one's name and part as `csd_engine.machine.sensors` tells."""
 
     prompt = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from csd_engine.sensors import Reading
+from csd_engine.machine.sensors import Reading
 
 __all__ = ["MOST_W", "Tally", "interval_s"]
 

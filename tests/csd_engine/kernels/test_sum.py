@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from csd_engine.checksum import BLOCK_BYTES, MULTIPLIER
+from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER
 from tests.open_files import descriptors
 
 

@@ -17,7 +17,7 @@ from sshd import SSHD, Sshd
 from csd_engine.kernels import kernel
 from ddlp import cli
 from ddlp.bench.engine import IMAGES, Result, table
-from ddlp.deploy import book
+from ddlp.devices import address_book as book
 
 ROOT = Path(__file__).parents[3]
 SMALL = ("--rounds", "2", "--seconds", "0.2", "--batch", "4")

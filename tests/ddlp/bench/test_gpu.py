@@ -13,8 +13,8 @@ from engine_process import children
 from ddlp.bench import gpu, train
 from ddlp.bench.train import Line, Result, aims, table
 from ddlp.cli import main
-from ddlp.transfer.mapping import may_map
-from ddlp.transfer.ways import PinnedWay
+from ddlp.transfer.file_readers import PinnedWay
+from ddlp.transfer.mapped_batch import may_map
 
 
 def engines():

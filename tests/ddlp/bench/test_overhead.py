@@ -8,7 +8,7 @@ from argparse import Namespace
 from ddlp.bench import overhead
 from ddlp.bench.overhead import Line, Result, aims, rules, run, table
 from ddlp.cli import main
-from ddlp.strategies import STRATEGIES
+from ddlp.schedule.strategies import STRATEGIES
 
 
 def test_a_short_run(capsys, monkeypatch):

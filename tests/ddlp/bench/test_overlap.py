@@ -8,13 +8,13 @@ import time
 import pytest
 import torch
 
-from csd_engine.batchwriter import BatchWriter
+from csd_engine.batchfile.writer import BatchWriter
 from ddlp.bench.bare import engine_batch
 from ddlp.bench.common import two_cpus
 from ddlp.bench.data import loader
 from ddlp.bench.overlap import PEERS, Line, Result, aims, chosen_cpus, table
 from ddlp.cli import main
-from ddlp.portable import portable
+from ddlp.translate.portable import portable
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")

@@ -8,9 +8,9 @@ import pytest
 from ddlp.bench.paper import Line, Result, table
 from ddlp.bench.table6 import clean_cells
 from ddlp.cli import main
-from ddlp.ledger import Ledger
 from ddlp.planning.simulate import Simulation, World, paper_epoch
-from ddlp.strategies import STRATEGIES
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.strategies import STRATEGIES
 
 CELLS = list(clean_cells())
 

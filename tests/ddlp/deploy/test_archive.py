@@ -9,7 +9,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from csd_engine.build import build
+from csd_engine.machine.build import build
 from ddlp.deploy.archive import archive, code_bytes
 
 
@@ -22,7 +22,7 @@ def test_the_archive(tmp_path: Path) -> None:
         assert "csd_engine/kernels/src/ddlp.h" in tar.getnames()
         tar.extractall(tmp_path)  # of our own making; Python 3.11.2 knows no filter=
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == code_bytes()
-    code = "import csd_engine, csd_engine.build as b; print(csd_engine.__file__, b.build())"
+    code = "import csd_engine, csd_engine.machine.build as b; print(csd_engine.__file__, b.build())"
     (tmp_path / "csd_engine" / "kernels" / "_kernel.so").write_bytes(b"compiled, and so different from computer to computer")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(tmp_path / "csd_engine" / "__init__.py"), build()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddlp import DDLPLoader, Device
-from ddlp.deploy import book
+from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
 
 

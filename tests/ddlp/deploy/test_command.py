@@ -12,7 +12,8 @@ import pytest
 
 from csd_engine.__main__ import make_parser
 from ddlp import cli
-from ddlp.deploy import address, advice, book, command, place
+from ddlp.deploy import address, advice, command, place
+from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
 
 

@@ -19,10 +19,11 @@ from engine_process import alive, until
 from local_device import SYSTEMD, Device, ddlp, epoch, everything, tree
 from sshd import kill_tree, programs, python_path
 
-from csd_engine import build as own
+from csd_engine.machine import build as own
 from ddlp import DDLPError, load_operators
-from ddlp.deploy import book, deployment
-from ddlp.sources import device as reach
+from ddlp.deploy import deployment
+from ddlp.devices import address_book as book
+from ddlp.devices import device as reach
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -116,7 +117,7 @@ def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, ca
 
 
 @pytest.mark.parametrize(
-    "fault", ["raise SystemExit('cannot run on this board')", "import csd_engine.protocol as p; p.PROTOCOL = 77"]
+    "fault", ["raise SystemExit('cannot run on this board')", "import csd_engine.protocol.codec as p; p.PROTOCOL = 77"]
 )
 def test_an_upgrade_that_does_not_answer_is_rolled_back(device: Device, capsys, monkeypatch, fault: str) -> None:
     ddlp(capsys, *device.arguments())

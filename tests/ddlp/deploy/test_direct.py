@@ -10,7 +10,7 @@ import pytest
 from ddlp.cli import main
 from ddlp.deploy.direct import of_probe
 from ddlp.deploy.findings import Level
-from ddlp.transfer.gdsprobe import Probe
+from ddlp.transfer.gds.probe import Probe
 
 
 @pytest.mark.parametrize(

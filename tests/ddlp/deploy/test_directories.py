@@ -7,8 +7,8 @@ from pathlib import Path
 
 from local_device import Device, ddlp, epoch, everything
 
-from csd_engine import build as own
-from ddlp.deploy import book
+from csd_engine.machine import build as own
+from ddlp.devices import address_book as book
 
 
 def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys) -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from local_device import Device, ddlp
 
-from csd_engine.keys import make_pair
-from ddlp.deploy import book, doctor, prove
+from csd_engine.protocol.keys import make_pair
+from ddlp.deploy import doctor, prove
 from ddlp.deploy.findings import bad, ok, warn
+from ddlp.devices import address_book as book
 
 
 @pytest.fixture
@@ -254,7 +255,7 @@ def test_another_build_and_an_older_protocol(deployed: Device, patient: Patient,
     old = another_build(deployed)
     found = patient.wrong(status=0)
     assert found["check"] == "engine" and "build 000000000000 is there" in found["what"] and "--upgrade" in found["way_out"]
-    protocol = old / "csd_engine/protocol.py"
+    protocol = old / "csd_engine/protocol/codec.py"
     text = protocol.read_text()
     number = int(text.split("\nPROTOCOL = ")[1].split("\n")[0])
     protocol.write_text(text.replace(f"\nPROTOCOL = {number}\n", f"\nPROTOCOL = {number - 1}\n"))

@@ -13,9 +13,9 @@ import PIL
 from engine_process import until
 from local_device import Device, ddlp
 
-from ddlp.deploy import book
 from ddlp.deploy.findings import Level
 from ddlp.deploy.prove import check_port
+from ddlp.devices import address_book as book
 
 
 def _bare(device: Device, capsys, *more: str) -> book.DeviceRecord:

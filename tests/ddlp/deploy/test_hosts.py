@@ -11,9 +11,10 @@ import pytest
 from local_device import Device, ddlp, epoch
 from test_checks import GOOD
 
-from ddlp.deploy import book, settings
+from ddlp.deploy import settings
 from ddlp.deploy.findings import Level
 from ddlp.deploy.settings import Settings
+from ddlp.devices import address_book as book
 
 
 class Host:

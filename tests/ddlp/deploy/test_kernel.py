@@ -15,9 +15,9 @@ import pytest
 import torch
 from local_device import Device, ddlp, epoch, tree
 
-from csd_engine.build import build
-from ddlp.deploy import book
+from csd_engine.machine.build import build
 from ddlp.deploy.kernel import NotMade, cross_compile
+from ddlp.devices import address_book as book
 
 COMPILERS = ("cc", "gcc", "clang", "c89", "c99", "tcc")
 

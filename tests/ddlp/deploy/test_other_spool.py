@@ -7,7 +7,7 @@ from pathlib import Path
 
 from local_device import Device, ddlp, epoch
 
-from ddlp.deploy import book
+from ddlp.devices import address_book as book
 
 
 def test_in_the_spool_before_nothing_of_ours_is_left(device: Device, capsys, base: Path) -> None:

@@ -20,8 +20,8 @@ from csd_engine.kernels import kernel
 from csd_engine.parity import pack_cases, read_results, run_cases
 from csd_engine.transforms.parse import CONTAINERS, LEAVES
 from ddlp.cli import main
-from ddlp.deploy import book
 from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
+from ddlp.devices import address_book as book
 
 
 def test_every_operator_has_a_row():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from csd_engine.errors import SpoolError
-from csd_engine.spool import Spool
+from csd_engine.service.spool import Spool
 from ddlp.deploy.spooldir import FOREIGN, REMOVE
-from ddlp.sources.travel import Luggage
+from ddlp.sources.engine.dataset_upload import Luggage
 
 HEX = "0123456789abcdef" * 2
 OURS = (

@@ -18,8 +18,8 @@ import pytest
 from engine_process import EngineProcess, Recipe, make_jpegs
 
 from ddlp import cli
-from ddlp.deploy import book
 from ddlp.deploy import status as command
+from ddlp.devices import address_book as book
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from small_sets import write_images
 
-from ddlp.sources.embedded import EmbeddedOptions
-from ddlp.sources.engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.shared_engines import acquire
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from small_sets import Draws, DrawsInBatches
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from ddlp import DDLPLoader
-from ddlp.seeding import GENERATORS
+from ddlp.sampling.keyed_generators import GENERATORS
 
 SAMPLES = 60
 RARE = (37, 38, 55)

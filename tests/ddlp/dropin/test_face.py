@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from torchvision import transforms as T
 
 from ddlp import DDLPError, DDLPLoader
-from ddlp.sources.device import Device
+from ddlp.devices.device import Device
 
 
 class Ten(Dataset):

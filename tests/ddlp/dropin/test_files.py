@@ -11,10 +11,10 @@ from PIL import Image
 from small_sets import RANDOM, SAMPLES, by_target, check_samples, numbered, write_images
 from torchvision import transforms
 
-from csd_engine import filebatch
-from csd_engine.filebatch import FileBatch
-from csd_engine.imagefiles import MAX_FILE_BYTES
+from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.kernels.files import Files
+from csd_engine.prepare import file_batch as filebatch
+from csd_engine.prepare.file_batch import FileBatch
 from ddlp import DDLPLoader
 from ddlp.transforms import Cutout
 
@@ -104,7 +104,7 @@ def test_a_file_too_large_for_the_device_comes_from_the_host(paths, engine, tmp_
 
 def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_kernel):
     """Asked between calls: here each makes one sample."""
-    from ddlp.sources.host import Unwanted, prepare_batch
+    from ddlp.sources.host.native import Unwanted, prepare_batch
 
     monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)
     iterator = iter(DDLPLoader(numbered(paths, RANDOM), batch_size=20))

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from ddlp import DDLPLoader
-from ddlp.sources.device import Device
+from ddlp.devices.device import Device
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
-from ddlp.epoch import EpochRun
-from ddlp.sources import reach
+from ddlp.epoch.executor import EpochRun
+from ddlp.sources.engine import connections as reach
 
 KINDS = (DataLoader, DDLPLoader)
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.resume import sampler_of
+from ddlp.sampling.checkpoint import sampler_of
 
 KINDS = (DataLoader, DDLPLoader)
 

@@ -162,7 +162,7 @@ def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
 @pytest.mark.parametrize(("before", "after"), [("cpu", "wrr"), ("wrr", "cpu"), ("mte", "cpu"), ("cpu", "ordered")])
 def test_a_long_sampler_goes_on_however_it_is_drawn(paths, engine, monkeypatch, before, after, block):
     """All of it when the epoch begins, or as it is needed."""
-    monkeypatch.setattr("ddlp.plan._BLOCK", block)
+    monkeypatch.setattr("ddlp.sampling.epoch_plan._BLOCK", block)
 
     def make(strategy="cpu"):
         dataset = numbered(paths, RANDOM)

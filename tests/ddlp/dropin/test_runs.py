@@ -14,13 +14,13 @@ from small_sets import by_target, numbered
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-import ddlp.epoch
+import ddlp.epoch.executor
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.ledger import Ledger
-from ddlp.rates import Rates
-from ddlp.runs import Runs
-from ddlp.strategies import STRATEGIES
-from ddlp.waiting import Waiting
+from ddlp.epoch.waiting import Waiting
+from ddlp.schedule.claim_chunks import Runs
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.rates import Rates
+from ddlp.schedule.strategies import STRATEGIES
 
 SAMPLES = 600
 
@@ -36,7 +36,7 @@ def lengths(monkeypatch) -> list[int]:
             seen.append(len(run))
             return run
 
-    monkeypatch.setattr(ddlp.epoch, "Runs", partial(Seen, run_s=60.0))
+    monkeypatch.setattr(ddlp.epoch.executor, "Runs", partial(Seen, run_s=60.0))
     return seen
 
 

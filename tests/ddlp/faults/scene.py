@@ -26,7 +26,7 @@ from ddlp import DDLPLoader, Device, ImageFiles
 REPOSITORY = Path(__file__).resolve().parents[3]
 SEED = 3
 BATCH = 4
-ENGINE, WORKER = "csd_engine", "csd_engine.worker"
+ENGINE, WORKER = "csd_engine", "csd_engine.service.worker"
 
 
 def transform() -> Any:

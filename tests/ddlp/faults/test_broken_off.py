@@ -11,10 +11,10 @@ import time
 import pytest
 from scene import engine_pid, make_loader, train, until
 
-import ddlp.epoch
-from ddlp import ending
-from ddlp.sources import csd
-from ddlp.sources.reach import EMBEDDED
+import ddlp.epoch.executor
+from ddlp.process import finalizers as ending
+from ddlp.sources.engine import attach as csd
+from ddlp.sources.engine.connections import EMBEDDED
 
 
 def ours(prefix: str = "ddlp-") -> list[str]:
@@ -70,7 +70,7 @@ def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, dat
 
 
 def test_a_close_that_is_interrupted_ends_the_run(leaves_nothing, data, monkeypatch):
-    prepare, busy, closed = ddlp.epoch.prepare_batch, threading.Event(), []
+    prepare, busy, closed = ddlp.epoch.executor.prepare_batch, threading.Event(), []
 
     def slow(*arguments):
         busy.set()
@@ -80,7 +80,7 @@ def test_a_close_that_is_interrupted_ends_the_run(leaves_nothing, data, monkeypa
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ddlp.epoch, "prepare_batch", slow)
+    monkeypatch.setattr(ddlp.epoch.executor, "prepare_batch", slow)
     before = signal.signal(signal.SIGUSR1, interrupted)
     try:
         iterator = iter(make_loader(data, "cpu"))

@@ -14,12 +14,12 @@ from engine_process import EngineProcess
 from scene import Truth, dataset, device, make_loader, train, transform, until
 from small_images import make_images
 
-from csd_engine import protocol
 from csd_engine.errors import EngineRefused, EngineUnreachable
-from csd_engine.keys import make_keys
+from csd_engine.protocol import codec as protocol
+from csd_engine.protocol.keys import make_keys
 from ddlp import DDLPError, Device, ImageArrays
 from ddlp.observe import live
-from ddlp.sources.system import boot
+from ddlp.process.system import boot
 
 TCP = "tcp://127.0.0.1:0"
 

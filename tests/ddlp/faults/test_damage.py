@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from scene import make_loader, train, until
 
-from ddlp.sources.csd import CsdJob, DifferentBits
+from ddlp.sources.engine.attach import CsdJob, DifferentBits
 
 
 def flip(path: Path, _: Path) -> None:
@@ -133,8 +133,8 @@ def test_files_that_nobody_expects(leaves_nothing, data, truth, told):
 WRONG = """
 import sys
 if any("csd_engine" in word for word in sys.orig_argv):
-    import csd_engine.filebatch as filebatch
-    import csd_engine.samples as samples
+    import csd_engine.prepare.file_batch as filebatch
+    import csd_engine.prepare.sample as samples
     right, right_batch = samples.prepare_sample, filebatch.FileBatch.make
     calls = [0]
     def bend(out):

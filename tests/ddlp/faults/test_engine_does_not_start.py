@@ -12,8 +12,8 @@ import pytest
 from scene import engine_pid, make_loader, train, until
 
 from csd_engine.errors import EngineError, EngineUnreachable
-from ddlp.sources import csd
-from ddlp.sources.embedded import EmbeddedEngine
+from ddlp.sources.engine import attach as csd
+from ddlp.sources.engine.embedded import EmbeddedEngine
 
 STRATEGIES = ("mte", "wrr", "ordered")
 
@@ -94,7 +94,7 @@ def test_a_spool_that_is_a_file(data, truth, told, tmp_path):
 
 def test_no_place_for_a_socket(data, truth, told, tmp_path, monkeypatch):
     """The spool's path is too long for a socket's, and neither the temporary directory nor /tmp takes it."""
-    monkeypatch.setattr("ddlp.sources.embedded.MAX_SOCKET_PATH_BYTES", 20)
+    monkeypatch.setattr("ddlp.sources.engine.embedded.MAX_SOCKET_PATH_BYTES", 20)
     check(make_loader(data, "wrr", spool=str(tmp_path)), truth, told, "a socket's path has at most 20 bytes")
 
 

@@ -90,7 +90,7 @@ def test_interrupted_while_an_engine_cannot_be_reached(script):
     one = script(
         """
         from ddlp import Device
-        from csd_engine.keys import make_keys
+        from csd_engine.protocol.keys import make_keys
         keys = make_keys(os.environ["TMPDIR"] + "/keys")
         import atexit, shutil; atexit.register(shutil.rmtree, keys)
         loader = make_loader(data, "wrr", csd=Device("tcp://127.0.0.1:9", keys))

@@ -14,13 +14,13 @@ from scene import make_loader, train, until
 from test_damage import WAYS as DAMAGES
 from test_damage import Vandal, flip
 
-from ddlp.ahead import AHEAD
+from ddlp.epoch.gpu_prefetch import AHEAD
 from ddlp.errors import DDLPError
-from ddlp.transfer.device import landing_on, ways
-from ddlp.transfer.gdsneeds import place_of
-from ddlp.transfer.landing import FileLanding, Landing
-from ddlp.transfer.lane import NoRoom, PlainLane
-from ddlp.transfer.mapping import may_map
+from ddlp.transfer.choose_transfer import landing_on, ways
+from ddlp.transfer.device_stream import NoRoom, PlainLane
+from ddlp.transfer.gds.needs import place_of
+from ddlp.transfer.gpu_transfer import FileLanding, Landing
+from ddlp.transfer.mapped_batch import may_map
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -90,7 +90,7 @@ def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
 
 def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands, monkeypatch):
     """Else the test above could pass by something else: without it the damaged bits are delivered."""
-    monkeypatch.setattr("ddlp.transfer.landing.check_sum", lambda found, promised: None)
+    monkeypatch.setattr("ddlp.transfer.gpu_transfer.check_sum", lambda found, promised: None)
     loader = make_loader(data, "mte", ratio=0.5, **lands("pinned"))
     vandal = Vandal(leaves_nothing, flip, 4)
     with pytest.raises(AssertionError):
@@ -102,8 +102,8 @@ def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkey
     """The audited sample is the file's own: a host that reckons otherwise is told so."""
     loader = make_loader(data, "csd", audit=1, **lands("pinned"))
     assert len(train(loader)) == 40 and not len(told), list(told)
-    monkeypatch.setattr("ddlp.sources.csd.host_digest", lambda recipe, item: "other")
-    monkeypatch.setattr("ddlp.sources.csd._compare_bits", lambda *_: None)
+    monkeypatch.setattr("ddlp.sources.engine.attach.host_digest", lambda recipe, item: "other")
+    monkeypatch.setattr("ddlp.sources.engine.attach._compare_bits", lambda *_: None)
     train(make_loader(data, "csd", audit=1, **lands("pinned")))
     assert any("has other pixels than the host computes" in text for text in told), list(told)
 
@@ -127,7 +127,7 @@ def test_on_a_network_file_system_nothing_is_mapped(leaves_nothing, data, truth,
     mounts = tmp_path / "proc/self/mountinfo"
     mounts.parent.mkdir(parents=True)
     mounts.write_text("21 1 0:42 / / rw - nfs4 there:/all rw\n")
-    monkeypatch.setattr("ddlp.transfer.mapping.place_of", lambda spool, _: place_of(spool, tmp_path))
+    monkeypatch.setattr("ddlp.transfer.mapped_batch.place_of", lambda spool, _: place_of(spool, tmp_path))
     loader = make_loader(data, "csd", **lands())
     truth.check(on_cpu(train(loader)))
     notes = "\n".join(loader.report().notes)

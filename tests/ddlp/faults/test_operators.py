@@ -12,8 +12,8 @@ from torchvision import transforms as T
 
 import ddlp
 from csd_engine.errors import EngineRefused
-from csd_engine.operatorfile import content_hash
-from ddlp.sources.csd import DifferentBits
+from csd_engine.prepare.operator_file import content_hash
+from ddlp.sources.engine.attach import DifferentBits
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")

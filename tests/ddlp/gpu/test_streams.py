@@ -69,7 +69,7 @@ def test_the_training_thread_never_waits_for_the_gpu(data, sums, strategy):
 
 def test_a_batch_is_used_after_it_is_there(data, sums, monkeypatch):
     """Copies and epilogues come late: the step, whose stream is idle, must not read before them."""
-    from ddlp.transfer.lane import CudaLane
+    from ddlp.transfer.device_stream import CudaLane
 
     work = CudaLane.work
 

@@ -18,7 +18,7 @@ from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageArrays, load_operators
 from ddlp.observe.energy import EnergyMeter, save
-from ddlp.sources.fetching import Fetching
+from ddlp.sources.engine.fetch import Fetching
 from ddlp.translate.datasets import _PartReader
 
 

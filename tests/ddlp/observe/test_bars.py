@@ -26,12 +26,12 @@ from torchvision import transforms
 from tqdm import tqdm
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.iterator import EpochIterator
-from ddlp.live import Live, Sums
+from ddlp.epoch.iterator import EpochIterator
 from ddlp.observe import progress
 from ddlp.observe.bars import _Lines, figures
 from ddlp.observe.pace import Pace
-from ddlp.report import CAUSES, EpochReport
+from ddlp.stats.live import Live, Sums
+from ddlp.stats.report import CAUSES, EpochReport
 
 
 def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:

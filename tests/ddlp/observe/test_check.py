@@ -13,18 +13,18 @@ import torch
 from torch.utils.data import ConcatDataset, RandomSampler, Subset
 from torchvision import transforms
 
-import ddlp.epoch
-from csd_engine.batchfile import BatchReceiver
+import ddlp.epoch.executor
+from csd_engine.batchfile.reader import BatchReceiver
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.epoch import EpochRun
+from ddlp.epoch.executor import EpochRun
 from ddlp.observe import Refuted, checked
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED
-from ddlp.plan import EpochPlan
-from ddlp.sources import fetching
-from ddlp.sources.csd import CsdJob
-from ddlp.sources.host import Pixels
-from ddlp.strategies import Ordered
-from ddlp.transfer.pool import Pool
+from ddlp.sampling.epoch_plan import EpochPlan
+from ddlp.schedule.strategies import Ordered
+from ddlp.sources.engine import fetch as fetching
+from ddlp.sources.engine.attach import CsdJob
+from ddlp.sources.host.native import Pixels
+from ddlp.transfer.memory_pool import Pool
 from ddlp.translate.datasets import PortableSet
 
 ALL = [ONCE, ORDER, BITS, LABELS, COMPLETE, UNCHANGED]
@@ -60,7 +60,7 @@ def test_an_honest_epoch_is_proved(data, strategy, capsys):
 
 def test_an_honest_epoch_of_more_samples_than_there_are_is_proved(data, monkeypatch):
     """It is drawn as it is needed, and forgotten, where nobody looks at it."""
-    monkeypatch.setattr("ddlp.plan._BLOCK", 8)
+    monkeypatch.setattr("ddlp.sampling.epoch_plan._BLOCK", 8)
     verdict = verdict_on(data, sampler=RandomSampler(data, num_samples=2 * len(data) + 3))
     assert not verdict.refuted and verdict.claims[ONCE].state == "proved" and verdict.claims[ONCE].looked_at == 163
 
@@ -205,7 +205,7 @@ def test_another_order_of_samples(data, monkeypatch):
 
 @pytest.mark.parametrize("what", ["value", "swap", "early"])
 def test_other_bits(data, monkeypatch, what):
-    honest = ddlp.epoch.prepare_batch
+    honest = ddlp.epoch.executor.prepare_batch
 
     def other(recipe, position, *others):
         made = honest(recipe, position, *others)
@@ -218,7 +218,7 @@ def test_other_bits(data, monkeypatch, what):
                 made.images[-1] = 0
         return made
 
-    monkeypatch.setattr(ddlp.epoch, "prepare_batch", other)
+    monkeypatch.setattr(ddlp.epoch.executor, "prepare_batch", other)
     verdict = verdict_on(data)
     assert refuted(verdict) == [BITS] and "batch 9" in verdict.claims[BITS].against[0]
 
@@ -261,7 +261,7 @@ def test_a_file_that_is_not_verified(data, monkeypatch, mapped):
 
     monkeypatch.setattr(BatchReceiver, "batch", unverified)
     monkeypatch.setattr(fetching, "map_batch", unverified_map if mapped else lambda *_: None)
-    monkeypatch.setattr("ddlp.sources.embedded.may_map", lambda _: True)
+    monkeypatch.setattr("ddlp.sources.engine.embedded.may_map", lambda _: True)
     assert refuted(verdict_on(data, "csd")) == [BITS, COMPLETE]
 
 
@@ -326,7 +326,7 @@ def test_memory_that_is_used_again(data, monkeypatch, strategy):
         if block is not None:
             blocks.append(block)
             return block
-        import ddlp.transfer.pool as pool
+        import ddlp.transfer.memory_pool as pool
 
         blocks.append(pool.fresh(size))
         return blocks[-1]

@@ -18,13 +18,13 @@ from torch.utils.data import IterableDataset
 from torchvision import transforms
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.ledger import Ledger, Side
-from ddlp.live import Life, counted
 from ddlp.observe import live
 from ddlp.observe.energy import EnergyMeter
 from ddlp.observe.pace import Window, overall
-from ddlp.report import CAUSES, Counts
-from ddlp.usercode import samples_in
+from ddlp.schedule.ledger import Ledger, Side
+from ddlp.sources.host.torch_workers import samples_in
+from ddlp.stats.live import Life, counted
+from ddlp.stats.report import CAUSES, Counts
 
 
 def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:

@@ -16,8 +16,8 @@ from engine_process import until
 from torchvision import transforms
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.epoch import EpochRun
-from ddlp.iterator import EpochIterator
+from ddlp.epoch.executor import EpochRun
+from ddlp.epoch.iterator import EpochIterator
 from ddlp.observe import Recorder, analyse, read_epoch, read_run
 from ddlp.observe.events import (
     FORMAT,

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from ddlp.heard import Heard
-from ddlp.ledger import Ledger
-from ddlp.rates import Rates
-from ddlp.strategies import Mte
-from ddlp.tidings import Tidings
+from ddlp.epoch.device_events import Heard
+from ddlp.epoch.user_messages import Tidings
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.rates import Rates
+from ddlp.schedule.strategies import Mte
 
 BATCH = 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlp.ranks import here
+from ddlp.process.ranks import here
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500",

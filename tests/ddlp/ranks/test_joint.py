@@ -20,22 +20,22 @@ import pytest
 from engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
 from csd_engine.errors import SpoolError
-from csd_engine.groups import Member
-from ddlp.ranks import Ranks
-from ddlp.sources import joint
-from ddlp.sources.embedded import PREFIX, EmbeddedOptions
-from ddlp.sources.engines import acquire
+from csd_engine.service.groups import Member
+from ddlp.process.ranks import Ranks
+from ddlp.sources.engine import joint
+from ddlp.sources.engine.embedded import PREFIX, EmbeddedOptions
+from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.joint import JointEngine
+from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.events import LeasePublished, RanksMeasured
-from ddlp.sources.job import JobHandle
-from ddlp.sources.joint import JointEngine
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RUN = "0123456789abcdef" * 2
 
 RANK = """
 import os, sys
-from ddlp.sources.embedded import EmbeddedOptions
-from ddlp.sources.engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.shared_engines import acquire
 for line in sys.stdin:
     if line.strip() == "acquire":
         engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
@@ -49,7 +49,7 @@ for line in sys.stdin:
         print(child, flush=True)
     if line.strip() == "start":
         import time
-        from ddlp.sources.joint import JointEngine
+        from ddlp.sources.engine.joint import JointEngine
         launch = JointEngine._launch
         def forking(engine):
             child = os.fork()

@@ -14,11 +14,11 @@ from job import COUNT, Torchrun, check, steps, truth
 from small_images import make_images
 from train import BATCH, SEED, dataset
 
-from csd_engine.groups import CALIBRATION
+from csd_engine.service.groups import CALIBRATION
 from ddlp import DDLPLoader
 from ddlp.observe import read_run
 from ddlp.observe.events import Joined
-from ddlp.sources.joint import JointEngine
+from ddlp.sources.engine.joint import JointEngine
 
 
 @pytest.fixture(scope="module")

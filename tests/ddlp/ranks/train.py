@@ -21,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 from torchvision import transforms as T
 
-from ddlp import DDLPLoader, ImageFiles, iterator
-from ddlp.epoch import EpochRun
+from ddlp import DDLPLoader, ImageFiles
+from ddlp.epoch import iterator
+from ddlp.epoch.executor import EpochRun
 
 SEED, BATCH = 3, 4
 DEVICE = "embedded engine"

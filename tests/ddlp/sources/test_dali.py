@@ -18,12 +18,12 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import DDLPError
 from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture
-from ddlp.sources import dali
-from ddlp.sources.embedded import EmbeddedOptions
-from ddlp.sources.engines import acquire
-from ddlp.transfer.device import ways
-from ddlp.transfer.landing import Landing
-from ddlp.transfer.lane import PlainLane
+from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.host import dali
+from ddlp.transfer.choose_transfer import ways
+from ddlp.transfer.device_stream import PlainLane
+from ddlp.transfer.gpu_transfer import Landing
 from ddlp.translate.dali import DISTANCES, Stages
 from ddlp.translate.dali import stages as dali_stages
 

@@ -7,7 +7,7 @@ import torch
 
 import ddlp.transfer.epilogue
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.pool import Pool
+from ddlp.transfer.memory_pool import Pool
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]

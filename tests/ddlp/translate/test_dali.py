@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
-from ddlp.portable import portable
 from ddlp.transforms import Cutout
 from ddlp.translate.dali import Stages, stages
+from ddlp.translate.portable import portable
 
 BICUBIC = T.InterpolationMode.BICUBIC
 

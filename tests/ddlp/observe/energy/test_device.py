@@ -12,10 +12,10 @@ import pytest
 from engine_process import EngineProcess, until
 
 from ddlp.deploy import status
+from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.observe.energy import EnergyMeter
 from ddlp.observe.energy.device import DeviceSensors
-from ddlp.sources.device import Device
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from csd_engine.sensors import Reading
+from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
 from ddlp.observe.energy import EnergyMeter, ExternalMeter
 from ddlp.observe.energy import external as module

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_engine.sensors import Reading
+from csd_engine.machine.sensors import Reading
 from ddlp.observe.energy.tally import MOST_W, Tally, interval_s
 
 RANGE_J = 262143.32885

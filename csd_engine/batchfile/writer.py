@@ -1,0 +1,191 @@
+"""Writes a batch file: filled in place, published under its name. `csd_engine.batchfile.reader` says what is in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from csd_engine.batchfile.checksum import Checksum
+from csd_engine.batchfile.layout import DATA_OFFSET, Layout, file_name, header
+from csd_engine.errors import SpoolError, SpoolFull
+
+__all__ = ["PART_SUFFIX", "BatchWriter"]
+
+PART_SUFFIX = ".part"
+
+_ZEROS_BYTES = 1 << 20  # one write where a file system cannot allocate
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def _pwrite(descriptor: int, data: Any, offset: int) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give the file its blocks now, so that a full disk is met before any work is done."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    except AttributeError:  # not every platform's Python has it
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
+            raise
+    zeros = bytes(_ZEROS_BYTES)
+    for offset in range(0, size, _ZEROS_BYTES):
+        _pwrite(descriptor, memoryview(zeros)[: min(_ZEROS_BYTES, size - offset)], offset)
+
+
+def _publish_name(part: str, final: str) -> None:
+    """Give the finished file its name, never over an existing one (FileExistsError)."""
+    try:
+        os.link(part, final)
+        os.unlink(part)
+        return
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+    # No hard links here (FAT, some network file systems): whoever creates the claim file may rename.
+    claim = final + ".claim"
+    os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        if os.path.lexists(final):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
+        os.rename(part, final)
+    finally:
+        os.unlink(claim)
+
+
+class BatchWriter:
+    """Fills one batch file row by row; its memory does not grow with the images.
+
+    Args:
+        directory: the job's directory below the spool.
+        batch_identity: 32 hex digits.
+        lease: the lease's number.
+        layout: shape of the batch.
+        begun: the file is there already, under its name while it is begun, with whatever content and size.
+
+    Raises:
+        SpoolFull: the file system has no room for the whole file; nothing is left behind.
+        SpoolError: the directory cannot be written, or the same lease's file is there already.
+    """
+
+    def __init__(
+        self, directory: Union[str, "os.PathLike[str]"], batch_identity: str, lease: int, layout: Layout, begun: bool = False
+    ):
+        self.layout = layout
+        self._identity = batch_identity
+        self._lease = lease
+        self._final = os.path.join(os.fspath(directory), file_name(batch_identity, lease))
+        self._part = self._final + PART_SUFFIX
+        self._checksum = Checksum()
+        self._boxes = bytearray()
+        self._row = 0
+        self._descriptor = -1
+        self._created = False
+        try:
+            if os.path.lexists(self._final):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._final)
+            how = 0 if begun else os.O_CREAT | os.O_EXCL
+            self._descriptor = os.open(self._part, os.O_RDWR | os.O_CLOEXEC | how, 0o644)
+            self._created = True
+            if begun:
+                os.ftruncate(self._descriptor, layout.file_bytes)
+                _pwrite(self._descriptor, bytes(DATA_OFFSET), 0)  # no header of the batch before over this one's rows
+            _reserve(self._descriptor, layout.file_bytes)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    @property
+    def row(self) -> int:
+        """Rows written so far; the next one to write."""
+        return self._row
+
+    def write(self, row: int, image: np.ndarray, boxes: Optional[np.ndarray] = None) -> None:
+        """Write row `row` (rows come in order): image uint8 (height, width, channels), boxes int32 (boxes, 4).
+
+        Raises:
+            SpoolFull, SpoolError: the write failed; the part file is removed.
+            ValueError: out of order, or a shape or type that is not the layout's.
+        """
+        self.write_rows(row, image[np.newaxis], None if boxes is None else boxes[np.newaxis])
+
+    def write_rows(self, row: int, images: np.ndarray, boxes: Optional[np.ndarray] = None) -> None:
+        """Write several rows from `row` on: images uint8 (n, height, width, channels), boxes int32 (n, boxes, 4).
+
+        Raises as `write`.
+        """
+        layout, count = self.layout, len(images)
+        if row != self._row or row + count > layout.batch:
+            raise ValueError(f"rows {row} to {row + count - 1} of {layout.batch} came, {self._row} is next")
+        if images.shape[1:] != (layout.height, layout.width, layout.channels) or images.dtype != np.uint8:
+            raise ValueError(f"images {images.shape} {images.dtype} are not {layout.image_shape[1:]} uint8 each")
+        if layout.boxes:
+            if boxes is None or boxes.shape != (count, layout.boxes, 4):
+                raise ValueError(f"boxes {None if boxes is None else boxes.shape} are not ({count}, {layout.boxes}, 4)")
+            self._boxes += boxes.astype("<i4").tobytes()
+        data = memoryview(np.ascontiguousarray(images).reshape(-1).data)
+        try:
+            _pwrite(self._descriptor, data, DATA_OFFSET + row * layout.row_bytes)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._checksum.update(data)
+        self._row += count
+
+    def publish(self) -> Path:
+        """Write boxes and header and give the complete file its name.
+
+        Raises:
+            SpoolFull, SpoolError: the write failed or the name is taken; the part file is removed.
+            ValueError: rows are missing.
+        """
+        layout = self.layout
+        if self._row != layout.batch:
+            raise ValueError(f"{self._row} of {layout.batch} rows written: the batch is not complete")
+        try:
+            if layout.boxes:
+                self._checksum.update(memoryview(self._boxes))
+                _pwrite(self._descriptor, self._boxes, DATA_OFFSET + layout.image_bytes)
+            first = header(layout, self._identity, self._lease, self._checksum.hexdigest())
+            _pwrite(self._descriptor, first, 0)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)  # before the name: a network file system writes back, and fails, at close
+            _publish_name(self._part, self._final)
+            self._created = False
+        except OSError as error:
+            raise self._failed(error) from error
+        return Path(self._final)
+
+    def abort(self) -> None:
+        """Drop the part file. May be called at any time, and again; a published file stays."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+        if self._created:  # else the name is another writer's
+            self._created = False
+            try:
+                os.unlink(self._part)
+            except OSError:
+                pass
+
+    def _failed(self, error: OSError) -> SpoolError:
+        self.abort()
+        if error.errno in _FULL:
+            return SpoolFull(
+                f"no room for a batch file of {self.layout.file_bytes} bytes: {error.strerror}, in "
+                f"{os.path.dirname(self._final)}. Free space there, lower the quota, or choose another spool."
+            )
+        return SpoolError(
+            f"a batch file cannot be written: {error.strerror or error}, {self._final}. "
+            "Check that the spool exists and that its owner may write there."
+        )

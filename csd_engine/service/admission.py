@@ -1,0 +1,70 @@
+"""Whether a job that a host asks for can be done here: its pipeline, layout, operators, data and batches."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Optional, Tuple
+
+from csd_engine.batchfile.reader import Layout
+from csd_engine.data.datasets import ArraySet, ConcatSet, Dataset
+from csd_engine.data.roots import Roots
+from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError, RootNotAllowed
+from csd_engine.prepare.operator_file import OperatorDirectory
+from csd_engine.service.spool import Spool
+from csd_engine.service.uploads import array_path
+from csd_engine.transforms import Pipeline
+
+__all__ = ["check_job"]
+
+
+def _image_size(dataset: Dataset) -> Optional[Tuple[int, int]]:
+    """Return (width, height) if every sample of the data set has it, else None."""
+    parts = dataset.parts if isinstance(dataset, ConcatSet) else (dataset,)
+    sizes = {(part.shape[2], part.shape[1]) if isinstance(part, ArraySet) else None for part in parts}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def check_job(
+    pipeline_data: Dict[str, Any],
+    dataset: Dataset,
+    layout: Layout,
+    roots: Roots,
+    spool: Spool,
+    operators: Optional[OperatorDirectory],
+) -> None:
+    """Raise EngineError with the reason where a job can't be done here.
+
+    Args:
+        pipeline_data: the pipeline, as it came.
+        dataset, layout: of the job.
+        roots: what may be read.
+        spool: where its batches go.
+        operators: where files of users' operators lie; None: there are none.
+    """
+    pipeline = Pipeline.parse(pipeline_data)
+    shape = pipeline.output_shape(_image_size(dataset))
+    expected = (layout.height, layout.width, layout.channels, layout.boxes)
+    if (*shape, pipeline.boxes) != expected:
+        raise PipelineError(
+            f"the pipeline makes images of {shape} with {pipeline.boxes} boxes, the layout says {expected[:3]} with "
+            f"{layout.boxes}. Make the layout from Pipeline.output_shape."
+        )
+    for file in sorted({one.file for one in pipeline.user_operators}):
+        if operators is None:
+            raise OperatorFileError(
+                f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "
+                "deploy ... --operators FILE` sets it up; by hand, start it with a directory that holds the file."
+            )
+        operators.read(file)  # only looked at: workers run it
+    refusal = spool.refusal(layout.file_bytes)
+    if refusal:
+        raise EngineError(refusal)
+    for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
+        place = part.path if isinstance(part, ArraySet) else part.root
+        if isinstance(part, ArraySet) and place == array_path(spool.arrays, part.fingerprint):
+            continue  # sent, or about to be
+        if f"{os.path.normpath(place)}/".startswith(f"{spool.arrays}/"):
+            raise RootNotAllowed(f"{place} is no array that a host has sent: of {spool.arrays} nothing else is read.")
+        real = roots.resolve(place)
+        if not os.path.exists(real):
+            raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")

@@ -1,0 +1,91 @@
+"""Batches on their way to hosts that do not see the spool: parts of the files, sent as they are asked for.
+
+Nothing is read ahead and nothing is kept between two parts. A host asks for a few parts at once and for the next when
+one has come, so a slow one bounds by itself what waits in its connection; here its questions wait, and each host is
+served one part a turn, between which the engine hears its other hosts and its workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import Callable, Deque, Dict, Optional, Tuple
+
+from csd_engine.protocol.codec import Fetch, Message, NoPart, Part, shorten
+
+__all__ = ["Parcels"]
+
+_MAX_ASKED = 64  # of one host; ddlp asks for a few
+_AHEAD_BYTES = 8 << 20  # what the kernel may read ahead of a host's next questions
+
+
+class Parcels:
+    """Questions for parts, by host.
+
+    Args:
+        find: a published batch's file and size, or None where the host has no such batch.
+        send: sends a message with its payload to a host.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[bytes, str, int], Optional[Tuple[Path, int]]],
+        send: Callable[[bytes, Message, Optional[bytes]], None],
+    ) -> None:
+        self._find = find
+        self._send = send
+        self._asked: Dict[bytes, Deque[Fetch]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anybody waits for a part."""
+        return bool(self._asked)
+
+    def ask(self, peer: bytes, message: Fetch, _: bytes) -> None:
+        """Queue a question."""
+        asked = self._asked.setdefault(peer, deque())
+        if len(asked) < _MAX_ASKED:
+            asked.append(message)
+        else:
+            reason = f"more than {_MAX_ASKED} parts were asked for at once"
+            self._send(peer, NoPart(message.number, message.offset, reason), None)
+
+    def forget(self, peer: bytes) -> None:
+        """Drop the questions of a host that is gone."""
+        self._asked.pop(peer, None)
+
+    def serve(self) -> None:
+        """Answer each host's first question."""
+        for peer in list(self._asked):
+            asked = self._asked[peer]
+            message = asked.popleft()
+            if not asked:
+                del self._asked[peer]
+            about = (message.number, message.offset)
+            try:
+                part = self._read(peer, message)
+            except OSError as error:
+                self._send(peer, NoPart(*about, shorten(error.strerror or str(error))), None)
+            else:
+                self._send(peer, Part(*about), part)
+
+    def _read(self, peer: bytes, message: Fetch) -> bytes:
+        found = self._find(peer, message.job, message.lease)
+        if found is None:
+            raise OSError(0, f"there is no published batch of lease {message.lease}")
+        path, size = found
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            found_size = os.fstat(descriptor).st_size
+            if found_size != size or message.offset + message.length > size:
+                wanted = message.offset + message.length
+                raise OSError(0, f"its file has {found_size} bytes, expected were {size}; asked was up to {wanted}")
+            part = os.pread(descriptor, message.length, message.offset)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, message.offset + message.length, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+        if len(part) != message.length:
+            raise OSError(0, f"only {len(part)} bytes can be read at {message.offset}")
+        return part

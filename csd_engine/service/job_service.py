@@ -1,0 +1,389 @@
+"""Jobs and leases: what a host's words about them do, and where the workers' reports go. No socket is read here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from csd_engine.batchfile.reader import Layout, file_name
+from csd_engine.data.datasets import parse_dataset
+from csd_engine.data.roots import Roots
+from csd_engine.errors import EngineError
+from csd_engine.machine import computer
+from csd_engine.machine.build import build
+from csd_engine.machine.versions import versions
+from csd_engine.prepare.operator_file import OperatorDirectory
+from csd_engine.protocol import codec as say
+from csd_engine.service.admission import check_job
+from csd_engine.service.groups import Measurement, Member, learned, to_tell
+from csd_engine.service.jobs import Board, Job, LeaseState, Quota, Work
+from csd_engine.service.meter import Meter
+from csd_engine.service.spool import Spool
+from csd_engine.service.uploads import ARRAY, MANIFEST, FileCache, needed_files
+from csd_engine.service.worker_process import WorkerProcess
+
+__all__ = ["Desk"]
+
+_LOG = logging.getLogger("csd_engine")
+_FULL_DISK_PAUSE_S = 1.0
+_MAX_OPEN_JOBS = 256
+_MAX_LEASES = 4096  # of one job that wait; a host has a few
+_MAX_PROBES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opening:
+    """A job that waits for what its host still sends; files are (kind, fingerprint)."""
+
+    peer: bytes
+    message: say.OpenJob
+    files: Tuple[Tuple[str, str], ...]
+    missing: Tuple[str, str]
+
+
+def _short_name(host: str) -> str:
+    """Return 8 hex digits by which people tell hosts apart."""
+    return hashlib.blake2b(host.encode("utf-8"), digest_size=4).hexdigest()
+
+
+class Desk:
+    """The jobs of all hosts on one spool.
+
+    Args:
+        spool: where batch files go.
+        manifests, arrays: received before, and being received.
+        roots: what may be read.
+        crew: the workers; the service adds and removes them.
+        send: sends a message to a host.
+        host_of: names the computer that a connection comes from, for fairness.
+        operators: where files of users' operators lie; None: there are none.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        manifests: FileCache,
+        arrays: FileCache,
+        roots: Roots,
+        crew: List[WorkerProcess],
+        send: Callable[[bytes, say.Message], None],
+        host_of: Callable[[bytes], str],
+        operators: Optional[OperatorDirectory] = None,
+    ) -> None:
+        self.note = ""  # what holds leases back now
+        self._spool = spool
+        self._roots = roots
+        self._crew = crew
+        self._send = send
+        self._host_of = host_of
+        self._quota = Quota(spool.quota_batches, spool.quota_bytes)
+        self._manifests = manifests
+        self._received = {MANIFEST: manifests, ARRAY: arrays}
+        self._operators = operators
+        self._board = Board()
+        self._opening: List[_Opening] = []
+        self._full_until = 0.0
+        self._began = time.monotonic()
+        build()  # of the files that were loaded, not of those that replace them later
+        self._meter = Meter(self._began)
+
+    def refuse(self, peer: bytes, job: str, reason: str) -> None:
+        """Say no to a job, or to the whole connection where `job` is empty."""
+        _LOG.warning("refused %s: %s", job or "connection", reason)
+        self._send(peer, say.Refused(job, say.shorten(reason)))
+
+    def heard(self, peer: bytes, message: say.Ping) -> say.Pong:
+        """Note whose training waits; return the answer."""
+        for job in self._board.of(peer):
+            job.waiting = job.name in message.waiting
+        at_work = [worker.lease for worker in self._crew if worker.lease is not None and worker.lease[0].peer == peer]
+        progress = [(job.name, work.lease.lease, work.samples) for job, work in at_work]
+        spool = self._spool
+        return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
+
+    def status(self, sys: str) -> say.Status:
+        """Return how the engine and its computer are; `sys` is where /sys is."""
+        now, spool = time.monotonic(), self._spool
+        jobs = [
+            say.JobStatus(
+                _short_name(job.host), job.key, job.samples, job.layout.batch, job.made, job.meter.per_s(now), job.unfetched,
+                len(job.queue), say.shorten(job.held_back) if job.queue else "",
+            )  # fmt: skip
+            for job in self._board.of()
+        ]
+        memory = computer.memory()
+        kernel = next((worker.kernel for worker in self._crew if worker.ready), "")
+        return say.Status(
+            {**versions(), "kernel": kernel}, now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
+            self._meter.total, self._meter.per_s(now),
+            *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
+            spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
+            computer.temperature_c(sys), computer.load(), say.shorten(self.note),
+        )  # fmt: skip
+
+    def drop_host(self, peer: bytes) -> None:
+        """End all that a host has here, without answers."""
+        for cache in self._received.values():
+            cache.forget(peer)
+        self._opening = [one for one in self._opening if one.peer != peer]
+        for job in self._board.of(peer):
+            job.silent = True
+            self._end_job(job)
+
+    # -- jobs
+
+    def open_job(self, peer: bytes, message: say.OpenJob, _: bytes) -> None:
+        """Open a job, or ask for a manifest first, or refuse."""
+        try:
+            if (
+                self._board.find(peer, message.job) is not None
+                or len(self._board.of()) + len(self._opening) >= _MAX_OPEN_JOBS
+            ):
+                raise EngineError(f"job {message.job} is open already, or {_MAX_OPEN_JOBS} jobs are. Close one first.")
+            dataset = parse_dataset(message.dataset)
+            layout = Layout.parse(message.layout)
+            check_job(message.pipeline, dataset, layout, self._roots, self._spool, self._operators)
+            files = tuple(needed_files(dataset, self._spool.arrays))
+            missing = next((one for one in files if not self._received[one[0]].has(one[1])), None)
+            if missing is not None:
+                asked = any((one.peer, one.missing) == (peer, missing) for one in self._opening)
+                self._opening.append(_Opening(peer, message, files, missing))
+                if not asked:
+                    self._send(peer, say.NeedFile(*missing, self._received[missing[0]].wanted(peer, missing[1])))
+                return
+            directory = self._spool.make_job_directory()
+        except EngineError as error:
+            self.refuse(peer, message.job, str(error))
+            return
+        command = {
+            "job": directory.name,
+            "pipeline": message.pipeline,
+            "dataset": message.dataset,
+            "layout": message.layout,
+            "directory": str(directory),
+            "roots": self._roots.to_data(),
+            "operators": None if self._operators is None else self._operators.path,
+            "manifests": str(self._manifests.directory),
+        }
+        host, meter = self._host_of(peer), Meter(time.monotonic())
+        job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter)
+        job.member = Member(message.run, message.rank, message.after_lower)
+        self._board.add(job)
+        _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
+        self._send(peer, say.JobOpen(message.job, directory.name))
+        self._tell(job, learned(job, self._board.of()))
+
+    def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
+        """Take a part of what a data set needs; open what waited for it when it is complete."""
+        kind, fingerprint = file = (message.kind, message.fingerprint)
+        cache = self._received[kind]
+        waiting = [one for one in self._opening if (one.peer, one.missing) == (peer, file)]
+        if not waiting or message.offset != cache.wanted(peer, fingerprint):
+            return  # sent twice, or its job was closed meanwhile
+        in_use = {one for job in self._board.of() for one in job.files}.union(*(one.files for one in self._opening))
+        used = {name for one, name in in_use if one == kind}
+        try:
+            following = cache.add(peer, fingerprint, message.offset, message.total, part, used)
+        except EngineError as error:
+            self._opening = [one for one in self._opening if one not in waiting]
+            for one in waiting:
+                self.refuse(peer, one.message.job, str(error))
+            return
+        if following is not None:
+            self._send(peer, say.NeedFile(kind, fingerprint, following))
+            return
+        self._opening = [one for one in self._opening if one not in waiting]
+        for one in waiting:
+            self.open_job(one.peer, one.message, b"")
+
+    def _job_of(self, peer: bytes, name: str) -> Optional[Job]:
+        job = self._board.find(peer, name)
+        if job is None or job.closing:
+            self.refuse(peer, name, f"there is no open job {name}. Open it first; was the host silent for too long?")
+            return None
+        return job
+
+    def close_job(self, peer: bytes, message: say.CloseJob, _: bytes) -> None:
+        """End a job."""
+        self._opening = [one for one in self._opening if (one.peer, one.message.job) != (peer, message.job)]
+        job = self._board.find(peer, message.job)
+        if job is None:
+            self._send(peer, say.JobClosed(message.job))
+        else:
+            self._end_job(job)
+
+    def _end_job(self, job: Job) -> None:
+        """Drop queued leases now and the rest when no worker is at the job any more."""
+        job.closing = True
+        job.probes.clear()
+        while job.queue:
+            job.drop(job.work[job.queue[0]])
+        for worker in self._crew:
+            if worker.lease is not None and worker.lease[0] is job and not worker.lease[1].cancelled:
+                worker.lease[1].cancelled = True
+                worker.cancel()
+        if job.working or any(worker.probe is not None and worker.probe[0] is job for worker in self._crew):
+            return
+        for work in job.work.values():
+            self._spool.remove_batch(self._file(job, work), work.file_bytes)
+        for worker in self._crew:
+            worker.forget(job)
+        self._board.remove(job)
+        self._spool.remove_job(job.key)
+        _LOG.info("job %s closed", job.key)
+        if not job.silent:
+            self._send(job.peer, say.JobClosed(job.name))
+
+    # -- leases
+
+    def probe(self, peer: bytes, message: say.Probe, _: bytes) -> None:
+        """Queue a probe."""
+        job = self._job_of(peer, message.job)
+        if job is None:
+            return
+        if len(job.probes) >= _MAX_PROBES:
+            self.probed(job, tuple("error: too many probes wait already" for _ in message.items))
+        else:
+            job.probes.append(message)
+
+    def lease(self, peer: bytes, message: say.Lease, _: bytes) -> None:
+        """Queue a lease."""
+        job = self._job_of(peer, message.job)
+        if job is None:
+            return
+        layout = dataclasses.replace(job.layout, batch=max(1, len(message.items)))
+        reason = self._spool.refusal(layout.file_bytes) or ""
+        if not message.items:
+            reason = f"lease {message.lease} has no items"
+        elif len(job.queue) >= _MAX_LEASES:
+            reason = f"{_MAX_LEASES} leases of the job wait already; cancel some"
+        elif message.lease in job.work:
+            reason = f"lease {message.lease} is in use already"
+        elif any(index >= job.samples for index, _ in message.items):
+            reason = f"lease {message.lease} names a sample beyond the data set's {job.samples}"
+        if reason:
+            self._send(peer, say.Failed(job.name, message.lease, reason, False))
+            return
+        job.add(Work(message, layout))
+
+    def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
+        """Take a lease back, wherever it stands."""
+        job = self._board.find(peer, message.job)
+        work = job.work.get(message.lease) if job is not None else None
+        if job is not None and work is not None and work.state is LeaseState.WORKING:
+            self._cancel_working(job, work)
+            return
+        if job is not None and work is not None:
+            self._discard(job, work)
+        self._send(peer, say.Cancelled(message.job, message.lease))
+
+    def _cancel_working(self, job: Job, work: Work) -> None:
+        for worker in self._crew:
+            if worker.lease is not None and worker.lease[1] is work and not work.cancelled:
+                work.cancelled = True
+                worker.cancel()
+
+    def release(self, peer: bytes, message: say.Release, _: bytes) -> None:
+        """Remove a delivered batch."""
+        job = self._board.find(peer, message.job)
+        work = job.work.get(message.lease) if job is not None else None
+        if job is None or work is None:
+            return
+        if work.state is LeaseState.WORKING:
+            self._cancel_working(job, work)
+        else:
+            self._discard(job, work)
+
+    def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Path, int]]:
+        """Return a published batch's file and its size; None where the host has no such batch here."""
+        job = self._board.find(peer, name)
+        work = job.work.get(lease) if job is not None else None
+        if job is None or work is None or work.state is not LeaseState.PUBLISHED:
+            return None
+        return self._file(job, work), work.file_bytes
+
+    def _file(self, job: Job, work: Work) -> Path:
+        return self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
+
+    def _discard(self, job: Job, work: Work) -> None:
+        """Forget a lease that no worker is at (any more), with its file and what it held of the quota."""
+        if work.state is not LeaseState.QUEUED:
+            self._spool.remove_batch(self._file(job, work), work.file_bytes)
+        job.drop(work)
+
+    def dispatch(self) -> None:
+        """Give idle workers what is next."""
+        self.note = ""
+        for worker in self._crew:
+            if not worker.idle:
+                continue
+            probe = self._board.next_probe()
+            if probe is not None:
+                worker.begin_probe(*probe)
+                continue
+            if time.monotonic() < self._full_until:
+                self.note = "the spool's disk is full: leases are held back"
+                for job in self._board.of():
+                    job.held_back = "the spool's disk is full"
+                return
+            taken, note = self._board.next_lease(self._spool.shortage, self._quota)
+            self.note = note and f"leases are held back: {note}"
+            if taken is None:
+                return
+            begun = self._spool.begin_batch(self._file(*taken), taken[1].file_bytes)
+            worker.begin(*taken, begun)
+
+    def progressed(self, job: Job, work: Work, samples: int) -> None:
+        """Note how far a worker is with a lease."""
+        now = time.monotonic()
+        for meter in (job.meter, self._meter):
+            meter.add(samples - work.samples, now)
+        work.samples = samples
+
+    def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
+        """Take a worker's last word on a lease: published, failed or cancelled."""
+        number = work.lease.lease
+        self._board.ended(job, work, report["busy_s"] if kind == "published" else None)
+        if kind == "failed" and report["full"] and not work.cancelled:
+            self._spool.give_back(work.file_bytes)
+            work.samples = 0
+            job.step(work, LeaseState.QUEUED)
+            self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
+            return
+        if kind == "published" and not work.cancelled:
+            job.step(work, LeaseState.PUBLISHED)
+        else:
+            self._discard(job, work)
+        if job.closing:
+            self._end_job(job)
+        elif work.cancelled:
+            self._send(job.peer, say.Cancelled(job.name, number))
+        elif kind == "published":
+            job.made += 1
+            self.progressed(job, work, work.layout.batch)
+            size, busy_s = work.file_bytes, report["busy_s"]
+            self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
+            measurement = (work.layout.batch, busy_s)
+            for one in to_tell(job, self._board.of()):
+                self._tell(one, (measurement,))
+            job.measured.append(measurement)
+        else:
+            self._send(job.peer, say.Failed(job.name, number, say.shorten(report["reason"]), report["fatal"]))
+
+    def _tell(self, job: Job, batches: Tuple[Measurement, ...]) -> None:
+        """Tell a job's host how long batches of its run's other ranks took."""
+        job.told += len(batches)
+        if batches:
+            self._send(job.peer, say.Measured(job.name, batches))
+
+    def probed(self, job: Job, digests: Tuple[str, ...]) -> None:
+        """Pass a probe's result on."""
+        if job.closing:
+            self._end_job(job)
+        else:
+            self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests)), versions()))

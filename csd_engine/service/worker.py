@@ -1,0 +1,312 @@
+"""A worker process of the engine: takes one lease at a time from its pipe and fills the batch file sample by sample.
+
+`python -m csd_engine.service.worker [--slowdown F] [--turnstile FILE --large-bytes N]`, JSON lines on standard input and
+output. Between two samples it looks whether the lease was cancelled; when its pipe closes it drops what it has begun and exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Deque, Dict, Generator, List, Optional, Tuple
+
+import numpy as np
+
+from csd_engine.batchfile.reader import Layout
+from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.data.datasets import Reader, open_reader, parse_dataset
+from csd_engine.data.readahead import ReadAhead
+from csd_engine.data.roots import Roots
+from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.kernels import kernel
+from csd_engine.kernels.files import FilePlan
+from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.large_image_lock import Turnstile
+from csd_engine.prepare.operator_file import OperatorDirectory
+from csd_engine.prepare.sample import prepare_sample, sample_digest
+from csd_engine.service.channel import WorkerChannel
+from csd_engine.transforms import Pipeline
+from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.fileplan import file_plan
+
+__all__ = ["Worker", "main"]
+
+_PR_SET_PDEATHSIG = 1
+PROGRESS_S = 0.1  # at most one report each
+_ROOM_BYTES = 1 << 20  # for samples that are made at once: they stay in a core's cache
+_SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
+
+
+@dataclass
+class _OpenJob:
+    pipeline: Pipeline
+    reader: Reader
+    layout: Layout
+    directory: str
+    image: np.ndarray
+    boxes: Optional[np.ndarray]
+    bulk: Optional[Bulk]  # where the samples are rows of an array
+    plan: Optional[FilePlan]  # where they are files that the kernel draws for
+
+
+class _Cancelled(Exception):
+    """The lease at work was cancelled."""
+
+
+class Slowdown:
+    """Makes this worker `factor` times slower, as a device's processor would be: owes (factor - 1) of its CPU time."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._cpu_s = time.process_time()
+        self._owed_s = 0.0
+
+    def begin(self) -> None:
+        """Count CPU time from now."""
+        self._cpu_s = time.process_time()
+
+    def owed_s(self) -> float:
+        """Return how long to sleep now; 0 while it is too short to be worth it."""
+        if self._factor <= 1:
+            return 0.0
+        now = time.process_time()
+        self._owed_s += (self._factor - 1) * (now - self._cpu_s)
+        self._cpu_s = now
+        return self._owed_s if self._owed_s >= _SLEEP_AT_LEAST_S else 0.0
+
+    def slept(self, seconds: float) -> None:
+        """Pay back what was slept; more than owed counts for the next samples."""
+        self._owed_s -= seconds
+
+
+class Worker:
+    """The loop. `channel` brings commands and takes reports."""
+
+    def __init__(self, channel: WorkerChannel, slowdown: float, turnstile: Turnstile) -> None:
+        self._turnstile = turnstile
+        self._channel = channel
+        self._slowdown = Slowdown(slowdown)
+        self._jobs: Dict[str, Any] = {}
+        self._inbox: Deque[Dict[str, Any]] = deque()
+
+    def run(self) -> None:
+        """Work until the pipe closes."""
+        do = {
+            "job": self._job,
+            "forget": self._forget,
+            "lease": self._lease,
+            "probe": self._probe,
+            "cancel": self._late,
+        }
+        try:
+            found = kernel()  # now, not with the first sample: it takes a moment, and the service can tell which it is
+            self._channel.send("ready", kernel="none" if found is None else found.variant)
+            while True:
+                while not self._inbox:
+                    self._inbox.extend(self._channel.receive(None))
+                command = self._inbox.popleft()
+                do[command["do"]](command)
+        except EOFError:
+            return
+
+    def _late(self, command: Dict[str, Any]) -> None:
+        """Drop a cancel that came after its lease was finished."""
+
+    def _job(self, command: Dict[str, Any]) -> None:
+        try:
+            roots = Roots.from_data(command["roots"])
+            operators = command["operators"]
+            calls = None if operators is None else OperatorDirectory(operators).call
+            pipeline = Pipeline.parse(command["pipeline"], calls)
+            layout = Layout.parse(command["layout"])
+            manifests = command["manifests"]
+            reader = open_reader(
+                parse_dataset(command["dataset"]),
+                roots.resolve,
+                lambda fingerprint: os.path.join(manifests, fingerprint),
+                roots.beneath,
+            )
+        except EngineError as error:
+            self._jobs[command["job"]] = error  # told with the first lease
+            return
+        image = np.empty((layout.height, layout.width, layout.channels), dtype=np.uint8)
+        boxes = np.zeros((layout.boxes, 4), dtype=np.int32) if layout.boxes else None
+        bulk = Bulk.of(pipeline, reader.rows())
+        if bulk is not None and (bulk.shape, pipeline.boxes) != (image.shape, layout.boxes):
+            bulk = None  # the layout is another pipeline's: the first sample says so
+        plan = file_plan(pipeline, kernel())
+        if plan is not None and (plan.shape, plan.boxes) != (image.shape, layout.boxes):
+            plan = None
+        self._jobs[command["job"]] = _OpenJob(pipeline, reader, layout, command["directory"], image, boxes, bulk, plan)
+
+    def _forget(self, command: Dict[str, Any]) -> None:
+        job = self._jobs.pop(command["job"], None)
+        if isinstance(job, _OpenJob):
+            job.reader.close()
+
+    def _look(self, lease: Optional[int], timeout_s: float) -> None:
+        """Take in what the service says meanwhile; raises _Cancelled or EOFError."""
+        self._inbox.extend(self._channel.receive(timeout_s))
+        for command in self._inbox:
+            if command["do"] == "cancel" and command["lease"] == lease:
+                self._inbox.remove(command)
+                raise _Cancelled
+
+    def _pace(self, lease: Optional[int]) -> None:
+        """Look for a cancel once, and sleep what the slowdown asks for with an ear at the pipe."""
+        owed_s = self._slowdown.owed_s()
+        until = time.monotonic() + owed_s
+        start = time.monotonic()
+        while True:
+            self._look(lease, max(0.0, until - time.monotonic()))
+            if time.monotonic() >= until:
+                break
+        if owed_s:
+            self._slowdown.slept(time.monotonic() - start)
+
+    def _lease(self, command: Dict[str, Any]) -> None:
+        job, lease = self._jobs[command["job"]], command["lease"]
+        about = {"job": command["job"], "lease": lease}
+        if isinstance(job, EngineError):
+            self._channel.send("failed", reason=str(job), fatal=True, full=False, **about)
+            return
+        start = time.monotonic()
+        self._slowdown.begin()
+        writer = None
+        try:
+            self._look(lease, 0)
+            layout = dataclasses.replace(job.layout, batch=len(command["items"]))
+            writer = BatchWriter(job.directory, command["identity"], lease, layout, command["begun"])
+            self._fill(job, writer, command)
+            path = writer.publish()
+        except _Cancelled:
+            self._drop(writer)
+            self._channel.send("cancelled", **about)
+        except (SampleError, SpoolError) as error:
+            self._drop(writer)
+            full = isinstance(error, SpoolFull)
+            fatal = isinstance(error, SpoolError) and not full
+            self._channel.send("failed", reason=str(error), fatal=fatal, full=full, **about)
+        except BaseException:
+            self._drop(writer)
+            raise
+        else:
+            self._channel.send("published", name=path.name, busy_s=time.monotonic() - start, **about)
+
+    @staticmethod
+    def _drop(writer: Optional[BatchWriter]) -> None:
+        if writer is not None:
+            writer.abort()
+
+    def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
+        reported = time.monotonic()
+        with contextlib.closing(self._rows(job, writer, command)) as rows:  # files opened ahead are closed at a cancel, too
+            for done in rows:
+                self._pace(command["lease"])
+                if time.monotonic() - reported >= PROGRESS_S:
+                    reported = time.monotonic()
+                    self._channel.send("progress", job=command["job"], lease=command["lease"], samples=done)
+
+    def _rows(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> Generator[int, None, None]:
+        """Write all rows, one by one or in bulk; gives how many there are so far."""
+        seed, epoch, items = command["seed"], command["epoch"], command["items"]
+        both = np.array(items, dtype=np.int64).reshape(-1, 2)
+        if job.bulk is None or not job.bulk.takes(both[:, 0]):
+            large, enter = self._turnstile.large_bytes, self._turnstile.enter
+            files = FileBatch.of(job.reader, job.pipeline, job.plan, both[:, 0], both[:, 1], seed, epoch, large, enter)
+            if files is not None:
+                with files:
+                    yield from self._rows_of_files(job, writer, files, len(items))
+                return
+            with ReadAhead(job.reader, (index for index, _ in items)) as reader:
+                for row, (index, occurrence) in enumerate(items):
+                    self._prepare(job, reader, (index, occurrence), seed, epoch)
+                    writer.write(row, job.image, job.boxes)
+                    yield row + 1
+            return
+        for part in job.bulk.slices(len(items)):
+            images = np.empty((part.stop - part.start, *job.bulk.shape), dtype=np.uint8)
+            boxes = None if job.boxes is None else np.empty((len(images), *job.boxes.shape), dtype=np.int32)
+            job.bulk.fill(both[part, 0], both[part, 1], seed, epoch, images, boxes)
+            writer.write_rows(part.start, images, boxes)
+            yield part.stop
+
+    def _rows_of_files(self, job: _OpenJob, writer: BatchWriter, files: FileBatch, samples: int) -> Generator[int, None, None]:
+        room = min(samples, _ROOM_BYTES // job.layout.row_bytes)
+        images = np.empty((room, *job.image.shape), dtype=np.uint8) if room > 1 else job.image[np.newaxis]
+        boxes = None if job.boxes is None else np.empty((len(images), *job.boxes.shape), dtype=np.int32)
+        at = 0
+        while at < samples:
+            some = slice(min(len(images), samples - at))
+            try:
+                made = files.make(at, images[some], None if boxes is None else boxes[some]) - at
+            finally:
+                self._turnstile.leave()
+            writer.write_rows(at, images[:made], None if boxes is None else boxes[:made])
+            at += made
+            yield at
+
+    def _prepare(self, job: _OpenJob, reader: Reader, item: Tuple[int, int], seed: int, epoch: int) -> None:
+        """Fill the job's image and boxes; large images wait for their turn among the workers."""
+        index, occurrence = item
+        if job.bulk is not None and job.bulk.takes(np.array([index])):
+            into = None if job.boxes is None else job.boxes[np.newaxis]
+            job.bulk.fill(np.array([index]), np.array([occurrence]), seed, epoch, job.image[np.newaxis], into)
+            return
+        try:
+            prepare_sample(reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
+        finally:
+            self._turnstile.leave()
+
+    def _probe(self, command: Dict[str, Any]) -> None:
+        job = self._jobs[command["job"]]
+        digests = []
+        for index, occurrence in command["items"]:
+            try:
+                if isinstance(job, EngineError):
+                    raise job
+                item = (index, occurrence)
+                self._prepare(job, job.reader, item, command["seed"], command["epoch"])
+                digests.append(sample_digest(job.image, job.boxes))
+            except EngineError as error:
+                by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
+                digests.append(f"{'refused' if by_operator else 'error'}: {error}")
+            self._look(None, 0)
+        self._channel.send("probed", job=command["job"], digests=digests)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies, should it hang and see no pipe close. Linux only."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    except (OSError, AttributeError, TypeError):
+        pass
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Run a worker on this process's standard input and output."""
+    parser = argparse.ArgumentParser(prog="python -m csd_engine.service.worker", description="The engine starts these.")
+    parser.add_argument("--slowdown", type=float, default=1.0)
+    parser.add_argument("--turnstile", default="", metavar="FILE")
+    parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
+    die_with_parent()
+    commands, reports = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may a forgotten breakpoint() in a user's operator eat commands
+    os.dup2(2, 1)  # a stray print must not garble the reports
+    turnstile = Turnstile(options.turnstile, options.large_bytes)
+    Worker(WorkerChannel(commands, reports), options.slowdown, turnstile).run()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()

@@ -1,0 +1,168 @@
+"""The worker processes as the service sees them: started, given work over pipes, restarted when they die."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple
+
+from csd_engine.protocol.codec import Probe
+from csd_engine.service.channel import LineBuffer
+from csd_engine.service.jobs import Job, Work
+
+__all__ = ["WorkerProcess", "child_environment"]
+
+_READ_BYTES = 1 << 16
+
+
+def child_environment() -> Dict[str, str]:
+    """Return an environment in which a child Python finds this very csd_engine, wherever it is installed."""
+    environment = dict(os.environ)
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = home + (os.pathsep + inherited if inherited else "")
+    environment["PYTHONSAFEPATH"] = "1"  # a zmq.py in the working directory must not be imported
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment[name] = "1"  # numpy's thread pools would take memory and do nothing here
+    # glibc's threshold grows with the largest block freed, up to 32 MB: so much would stay with each worker. Fixed, large
+    # images go back to the kernel at once, and ordinary ones need no new pages each time.
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(4 << 20)
+    environment["MALLOC_TRIM_THRESHOLD_"] = str(4 << 20)
+    return environment
+
+
+class WorkerProcess:
+    """One worker. Never blocks: what its pipe does not take at once waits in a buffer."""
+
+    def __init__(self, arguments: List[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "csd_engine.service.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env=child_environment(),
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.read_descriptor = self._process.stdout.fileno()
+        self.write_descriptor = self._process.stdin.fileno()
+        os.set_blocking(self.write_descriptor, False)
+        self._lines = LineBuffer()
+        self._unsent: Deque[memoryview] = deque()
+        self._known: Set[str] = set()
+        self.ready = False
+        self.kernel = ""  # which one it works with, or "none"; known when it is ready
+        self.lease: Optional[Tuple[Job, Work]] = None
+        self.probe: Optional[Tuple[Job, Probe]] = None
+        self._heard_s = time.monotonic()
+        self._cancelled_s: Optional[float] = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be given work."""
+        return self.ready and self.lease is None and self.probe is None
+
+    def hangs(self, silent_s: float, cancelled_s: float) -> bool:
+        """Whether it has been at one sample for longer than `silent_s`, or has ignored a cancel for `cancelled_s`."""
+        now = time.monotonic()
+        if self.lease is None and self.probe is None:
+            return False
+        ignored = self.lease is not None and self._cancelled_s is not None and now - self._cancelled_s > cancelled_s
+        return ignored or now - self._heard_s > silent_s
+
+    def kill(self) -> None:
+        """End it at once; its reports' end tells the rest."""
+        self._process.kill()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether commands wait for its pipe."""
+        return bool(self._unsent)
+
+    def _send(self, **command: Any) -> None:
+        self._unsent.append(memoryview((json.dumps(command, separators=(",", ":")) + "\n").encode("ascii")))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the pipe takes; a closed pipe is found by its reports' end."""
+        try:
+            while self._unsent:
+                piece = self._unsent[0]
+                sent = os.write(self.write_descriptor, piece)
+                if sent < len(piece):
+                    self._unsent[0] = piece[sent:]
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def _introduce(self, job: Job) -> None:
+        if job.key not in self._known:
+            self._known.add(job.key)
+            self._send(do="job", **job.command)
+
+    def begin(self, job: Job, work: Work, begun: bool) -> None:
+        """Give it a lease; `begun`: of a removed batch's file, which lies there under the name of one that is begun."""
+        self.lease, self._heard_s, self._cancelled_s = (job, work), time.monotonic(), None
+        self._introduce(job)
+        lease = work.lease
+        self._send(
+            do="lease", job=job.key, lease=lease.lease, identity=lease.identity, seed=lease.seed, epoch=lease.epoch,
+            items=lease.items, begun=begun,
+        )  # fmt: skip
+
+    def begin_probe(self, job: Job, probe: Probe) -> None:
+        """Give it a probe."""
+        self.probe, self._heard_s = (job, probe), time.monotonic()
+        self._introduce(job)
+        self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items)
+
+    def cancel(self) -> None:
+        """Stop its lease between two samples; it answers `cancelled`, or `published` if it was faster."""
+        if self.lease is not None:
+            self._cancelled_s = time.monotonic()
+            self._send(do="cancel", lease=self.lease[1].lease.lease)
+
+    def forget(self, job: Job) -> None:
+        """Let it close the job's reader."""
+        if job.key in self._known:
+            self._known.discard(job.key)
+            self._send(do="forget", job=job.key)
+
+    def reports(self) -> Optional[List[Dict[str, Any]]]:
+        """Return the reports that have come; None when the process has ended."""
+        try:
+            data = os.read(self.read_descriptor, _READ_BYTES)
+        except OSError:
+            data = b""
+        self._heard_s = time.monotonic()
+        return self._lines.feed(data) if data else None
+
+    def close_pipes(self) -> None:
+        """Have it drop what it has begun and exit."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    pass
+
+    def end(self, grace_s: float) -> int:
+        """Close its pipes, wait, kill it if it stays; return its exit status."""
+        self.close_pipes()
+        try:
+            return self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()

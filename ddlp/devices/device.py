@@ -1,0 +1,77 @@
+"""A device as the user names it: deployed under a name, or an engine's address and the keys to it. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd_engine.errors import EngineError
+from csd_engine.protocol.keys import load_pair, load_public
+from ddlp.devices import address_book as book
+from ddlp.errors import DDLPError
+from ddlp.sources.engine.link import EngineLink
+
+__all__ = ["Device"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """An engine, and the keys to it.
+
+    Args:
+        address: tcp://HOST:PORT or ipc:///path, as the engine's ``--listen``.
+        keys: directory with ``server.key`` (public) and ``host.key_secret``, both from the engine's ``--keys`` directory.
+        spool: where this host sees the engine's spool; None: under the same path.
+        connect_timeout_s: how long to try.
+        name: for messages and the report; empty: the address.
+    """
+
+    address: str
+    keys: str | os.PathLike[str]
+    spool: str | os.PathLike[str] | None = None
+    connect_timeout_s: float = 10.0
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.name or self.address
+
+    @staticmethod
+    def at(which: str) -> Device:
+        """The device that `ddlp deploy` has stored under a name; or an engine's address, with the keys from $DDLP_KEYS.
+
+        The keys' default is ~/.config/ddlp/keys.
+
+        Raises:
+            ValueError: neither a name nor an address; or (`book.UnknownDevice`) no device of this name.
+            DDLPError: its record can't be used, or its deployment was not finished.
+        """
+        if which.startswith(("tcp://", "ipc://")):
+            return Device(which, os.environ.get("DDLP_KEYS") or book.ddlp_home() / "keys")
+        if not book.is_name(which):
+            raise ValueError(
+                f"csd={which!r}: expected the name of a device (see ddlp deploy), tcp://HOST:PORT, ipc:///path or a ddlp.Device"
+            )
+        try:
+            record = book.load(which)
+        except book.UnknownDevice as error:
+            raise book.UnknownDevice(f"csd={which!r}: {error}") from None
+        if not record.address:
+            raise DDLPError(f"the deployment of {which} was not finished. Run it again: ddlp deploy --name {which}.")
+        return Device(record.address, book.directory(which), record.host_spool, name=which)
+
+    def link(self) -> EngineLink:
+        """A connection, not yet opened."""
+        try:
+            pair = load_pair(Path(self.keys) / "host.key_secret")
+            server = load_public(Path(self.keys) / "server.key")
+        except (OSError, EngineError) as error:
+            raise DDLPError(
+                f"the keys of the engine at {self.address} can't be read: {error}. Copy server.key and host.key_secret from "
+                "the engine's --keys directory and name their directory in Device(keys=...)."
+            ) from None
+        return EngineLink(
+            self.address, server, pair.public, pair.secret, spool=self.spool, connect_timeout_s=self.connect_timeout_s
+        )

@@ -1,0 +1,59 @@
+"""Where an epoch's threads wait until the strategy has an answer for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ddlp.epoch.gpu_prefetch import Ahead
+from ddlp.schedule.claim_chunks import Runs
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.strategies import Strategy
+
+__all__ = ["Waiting"]
+
+
+class Waiting:
+    """One lock around the ledger, and a condition for each kind of thread. All methods are called under the lock."""
+
+    def __init__(self, ledger: Ledger, strategy: Strategy, runs: Runs, ahead: Ahead | None = None) -> None:
+        self._ledger, self._strategy, self._runs, self._ahead = ledger, strategy, runs, ahead
+        # The lock itself in `with`, never a condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
+        self.lock = threading.RLock()
+        self.training = threading.Condition(self.lock)
+        self.workers = threading.Condition(self.lock)
+        self.fetchers = threading.Condition(self.lock)
+        self._resting = {self.training: 0, self.workers: 0, self.fetchers: 0}
+
+    def rest(self, condition: threading.Condition, seconds: float | None) -> None:
+        """Wait until there may be an answer for threads of this kind, or the time is up."""
+        self._resting[condition] += 1
+        try:
+            if condition is self.training:
+                self.wake(False)  # a worker that had no room for a whole run
+            condition.wait(seconds)
+        finally:
+            self._resting[condition] -= 1
+
+    def wake(self, error: bool) -> None:
+        """One of each kind that can go on (training also where there is an error to raise).
+
+        It wakes the next one by what it does. A thread that is woken for nothing costs more than to ask for it; and a worker
+        that is woken for less than a run more than to let it rest, unless training waits.
+        """
+        resting, ledger, strategy = self._resting, self._ledger, self._strategy
+        if resting[self.training] and (error or ledger.done or strategy.next_delivery() is not None):
+            self.training.notify()
+        room = 1 if resting[self.training] else self._runs.length
+        if resting[self.workers] and (
+            (ledger.free_host_slots >= room and strategy.next_claim(time.monotonic()) is not None)
+            or (self._ahead is not None and self._ahead.next() is not None)
+        ):
+            self.workers.notify()
+        if resting[self.fetchers] and strategy.next_fetch() is not None:
+            self.fetchers.notify()
+
+    def wake_all(self) -> None:
+        """Everybody, at the end."""
+        for condition in self._resting:
+            condition.notify_all()

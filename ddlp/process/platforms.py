@@ -1,0 +1,39 @@
+"""Other systems than Linux: there `DDLPLoader` does what torch's DataLoader does, and nothing else of ddlp runs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from ddlp.errors import Untranslatable
+from ddlp.process.user_warnings import warn_user
+
+__all__ = ["OtherSystem", "other_system", "warn_once"]
+
+_NAMES = {"darwin": "macOS", "win32": "Windows"}
+_WAY = "for ddlp's own workers, devices and commands run it on Linux (on Windows: WSL 2)"
+
+
+class OtherSystem(Untranslatable):
+    """Nothing travels: this is not Linux."""
+
+    def __init__(self, system: str) -> None:
+        super().__init__(system, "is not Linux, and ddlp prepares batches itself, and reaches devices, on Linux only", (_WAY,))
+
+    def __reduce__(self) -> tuple[type[OtherSystem], tuple[str]]:
+        return OtherSystem, (self.operator,)
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.why}; {_WAY}."
+
+
+def other_system() -> OtherSystem | None:
+    """What to raise where this is not Linux; None where it is."""
+    return None if sys.platform == "linux" else OtherSystem(_NAMES.get(sys.platform, sys.platform))
+
+
+@functools.cache
+def warn_once(system: str) -> None:
+    """Say what works here: once a process."""
+    works = "DDLPLoader works as torch's DataLoader does, whatever the strategy: its workers run your data set's own code"
+    warn_user(f"ddlp: {OtherSystem(system)} Here {works}.")

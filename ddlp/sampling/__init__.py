@@ -1,0 +1,1 @@
+"""Which samples an epoch has, in which order, and from which random numbers: samplers, checkpoints, keyed generators."""

@@ -1,0 +1,375 @@
+"""The state of a loader in mid-epoch: which batches were delivered, and what makes their order again.
+
+The batches of torch's own samplers are drawn again from the generator's state. Any other sampler is run again as well,
+from the states that torch's, numpy's and random's generators had, as far as it had been read; one with a ``state_dict`` of
+its own from that as well. A batch is known by its position in that order, so a state says how its loader cut the epoch into
+batches, and fits no loader that does it otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ddlp.process.user_warnings import warn_user
+from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
+from ddlp.sampling.generator_states import States, capture, restored
+from ddlp.schedule.ranges import RangeSet
+from ddlp.stats.live import length
+
+FORMAT = 2
+
+
+def is_stateful(thing: Any) -> bool:
+    """True for what has both ``state_dict`` and ``load_state_dict``, as torchdata's ``Stateful`` asks."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+@dataclass(frozen=True)
+class OrderSource:
+    """What an order is drawn from, as a loader has it, without the loader: that must be free to be dropped."""
+
+    _index_sampler: Any
+    generator: torch.Generator | None
+
+
+def sampler_of(loader: DataLoader | OrderSource) -> Any:
+    """The sampler of single indices, or the batch sampler that has none."""
+    batches = getattr(loader._index_sampler, "batch_sampler", loader._index_sampler)  # accelerate's part of one
+    return getattr(batches, "sampler", batches)
+
+
+def _with_epochs(loader: DataLoader | OrderSource) -> list[Any]:
+    """The batch sampler and the sampler within it, those of them that have ``set_epoch``."""
+    outer, inner = loader._index_sampler, sampler_of(loader)
+    both = [outer] if inner is outer else [outer, inner]
+    return [one for one in both if callable(getattr(one, "set_epoch", None))]
+
+
+def set_epoch(loader: DataLoader | OrderSource, epoch: int) -> None:
+    """Tell the epoch to the batch sampler and to the sampler within it, as far as they have ``set_epoch``."""
+    for sampler in _with_epochs(loader):
+        sampler.set_epoch(epoch)
+
+
+def _generators(loader: DataLoader | OrderSource) -> dict[str, torch.Generator]:
+    """The torch generators that the loader's order may be drawn from: only that of a sampler of torch's own."""
+    own = getattr(sampler_of(loader), "generator", None)
+    own = own if isinstance(own, torch.Generator) else torch.default_generator
+    if is_built_in(loader._index_sampler):
+        return {"sampler": own}
+    return {"sampler": own, "loader": loader.generator or torch.default_generator, "torch": torch.default_generator}
+
+
+def _order_state(loader: DataLoader | OrderSource) -> States:
+    """What makes the order again that is drawn next."""
+    states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
+    epochs = (getattr(sampler, "epoch", None) for sampler in _with_epochs(loader))
+    states["sampler_epoch"] = next((epoch for epoch in epochs if isinstance(epoch, int)), None)
+    states["sampler_state"] = sampler_state(loader)
+    return states
+
+
+def _stateful_sampler(loader: DataLoader | OrderSource) -> Any:
+    """The user's batch sampler, else the sampler within it, that has a ``state_dict``; None where neither has."""
+    outer = loader._index_sampler
+    if is_built_in(outer):
+        return None
+    return next((sampler for sampler in (outer, sampler_of(loader)) if is_stateful(sampler)), None)
+
+
+def sampler_state(loader: DataLoader | OrderSource) -> Any:
+    """What the user's sampler says of itself, to be asked between two epochs; None where it says nothing."""
+    sampler = _stateful_sampler(loader)
+    if sampler is None:
+        return None
+    try:
+        return copy.deepcopy(sampler.state_dict())
+    except Exception:  # DataLoader never calls it: training must not end by it
+        return None
+
+
+def load_sampler_state(loader: DataLoader | OrderSource, state: Any) -> None:
+    """Give the user's sampler what `sampler_state` kept; nothing where that was None."""
+    sampler = _stateful_sampler(loader)
+    if state is not None and sampler is not None:
+        sampler.load_state_dict(copy.deepcopy(state))
+
+
+def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
+    """How the loader cuts an epoch into batches, as plain data: where it differs, a position is another batch.
+
+    Of an epoch that begins now, ``portable`` tells the mode, and what may change between two epochs is there as well.
+    """
+    index_sampler, sampler = loader._index_sampler, sampler_of(loader)
+    own = not is_built_in(index_sampler)
+    found: dict[str, Any] = {
+        "sampler": "one of your own" if own else type(sampler).__name__,
+        "batch_size": _number(index_sampler, "batch_size"),
+        "drop_last": _number(index_sampler, "drop_last"),
+        "num_replicas": _number(sampler, "num_replicas") or _number(index_sampler, "num_processes"),
+    }
+    if portable is not None:
+        found["len(dataset)"] = length(loader.dataset)
+        if not (own and _with_epochs(loader)):  # else it may depend on the epoch
+            found["len(sampler)"] = length(sampler)
+        if own:  # of torch's the positions are the same in both modes
+            found["mode"] = "portable" if portable else "user code"
+    return found
+
+
+def _number(owner: Any, name: str) -> int | None:
+    value = getattr(owner, name, None)
+    return value if isinstance(value, int) else None
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where an epoch goes on; the default is its beginning.
+
+    ``order`` is the state of the generators, and the epoch of the sampler, from before the order was drawn;
+    ``seed_drawn`` tells whether DataLoader's base seed was drawn in between. Of a sampler that is read as it goes,
+    ``drawn`` batches had been read; ``pending`` are those of them that were not delivered, each as (indices,
+    occurrences), and ``seen`` how often each source index was drawn. ``seed`` is that of the samples' draws; None: not
+    drawn yet. ``finished``: nothing is left of the epoch. ``cut`` is what `cut` said when the epoch began.
+    ``workers`` is what `ddlp.sources.host.stateful_workers` keeps of data sets with a state of their own, ``sampler`` the
+    state of the user's sampler between two epochs.
+    """
+
+    delivered: RangeSet = field(default_factory=RangeSet)
+    order: States | None = None
+    seed_drawn: bool = True
+    drawn: int = 0
+    pending: tuple[tuple[list[int], list[int]], ...] = ()
+    seen: dict[int, int] = field(default_factory=dict)
+    seed: int | None = None
+    finished: bool = False
+    cut: dict[str, Any] = field(default_factory=dict)
+    workers: dict[str, Any] | None = None
+    sampler: Any = None
+
+    @property
+    def partly(self) -> bool:
+        """True where a part of the epoch was delivered. Else all of it comes, or nothing, and no position counts."""
+        return bool(self.delivered) or self.drawn > 0
+
+    def check(self, now: dict[str, Any]) -> None:
+        """Raise ValueError where positions are other batches by ``now``, which is what `cut` says of the loader."""
+        if not self.partly:
+            return
+        other = [name for name, was in self.cut.items() if name in now and now[name] != was]
+        if other:
+            before, after = (", ".join(f"{name}={which[name]!r}" for name in other) for which in (self.cut, now))
+            raise ValueError(
+                f"the state was saved in mid-epoch with {before}, this loader has {after}: the batches that it counts as "
+                "delivered are others here. Make the loader as it was until that epoch is over, or leave the state out and "
+                "begin the epoch again with set_epoch()"
+            )
+
+    def order_of(self, loader: DataLoader | OrderSource) -> States:
+        """What `state_dict` must keep to make this epoch's order again. To be asked just before it is drawn."""
+        return _order_state(loader) if self.order is None else self.order
+
+    @contextlib.contextmanager
+    def order_restored(self, loader: DataLoader | OrderSource) -> Iterator[None]:
+        """While the order is drawn, the generators stand where they stood then; afterwards as before."""
+        if self.order is None:
+            yield
+            return
+        if self.order["sampler_epoch"] is not None:
+            set_epoch(loader, self.order["sampler_epoch"])
+        with restored(self.order, _generators(loader)):
+            yield
+
+    def prepend(self, plan: EpochPlan) -> None:
+        """Put the undelivered batches of a sampler that is read as it goes first."""
+        plan.go_on_after(self.seen)
+        for indices, occurrences in self.pending:
+            plan.append(np.asarray(indices, dtype=np.int64), np.asarray(occurrences, dtype=np.int64))
+
+
+class OnlyNext:
+    """The user's iterator as DataLoader asks it: next, and no second iter(), at which some samplers begin anew.
+
+    It keeps in ``order`` what came first, by which a resume knows that the order is made again.
+    """
+
+    def __init__(self, iterator: Iterator[Any], order: States | None) -> None:
+        self._iterator = iterator
+        self._order = order
+
+    def __iter__(self) -> OnlyNext:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._iterator)
+        if self._order is not None:
+            self._order["first"], self._order = _plain(item), None
+        return item
+
+
+def _plain(item: Any) -> list[int] | None:
+    """A batch's indices, or the single index, as plain data; None where they are objects of the user's."""
+    try:
+        return [operator.index(index) for index in (item if isinstance(item, (list, tuple)) else [item])]
+    except TypeError:
+        return None
+
+
+def _begins_with(items: list[Any], first: list[int]) -> bool:
+    return bool(items) and _plain(items[0]) == first
+
+
+class SamplerStart:
+    """The loader's sampler as torch's iterators begin to read it: iter() of it before they draw their base seed.
+
+    A sampler of the user's is run again here on a resume. torch's own draw nothing before the first batch: who asks for that
+    says so by `keep_order`.
+    """
+
+    def __init__(self, loader: DataLoader | OrderSource, resume: Resume, seed_drawn: bool) -> None:
+        self._loader = loader
+        self._resume = resume
+        self.seed_drawn = seed_drawn if resume.order is None else resume.seed_drawn
+        self.order = resume.order  # None: nothing was drawn yet
+
+    def keep_order(self) -> None:
+        """Keep in ``order`` what makes the order again that is about to be drawn."""
+        self.order = self._resume.order_of(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader._index_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        sampler, resume = self._loader._index_sampler, self._resume
+        if is_built_in(sampler):
+            return iter(sampler)
+        if resume.order is None:
+            self._leave_last_epoch()
+            self.keep_order()
+            return OnlyNext(iter(sampler), self.order)
+        if resume.finished and resume.order.get("sampler_state") is None:
+            return iter(())
+        iterator = self._again(resume.order)
+        return iter(()) if resume.finished else iterator
+
+    def _leave_last_epoch(self) -> None:
+        """Have a sampler with a state stand between two epochs, as it stood when that state was taken.
+
+        One that keeps its place is at the end of the epoch before: it must be asked for what is left, nothing, so that it
+        begins anew. Any other begins anew with that iter(): it must get its state again.
+        """
+        if self._resume.sampler is None:
+            return
+        load_sampler_state(self._loader, self._resume.sampler)
+        generators = _generators(self._loader)
+        with restored(capture(generators, python=True), generators):
+            first = next(iter(self._loader._index_sampler), None)
+        if first is not None:
+            load_sampler_state(self._loader, self._resume.sampler)
+
+    def _again(self, order: States) -> Iterator[Any]:
+        """The order that the epoch had, as far as it had been read, and what follows.
+
+        A sampler that keeps its place may go on in the epoch before, which was left early, with the first iter() after its
+        state was loaded. The second one begins this epoch, as it did then.
+        """
+        state, first = order.get("sampler_state"), order.get("first")
+        load_sampler_state(self._loader, state)
+        head, iterator = self._read_again()
+        if state is None or first is None or _begins_with(head, first):
+            return itertools.chain(head, iterator)
+        head, iterator = self._read_again()
+        if not _begins_with(head, first):
+            warn_user(
+                f"ddlp: {type(_stateful_sampler(self._loader)).__name__} does not give the order again that it gave when the "
+                "loader's state was saved: samples may come twice in this epoch, or not at all. After its load_state_dict, "
+                "iter() must give what it gave after that state_dict"
+            )
+        return itertools.chain(head, iterator)
+
+    def _read_again(self) -> tuple[list[Any], Iterator[Any]]:
+        with self._resume.order_restored(self._loader):
+            iterator = OnlyNext(iter(self._loader._index_sampler), None)
+            if self.seed_drawn:
+                torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+            # One at least: many samplers draw the whole epoch when they are asked for its first item.
+            return list(itertools.islice(iterator, max(1, self._resume.drawn))), iterator
+
+
+def save(
+    delivered: RangeSet,
+    order: States | None,
+    *,
+    seed: int | None,
+    epoch: int,
+    seed_drawn: bool = True,
+    plan: EpochPlan | None = None,
+    drawn: int = 0,
+    finished: bool = False,
+    workers: dict[str, Any] | None = None,
+    sampler: Any = None,
+) -> dict[str, Any]:
+    """The state of an epoch under way as plain data, which JSON takes as well. The loader adds its `cut`.
+
+    ``plan`` is that of portable batches whose sampler is read as it goes, ``drawn`` what user code has read of one.
+    """
+    pending, seen, untouched = [], {}, not delivered
+    if plan is not None:
+        left = [k for k in range(delivered.first_missing(), len(plan)) if k not in delivered]
+        pending = [[plan.indices(k), plan.occurrences(k).tolist()] for k in left]
+        delivered, drawn, seen, untouched = RangeSet(), plan.drawn, plan.seen, len(left) == plan.drawn
+    if untouched or finished:  # no position counts
+        delivered, drawn, pending, seen = RangeSet(), 0, [], {}
+    return {
+        "format": FORMAT,
+        "epoch": epoch,
+        "seed": seed,
+        "finished": finished,
+        "delivered": [list(pair) for pair in delivered.ranges()],
+        "order": order,
+        "seed_drawn": seed_drawn,
+        "drawn": drawn,
+        "pending": pending,
+        "seen": {str(k): v for k, v in seen.items()},
+        "workers": workers,
+        "sampler": sampler,
+    }
+
+
+def between(epoch: int, workers: dict[str, Any] | None = None, sampler: Any = None) -> dict[str, Any]:
+    """The state between two epochs: this one begins with the next iter()."""
+    return save(RangeSet(), None, seed=None, epoch=epoch, workers=workers, sampler=sampler)
+
+
+def load(state: dict[str, Any]) -> tuple[Resume, int]:
+    """The resume and the epoch of a saved state.
+
+    Raises ValueError where it is none, or of another format.
+    """
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        got = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise ValueError(f"not a state of DDLPLoader: format {got!r}, expected {FORMAT}; pass what state_dict() gave")
+    resume = Resume(
+        RangeSet((int(a), int(b)) for a, b in state["delivered"]),
+        state["order"],
+        state["seed_drawn"],
+        state["drawn"],
+        tuple((list(indices), list(occurrences)) for indices, occurrences in state["pending"]),
+        {int(k): int(v) for k, v in state["seen"].items()},
+        state["seed"],
+        state["finished"],
+        state.get("cut", {}),  # between two epochs there is none
+        state.get("workers"),
+        state.get("sampler"),
+    )
+    return resume, state["epoch"]

@@ -1,0 +1,67 @@
+"""States of random generators as plain data (JSON takes it), and putting them back for a while."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddlp.sampling.sampler_order import default_device
+
+States = dict[str, Any]
+"""The state of each named torch generator, and of ``numpy`` and ``random`` where they are asked for."""
+
+
+def capture(generators: Mapping[str, torch.Generator], python: bool) -> States:
+    """States of these torch generators; with ``python`` also of the global ones of numpy and random."""
+    states: States = {name: _encoded(generator.get_state()) for name, generator in generators.items()}
+    if python:
+        kind, keys, *rest = np.random.get_state()
+        states["numpy"] = [kind, np.asarray(keys).tolist(), *rest]
+        version, numbers, gauss = random.getstate()
+        states["random"] = [version, list(numbers), gauss]
+    return states
+
+
+@contextlib.contextmanager
+def restored(states: States, generators: Mapping[str, torch.Generator]) -> Iterator[None]:
+    """Have the generators stand where they stood when ``states`` were captured; afterwards as before."""
+    # One torch generator may have several names: all its states are the same then.
+    before = capture(generators, "random" in states)
+    _set(states, generators)
+    try:
+        yield
+    finally:
+        _set(before, generators)
+
+
+def for_base_seed(seed: int) -> torch.Generator:
+    """For torch's iterators, which draw a base seed that is known already: a generator that is nobody else's.
+
+    On torch's default device, since they draw there.
+    """
+    return torch.Generator(default_device()).manual_seed(seed % 2**63)
+
+
+def _set(states: States, generators: Mapping[str, torch.Generator]) -> None:
+    for name, generator in generators.items():
+        if name in states:
+            generator.set_state(_decoded(states[name]))
+    if "random" in states:
+        kind, keys, *rest = states["numpy"]
+        np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
+        version, numbers, gauss = states["random"]
+        random.setstate((version, tuple(numbers), gauss))
+
+
+def _encoded(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _decoded(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

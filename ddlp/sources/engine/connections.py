@@ -1,0 +1,257 @@
+"""How a loader reaches its devices: the embedded engine, or one that is named."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from csd_engine.batchfile.reader import Layout
+from csd_engine.data.datasets import Dataset
+from csd_engine.errors import EngineGone
+from csd_engine.service.groups import Member
+from csd_engine.transforms import Pipeline
+from ddlp.devices.device import Device
+from ddlp.errors import DDLPError
+from ddlp.process.ranks import here
+from ddlp.sources.engine.dataset_upload import ARRAYS, FILES, Luggage
+from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.shared_spool import NotShared, share_spool
+from ddlp.sources.events import EngineEvent
+
+EMBEDDED = "embedded engine"
+LINGER_S = 5.0  # the embedded engine outlives an epoch by this long, since the next one mostly follows at once
+
+_DROPPED = "the loader was dropped while its device was on the way"
+
+
+class Keep:
+    """Held by a loader and by its iterators: an iterator may outlive its loader, and still needs the devices.
+
+    Where the last of them lets go, the devices are let go of.
+    """
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a device is reached: its link, and what travels to it.
+
+    ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
+    ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
+    already, having come by SSH, or they are missing. ``mapped``: batch files may be, as `ddlp.transfer.mapped_batch` says.
+    """
+
+    name: str
+    link: EngineLink
+    luggage: Luggage
+    shared: bool = True
+    remark: str = ""
+    operators: Path | None = None
+    mapped: bool = False
+
+    def member(self, rank_after_rank: bool) -> tuple[Member, int]:
+        """This process's place among the ranks that share the device, and how many they are.
+
+        All of a run share a device that is named, those of this machine an engine of its own.
+        """
+        ranks = here()
+        embedded = self.operators is not None
+        if ranks is None or (embedded and ranks.local_ranks < 2):
+            return Member(), 1
+        rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
+        return Member(ranks.run, rank, rank_after_rank), count
+
+    def open_job(
+        self,
+        dataset: Dataset,
+        member: Member,
+        pipeline: Pipeline,
+        layout: Layout,
+        on_event: Callable[[EngineEvent], None],
+    ) -> JobHandle:
+        """A job for what `luggage` has described."""
+        luggage = self.luggage
+        return self.link.open_job(
+            pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part, member=member
+        )
+
+
+class Reach:
+    """The devices of one loader; connections are made when first wanted and kept between epochs.
+
+    Connecting may take long and holds up nobody but others who want the same device: an epoch's end and `close` never
+    wait for it.
+    """
+
+    def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions, transfer: str | None = None) -> None:
+        self.pid = os.getpid()
+        self.met: set[str] = set()
+        self.told_absent = False  # that the embedded engine does not start: once a loader
+        self._devices = {device.label: device for device in devices}
+        self._options = options
+        self._transfer = transfer
+        self._lock = threading.RLock()  # at exit, without threads, a finalizer may come in while this very thread holds it
+        self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._opening: set[EngineLink] = set()
+        self._places: dict[str, Place] = {}
+        self._engine: EmbeddedEngine | None = None
+        self._epochs: set[object] = set()  # those under way
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices' names, for messages and the report."""
+        return tuple(self._devices) or (EMBEDDED,)
+
+    def epoch_began(self) -> Callable[[], None]:
+        """An epoch wants the devices. Returns what is to be called, once or more often, when it is over."""
+        epoch = object()
+        with self._lock:
+            self._epochs.add(epoch)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        return partial(self._epoch_ended, epoch)
+
+    def _epoch_ended(self, epoch: object) -> None:
+        """Where no other one begins soon, the embedded engine is ended."""
+        with self._lock:
+            self._epochs.discard(epoch)
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        if self._epochs or self._engine is None or self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(LINGER_S, self._end_if_idle)
+        self._timer.daemon = True
+        self._timer.name = "ddlp-linger"
+        try:
+            self._timer.start()
+        except RuntimeError:  # no threads any more: the interpreter is shutting down, and ends the engine as well
+            self._timer = None
+
+    def _end_if_idle(self) -> None:
+        with self._lock:
+            engine = None
+            if not self._epochs:
+                engine, self._engine = self._engine, None
+                self._places.pop(EMBEDDED, None)
+        if engine is not None:
+            engine.release()
+
+    def place(self, name: str) -> Place:
+        """Connect to a device. Blocks; raises what the link raises, and EngineGone once this is closed."""
+        with self._lock:
+            connecting = self._connecting[name]
+        with connecting:
+            return self._embedded() if name not in self._devices else self._named(name)
+
+    def check_embedded(self) -> None:
+        """Raise where the loader's only device is an embedded engine that has not started yet, and does not."""
+        if not self._devices and EMBEDDED not in self.met:
+            self.place(EMBEDDED)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineGone(_DROPPED)
+
+    def _embedded(self) -> Place:
+        with self._lock:
+            self._check_open()
+            engine, place = self._engine, self._places.get(EMBEDDED)
+            if engine is not None and place is not None and engine.ended() is None and engine.link.lost is None:
+                return place
+            self._engine = None
+        if engine is not None:
+            engine.release()
+        engine = acquire(self._options)
+        try:
+            files = engine.directory / FILES
+            files.mkdir(exist_ok=True)
+            shared = self._transfer != "stream"
+            luggage = Luggage(files, files if shared else Path(engine.link.open().spool) / ARRAYS, sent=not shared)
+            with self._lock:
+                self._check_open()
+                self._engine = engine
+                place = Place(EMBEDDED, engine.link, luggage, shared, operators=engine.operators, mapped=engine.mapped)
+                self._places[EMBEDDED] = place
+                self._end_soon()  # where the epoch is over already
+                return place
+        except BaseException:
+            engine.release()
+            raise
+
+    def _named(self, name: str) -> Place:
+        with self._lock:
+            self._check_open()
+            place = self._places.pop(name, None)
+            if place is not None and place.link.lost is None:
+                self._places[name] = place
+                return place
+            link = self._devices[name].link()
+            self._opening.add(link)
+        if place is not None:
+            place.luggage.close()
+        try:
+            made = self._meet(name, link)
+            with self._lock:
+                if not self._closed:
+                    self._places[name] = made
+                    return made
+            made.luggage.close()
+            raise EngineGone(_DROPPED)
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            with self._lock:
+                self._opening.discard(link)
+
+    def _meet(self, name: str, link: EngineLink) -> Place:
+        """Choose how batches travel: as the user says, else through the spool where both sides see it."""
+        welcome = link.open()
+        why = "asked for by transfer='stream'"
+        if self._transfer != "stream":
+            try:
+                return Place(name, link, share_spool(link), True)
+            except DDLPError as error:
+                if self._transfer not in (None, "auto"):
+                    raise NotShared(
+                        f"transfer={self._transfer!r}, but {name} and this host share no spool: {error}. Have this host see "
+                        f"the directory {welcome.spool} of the device (NFS or a cluster file system; never one disk mounted by "
+                        "two systems) and name it in Device(spool=...), or leave transfer= out: batches are then sent over "
+                        "the engine's socket."
+                    ) from error
+                why = str(error)
+        remark = f"batches are sent over the engine's socket: {why}"
+        return Place(name, link, Luggage.sent_to(welcome.spool), False, remark)
+
+    def close(self) -> None:
+        """Let go of all."""
+        if os.getpid() != self.pid:
+            return  # a forked child: its parent's
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            engine, self._engine = self._engine, None
+            places, self._places = self._places, {}
+            opening = list(self._opening)
+        for link in opening:
+            link.close()
+        for name, place in places.items():
+            if name in self._devices:
+                place.link.close()
+                place.luggage.close()
+        if engine is not None:
+            engine.release()

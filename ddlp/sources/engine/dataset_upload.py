@@ -1,0 +1,219 @@
+"""What a device needs of a data set: a manifest of its files, or its arrays as .npy, put on the SSD or sent.
+
+Made when a device joins, in the background, and kept for the next epoch as long as the data set is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csd_engine.data.datasets import ArraySet, ConcatSet, Dataset, FileSet
+from csd_engine.data.manifest import write_manifest
+from csd_engine.machine.file_locks import fcntl
+from csd_engine.protocol.codec import MAX_PART_BYTES
+from csd_engine.service.spool import host_directory, look_at
+from csd_engine.service.uploads import ARRAY_SUFFIX
+from ddlp.errors import DDLPError
+from ddlp.process.system import boot, own_prefix
+from ddlp.sources.engine.embedded import sweep
+from ddlp.transfer.mapped_batch import may_map
+from ddlp.translate.datasets import Part, PortableSet, SamplePaths
+
+_AT_ONCE = 1024  # names
+_PAUSE_S = 0.0005
+FILES, ARRAYS = "files", "arrays"  # below the spool: what hosts put there, and what they have sent
+
+
+def _sweep(base: Path) -> None:
+    """Remove the directories of processes that are gone: whoever holds the lock is not.
+
+    Of those that other machines may have made, none: see `ddlp.sources.engine.embedded.sweep`.
+    """
+    prefix = "" if may_map(base) else f"{boot()}-"
+    for path in base.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < 5:
+                continue  # being made at this moment
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _absolute(path: str) -> str:
+    """As os.path.abspath, which takes seconds for a million paths; nearly all are plain already."""
+    plain = path.startswith("/") and "//" not in path and "/." not in path
+    return path if plain else os.path.abspath(path)
+
+
+class _ArrayFile:
+    """An array as a .npy file that need not be written: its fingerprint is the hash of the file's bytes."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        rows = np.ascontiguousarray(array)
+        self.shape = rows.shape
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": rows.shape})
+        self.content = (memoryview(header.getvalue()), rows.reshape(-1).view(np.uint8).data)
+        digest = hashlib.blake2b(digest_size=16)
+        for content in self.content:
+            digest.update(content)
+        self.fingerprint = digest.hexdigest()
+        self.size = sum(map(len, self.content))
+
+    def part(self, offset: int) -> memoryview:
+        """At most MAX_PART_BYTES from an offset."""
+        header, rows = self.content
+        if offset < len(header):
+            return memoryview(bytes(header[offset:]) + bytes(rows[: MAX_PART_BYTES - (len(header) - offset)]))
+        start = offset - len(header)
+        return rows[start : start + MAX_PART_BYTES]
+
+
+class Luggage:
+    """Portable descriptions of a loader's data sets, with their files.
+
+    ``directory`` holds the manifests, which are always sent. Arrays are put there as well where the device maps them from
+    there (``there`` is what it calls the directory); else they are sent, and ``there`` is where the engine keeps them.
+    """
+
+    def __init__(self, directory: Path, there: Path, sent: bool = False) -> None:
+        self._directory = directory
+        self._there = there
+        self._sent = sent
+        self._known: dict[int, FileSet] = {}
+        self._arrays: dict[str, _ArrayFile] = {}  # those that are sent
+        self._lock = -1
+
+    @classmethod
+    def shared(cls, spool: Path, there: str) -> Luggage:
+        """A directory of this process below the spool of an engine that runs by itself; `close` removes it.
+
+        Left ones of processes that were killed are removed as well. The engine reads below SPOOL/files without a --root.
+
+        Raises:
+            DDLPError: it can't be made.
+        """
+        base = spool / FILES
+        try:
+            _sweep(base)
+            directory = base / host_directory(boot())
+            directory.mkdir(0o700)
+            luggage = cls(directory, Path(there) / FILES / directory.name)
+            luggage._own()
+            directory.chmod(0o755)  # the engine may run as another user
+        except OSError as error:
+            raise DDLPError(
+                f"{base} can't be written ({error.strerror}): what the device needs of the data set is put there. Give this "
+                "user write access to it, or say in Device(spool=...) where this host sees the engine's spool."
+            ) from None
+        return luggage
+
+    @classmethod
+    def sent_to(cls, there: str) -> Luggage:
+        """For an engine whose spool ``there`` is not seen here: everything is sent. `close` removes its directory."""
+        sweep(tempfile.gettempdir())
+        directory = Path(tempfile.mkdtemp(prefix=own_prefix()))
+        luggage = cls(directory, Path(there) / ARRAYS, sent=True)
+        luggage._own()
+        return luggage
+
+    def _own(self) -> None:
+        self._lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def show(self) -> tuple[str, str]:
+        """Write a file of random content for the engine to look at; return its name below the spool and its digest."""
+        path = self._directory / "look"
+        path.write_text(secrets.token_hex(16))
+        path.chmod(0o644)
+        return f"{FILES}/{self._directory.name}/{path.name}", look_at(path)
+
+    def close(self) -> None:
+        """Remove the directory where it is this object's own."""
+        if self._lock >= 0:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    def describe(self, portable: PortableSet) -> Dataset:
+        """The data set as the engine is told of it. Raises OSError where the directory can't be written."""
+        arrays: dict[str, _ArrayFile] = {}
+        parts = tuple(self._part(part, arrays) for part in portable.parts)
+        self._arrays = arrays
+        return parts[0] if len(parts) == 1 else ConcatSet(parts)
+
+    def manifest(self, fingerprint: str) -> Path:
+        """The file of a manifest that `describe` has written."""
+        return self._directory / f"{fingerprint}.manifest"
+
+    def array_part(self, fingerprint: str, offset: int) -> tuple[memoryview, int]:
+        """A part of an array of the last `describe`, as .npy, and the whole size. KeyError for any other."""
+        array = self._arrays[fingerprint]
+        return array.part(offset), array.size
+
+    def _part(self, part: Part, arrays: dict[str, _ArrayFile]) -> FileSet | ArraySet:
+        if part.array is None:
+            return self._files(part)
+        array = _ArrayFile(part.array)
+        name = array.fingerprint + ARRAY_SUFFIX
+        if self._sent:
+            arrays[array.fingerprint] = array
+        elif not (self._directory / name).exists():
+            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as stream:
+                for content in array.content:
+                    stream.write(content)
+            os.chmod(stream.name, 0o644)
+            os.replace(stream.name, self._directory / name)
+        return ArraySet(str(self._there / name), array.fingerprint, array.shape)
+
+    def _files(self, part: Part) -> FileSet:
+        assert part.paths is not None
+        content = 0
+        for some in _some_at_a_time(part.paths):
+            content = hash((content, *some))  # strings keep their hashes, so this is cheap; people edit these lists in place
+        content = hash((content, os.getcwd()))
+        if content not in self._known:
+            paths: list[str] = []
+            ends: list[str] = []  # first and last in order: what these have in common, all have
+            for some in _some_at_a_time(part.paths):
+                plain = [_absolute(path) for path in some]
+                paths += plain
+                ends = [min(ends[:1] + plain), max(ends[1:] + plain)]
+            root = os.path.dirname(os.path.commonprefix(ends)) if paths else "/"
+            skip = len(root.rstrip("/")) + 1
+            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as stream:
+                pass
+            fingerprint = write_manifest(stream.name, (p[skip:] for p in paths), _pause)
+            os.replace(stream.name, self.manifest(fingerprint))
+            self._known[content] = FileSet(root, fingerprint, len(paths))
+        return self._known[content]
+
+
+def _pause() -> None:
+    """Let the host's workers have the interpreter: a million names take a second or two, and come while they are at work."""
+    time.sleep(_PAUSE_S)
+
+
+def _some_at_a_time(paths: Sequence[Any]) -> Iterator[list[str]]:
+    """All paths as strings, less than a millisecond's work at a time, with a pause behind each part."""
+    source = iter(map(itemgetter(0), paths.samples) if isinstance(paths, SamplePaths) else paths)
+    while some := list(map(os.fspath, itertools.islice(source, _AT_ONCE))):
+        yield some
+        _pause()

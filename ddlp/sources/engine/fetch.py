@@ -1,0 +1,172 @@
+"""A published batch into memory: from the spool where host and device share one, else over the engine's socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from csd_engine.batchfile.reader import Batch, BatchReceiver, Layout, read_batch
+from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
+from ddlp.sources.engine.job import JobHandle
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.gpu_transfer import FileLanding, Landed
+from ddlp.transfer.mapped_batch import map_batch
+
+__all__ = ["Fetching"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_PAUSES_S = (0.0, 0.02, 0.08, 0.2)  # before each further look; then the socket has it sooner
+_MAPPED_BYTES = 512 << 10  # a smaller file is copied in less time than is mapped, and by one call
+_LATE = 3  # so many late files one after another: no file is waited for any more
+
+
+class Fetching:
+    """One job's batches. Any thread may read.
+
+    A network file system may show a new file late, NFS after up to a minute (it remembers that there was none). Such a
+    batch is looked for again for a third of a second, and then fetched over the socket: the device's work is not lost.
+
+    Args:
+        handle: the open job.
+        shared: whether this host sees the spool.
+        mapped: whether its files may be mapped, as `ddlp.transfer.mapped_batch` says, instead of read.
+        say: told, once and with the counts so far, that files come late; and how files land.
+        wanted: whether a lease's batch is still of use; the host may have been first, and its file is gone then, not late.
+        landing: brings the files to where `land` delivers them; None where there is none, or this host does not see the spool.
+    """
+
+    def __init__(
+        self,
+        handle: JobHandle,
+        shared: bool,
+        say: Callable[[str], None],
+        mapped: bool = False,
+        wanted: Callable[[int], bool] = lambda lease: True,
+        landing: FileLanding | None = None,
+    ) -> None:
+        self._handle = handle
+        self._shared = shared
+        self._mapped = mapped
+        self._say = say
+        self._wanted = wanted
+        self._landing = landing
+        self._lock = threading.Lock()
+        self._late = 0  # files in a row that had to be fetched over the socket
+        self._late_ever = 0
+        self._landing_remark = ""  # as it was told
+
+    def read(
+        self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
+    ) -> Batch:
+        """The verified batch, its images in ``memory()``, or where its file is mapped.
+
+        Raises:
+            DamagedBatch: it is not there, or not what it must be.
+            EngineGone: the engine was lost, or the job closed, while it was on the way.
+        """
+        return self._fetch(
+            path,
+            lease,
+            lambda: self._from_file(path, identity, lease, layout, memory),
+            lambda: self._over_the_socket(identity, lease, layout, memory()),
+        )
+
+    def _from_file(
+        self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
+    ) -> Batch:
+        mapped = self._mapped and layout.file_bytes >= _MAPPED_BYTES
+        found = map_batch(path, identity, lease, layout) if mapped else None
+        return read_batch(path, identity, lease, layout, memory()) if found is None else found
+
+    def land(
+        self,
+        epilogue: Epilogue,
+        path: Path,
+        identity: str,
+        lease: int,
+        layout: Layout,
+        sample: int | None,
+        memory: Callable[[], np.ndarray],
+    ) -> Landed | Batch:
+        """The verified batch, finished on the landing's device; or in ``memory()``, where it came over the socket.
+
+        ``sample``: as `FileLanding.read`. Raises as `read`.
+        """
+
+        def from_file() -> Landed:
+            assert self._landing is not None  # the spool is seen
+            return self._landing.read(epilogue, path, identity, lease, layout, sample)
+
+        found = self._fetch(
+            path,
+            lease,
+            from_file,
+            lambda: self._over_the_socket(identity, lease, layout, memory()),
+        )
+        if self._landing is not None and (remark := self._landing.remark) != self._landing_remark:
+            self._landing_remark = remark
+            self._say(remark)
+        return found
+
+    def _fetch(self, path: Path, lease: int, from_file: Callable[[], T], from_socket: Callable[[], U]) -> T | U:
+        if not self._shared:
+            return from_socket()
+        for pause_s in (None, *_PAUSES_S):
+            if pause_s is not None:
+                if self._late >= _LATE or not self._handle.open:
+                    break
+                time.sleep(pause_s)
+                _refresh(path.parent)
+            try:
+                batch = from_file()
+            except MissingBatch as error:
+                missing = error
+                if not self._wanted(lease):
+                    raise
+            else:
+                self._late = 0
+                return batch
+        try:
+            late = from_socket()
+        except (DamagedBatch, EngineGone):
+            raise missing from missing.__cause__  # it is not late, it is lost
+        with self._lock:
+            self._late += 1
+            self._late_ever += 1
+            self._say(
+                f"the spool's file system shows new files late: {self._late_ever} batches were fetched over the socket "
+                "instead; transfer='stream' fetches all so"
+            )
+        return late
+
+    def _over_the_socket(self, identity: str, lease: int, layout: Layout, images: np.ndarray) -> Batch:
+        receiver = BatchReceiver(identity, lease, layout, images)
+        try:
+            with contextlib.closing(self._handle.fetch(lease, layout.file_bytes)) as parts:  # type: ignore[type-var]
+                for part in parts:
+                    receiver.take(part)
+            return receiver.batch()
+        except DamagedBatch as error:
+            raise DamagedBatch(
+                f"the batch of lease {lease}, sent by the engine, cannot be used: {error}. The batch is prepared again "
+                "elsewhere; if this repeats, check the disk of the device's spool."
+            ) from error
+
+
+def _refresh(directory: Path) -> None:
+    """Have a network file system's client ask its server what is in the directory."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.listdir(descriptor)
+        finally:
+            os.close(descriptor)

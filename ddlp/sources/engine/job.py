@@ -1,0 +1,183 @@
+"""One job on an engine, as its owner sees it: leases, cancels, releases, probes. Owns no thread and no socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from csd_engine.errors import EngineError, EngineGone
+from csd_engine.protocol import codec as say
+from csd_engine.service.uploads import ARRAY, read_part
+from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
+
+if TYPE_CHECKING:
+    from ddlp.sources.engine.link import EngineLink
+
+__all__ = ["JobHandle", "Probed"]
+
+_LOG = logging.getLogger("ddlp")
+ANSWER_TIMEOUT_S = 60.0
+
+Item = tuple[int, int]
+
+
+class Probed(NamedTuple):
+    """A sample as the engine makes it.
+
+    Attributes:
+        digest: `csd_engine.prepare.sample.sample_digest` of it; empty where it failed.
+        error: then why.
+        refused: that a user's operator does not run there is why.
+    """
+
+    digest: str = ""
+    error: str = ""
+    refused: bool = False
+
+    @staticmethod
+    def read(told: str) -> Probed:
+        """From what `protocol.ProbeDone` tells."""
+        kind, _, why = told.partition(":")
+        if kind in ("error", "refused"):
+            return Probed(error=why.strip(), refused=kind == "refused")
+        return Probed(told)
+
+
+class JobHandle:
+    """One job on the engine, made by `EngineLink.open_job`. After `EngineLost` or `close` its methods do nothing."""
+
+    def __init__(self, link: EngineLink, name: str, on_event: Callable[[EngineEvent], None]) -> None:
+        self.name = name
+        self.directory = Path()  # where its batch files appear, as this host sees it
+        self._link = link
+        self._on_event = on_event
+        self._answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
+        self._manifests: Callable[[str], str | os.PathLike[str]] | None = None
+        self._arrays: Callable[[str, int], tuple[say.Payload, int]] | None = None
+        self._closed = False
+        self._waiting = False
+        self._note = ""
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineGone(f"job {self.name} at {self._link.address} is over. Open another one.")
+
+    def _send(self, message: say.Message, at_once: bool = True) -> None:
+        if not self._closed:
+            self._link._submit(say.encode(message), at_once)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the parts on the engine's side."""
+        return {} if self._link.welcome is None else dict(self._link.welcome.versions)
+
+    def lease(self, lease: int, identity: str, seed: int, epoch: int, items: Sequence[Item]) -> None:
+        """Ask for a batch; leases are begun in the order asked. `lease` must not be in use in this job."""
+        self._send(say.Lease(self.name, lease, identity, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
+
+    def cancel(self, lease: int) -> None:
+        """Take a lease back; a `LeasePublished` that is under way may still come."""
+        self._send(say.Cancel(self.name, lease))
+
+    def fetch(self, lease: int, size: int) -> Iterator[say.Payload]:
+        """Give the ``size`` bytes of a published batch file over the connection, as `PartStream.fetch` does."""
+        self._check()
+        return self._link.stream.fetch(self.name, lease, size)
+
+    @property
+    def open(self) -> bool:
+        """False once it was closed or the engine was lost."""
+        return not self._closed
+
+    def release(self, lease: int) -> None:
+        """Say that the batch was delivered or dropped: the engine removes its file, half a second later at most.
+
+        Who needs the space is told in time: it goes before the next lease.
+        """
+        self._send(say.Release(self.name, lease), at_once=False)
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Say whether a training step waits for this job now: the engine serves it first."""
+        if waiting != self._waiting and not self._closed:
+            self._waiting = waiting
+            self._link._ping_now()
+
+    def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Probed]:
+        """Have the engine prepare these items, and tell what it made of each.
+
+        Raises:
+            EngineGone: the engine is lost, or did not answer in time.
+        """
+        while not self._answers.empty():  # of a request that was given up
+            self._answers.get()
+        self._check()
+        self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
+        answer = self._answer(timeout_s)
+        if not isinstance(answer, say.ProbeDone):
+            raise EngineGone(f"the engine answered a probe with {answer!r:.200}.")
+        return list(map(Probed.read, answer.digests))
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End the job; the engine removes everything of it. No event comes afterwards, except one already under way."""
+        if self._closed:
+            return
+        self._send(say.CloseJob(self.name))
+        self._closed = True
+        self._link.stream.drop(self.name)
+        if wait_s and threading.current_thread() is not self._link._thread:
+            try:
+                self._answer(wait_s)
+            except EngineError:
+                pass
+
+    def _part(self, wanted: say.NeedFile) -> tuple[say.Payload, int]:
+        """The part of a file that the engine asks for, and the file's size; KeyError where this job has it not."""
+        if wanted.kind == ARRAY and self._arrays is not None:
+            return self._arrays(wanted.fingerprint, wanted.offset)
+        if wanted.kind != ARRAY and self._manifests is not None:
+            return read_part(Path(self._manifests(wanted.fingerprint)), wanted.offset)
+        raise KeyError(wanted.fingerprint)
+
+    def _answer(self, timeout_s: float) -> say.Message:
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise EngineGone(
+                f"the engine at {self._link.address} did not answer within {timeout_s:g} s. Look at its log."
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _heard(self, message: say.Message) -> bool:
+        """Act on what the engine says of this job. True where the job is over with it. On the link's thread."""
+        if isinstance(message, say.Published):
+            path = self.directory / message.file.rpartition("/")[2]
+            self._event(LeasePublished(message.lease, path, message.busy_s))
+        elif isinstance(message, say.Failed):
+            self._event(LeaseFailed(message.lease, message.reason, message.fatal))
+        elif isinstance(message, say.Measured):
+            self._event(RanksMeasured(message.batches))
+        elif isinstance(message, say.Refused) and self.directory != Path():
+            self._event(EngineLost(f"the engine at {self._link.address} dropped the job: {message.reason}"))
+            return True
+        elif not isinstance(message, say.Cancelled):  # nobody waits for that one
+            self._answers.put(message)
+        return isinstance(message, say.JobClosed)
+
+    def _event(self, event: EngineEvent) -> None:
+        if self._closed:
+            return
+        if isinstance(event, EngineLost):
+            self._closed = True
+            self._answers.put(EngineGone(event.reason))
+            self._link.stream.drop(self.name)
+        try:
+            self._on_event(event)
+        except Exception:
+            _LOG.exception("the callback for %r failed", event)

@@ -1,0 +1,403 @@
+"""The host's end of an engine: one connection, one thread, several jobs.
+
+`EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it.
+Events are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at
+most once and last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from csd_engine.batchfile.reader import Layout
+from csd_engine.data.datasets import Dataset
+from csd_engine.errors import EngineError, EngineGone, EngineRefused, EngineUnreachable
+from csd_engine.protocol import codec as say
+from csd_engine.service.groups import Member
+from csd_engine.service.uploads import pack
+from csd_engine.transforms import Pipeline
+from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
+from ddlp.sources.engine.part_stream import PartStream
+from ddlp.sources.engine.wakeup import Bell
+from ddlp.sources.engine.wire import ClientKeys, Wire
+from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
+
+__all__ = ["EngineLink"]
+
+_LOG = logging.getLogger("ddlp")
+_CLOSE_TIMEOUT_S = 2.0
+_PING_GAP_S = 0.25  # training that is fed too slowly waits and goes on several times a second: that is not news each time
+_PAUSE_S = 1.0  # a longer gap between two rounds of the thread: this process was stopped, not the engine
+
+
+class EngineLink:
+    """A connection to the engine at `address`, shared by any number of jobs and threads.
+
+    Args:
+        address: ipc:///path or tcp://HOST:PORT.
+        server_key: the engine's public key (40 Z85 characters).
+        public_key, secret_key: this host's pair.
+        spool: where this host sees the engine's spool; None: under the same path as the engine.
+        connect_timeout_s: how long `open` tries.
+        heartbeat_s: between two pings, which also bring progress.
+        heartbeat_timeout_s: silence after which the engine counts as lost.
+        ended: tells that the engine's process has ended, where that can be known, with the reason; else None.
+
+    After a fork only the parent is connected: the child's calls raise EngineGone, its `close` does nothing.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        server_key: bytes,
+        public_key: bytes,
+        secret_key: bytes,
+        *,
+        spool: str | os.PathLike[str] | None = None,
+        connect_timeout_s: float = 10.0,
+        heartbeat_s: float = 0.5,
+        heartbeat_timeout_s: float = 5.0,
+        ended: Callable[[], str | None] | None = None,
+    ) -> None:
+        self.address = address
+        self.spool = None if spool is None else Path(spool)
+        self.welcome: say.Welcome | None = None
+        self._keys = ClientKeys(server_key, public_key, secret_key)
+        self._connect_timeout_s = connect_timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._ended = ended
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._outbox: deque[list[say.Payload]] = deque()
+        self.stream = PartStream(self._submit)
+        self._seen: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
+        self._ping_due = True
+        self._stop = False
+        self._lost: str | None = None
+        self._heard = time.monotonic()
+        self._jobs: dict[str, JobHandle] = {}
+        self._asking: deque[queue.SimpleQueue[say.Message | None]] = deque()  # who waits for a status or for sensors
+        self._numbers = itertools.count(1)
+        self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
+        self._bell: Bell | None = None  # wakes the thread
+
+    @property
+    def lost(self) -> str | None:
+        """Why the engine is lost, or None while it is not."""
+        return self._lost
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the engine was heard last; its heartbeat is ``heartbeat_s``."""
+        return time.monotonic() - self._heard
+
+    def open(self) -> say.Welcome:
+        """Connect (once; later calls return the same) and return the engine's Welcome.
+
+        Raises:
+            EngineRefused: wrong key, not on the allow-list, or another protocol version.
+            EngineUnreachable: nothing answered in time.
+            EngineGone: this link was lost or closed before, or belongs to the parent process.
+        """
+        with self._lock:
+            self._check()
+            if self.welcome is not None:
+                return self.welcome
+            self._bell = Bell()
+            thread = threading.Thread(target=self._run, args=(self._bell,), name="ddlp-engine-link", daemon=True)
+            thread.start()
+            self._thread = thread  # now that it may be joined: `close` does not wait for this lock
+            greeting = self._greeting.get()
+            if isinstance(greeting, Exception):
+                self._lost = str(greeting)
+                thread.join()
+                raise greeting
+            self.welcome = greeting
+            self.spool = Path(greeting.spool) if self.spool is None else self.spool
+            return greeting
+
+    def open_job(
+        self,
+        pipeline: Pipeline,
+        dataset: Dataset,
+        layout: Layout,
+        manifest_file: Callable[[str], str | os.PathLike[str]] | None,
+        on_event: Callable[[EngineEvent], None],
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        array_part: Callable[[str, int], tuple[say.Payload, int]] | None = None,
+        member: Member = Member(),  # noqa: B008  (immutable)
+    ) -> JobHandle:
+        """Open a job; manifests, and arrays in the engine's directory of those that were sent, are sent if it has them not.
+
+        Args:
+            pipeline, dataset, layout: what to prepare.
+            manifest_file: maps a manifest's fingerprint to its file here; None for data sets without files.
+            on_event: called on the link's thread with each event; must return soon.
+            timeout_s: without any word from the engine about this job.
+            array_part: maps an array's fingerprint and an offset to a part of its .npy file, and the file's size.
+            member: which rank of which run it is for.
+
+        Raises:
+            EngineRefused: the engine does not take the job; says why.
+            EngineGone: the engine is lost.
+        """
+        self.open()
+        handle = JobHandle(self, f"{os.getpid()}-{next(self._numbers)}", on_event)
+        handle._manifests, handle._arrays = manifest_file, array_part
+        with self._lock:
+            self._check()
+            self._jobs[handle.name] = handle
+        parts = (pipeline.to_data(), dataset.to_data(), layout.to_data())
+        self._submit(say.encode(say.OpenJob(handle.name, *parts, *member)))
+        try:
+            answer = handle._answer(timeout_s)
+            while isinstance(answer, say.NeedFile):  # a sign of life while a file is on its way
+                answer = handle._answer(timeout_s)
+            if isinstance(answer, say.Refused):
+                raise EngineRefused(f"the engine at {self.address} refused the job: {answer.reason}")
+            assert isinstance(answer, say.JobOpen) and self.spool is not None
+            handle.directory = self.spool / answer.directory
+        except BaseException:
+            handle.close()
+            self._jobs.pop(handle.name, None)
+            raise
+        return handle
+
+    def look(self, file: str, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Seen:
+        """Return what the engine sees in a file of this host's below its spool (or in none), and a file of its own.
+
+        Raises:
+            EngineGone: the engine is lost, or did not answer in time.
+        """
+        self.open()
+        self._submit(say.encode(say.Look(file)))
+        try:
+            while True:
+                seen = self._seen.get(timeout=timeout_s)
+                if isinstance(seen, Exception):
+                    raise seen
+                if seen.file == file:  # else the answer to a question that was given up
+                    return seen
+        except queue.Empty:
+            raise EngineGone(f"the engine at {self.address} did not answer within {timeout_s:g} s.") from None
+
+    def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Status:
+        """Ask the engine how it and its computer are.
+
+        Raises:
+            EngineRefused, EngineUnreachable: as `open`.
+            EngineGone: the engine is lost, or did not answer in time.
+        """
+        status = self._ask(say.AskStatus(), timeout_s)
+        assert isinstance(status, say.Status)
+        return status
+
+    def sensors(self, timeout_s: float = ANSWER_TIMEOUT_S) -> tuple[say.Reading, ...] | None:
+        """Ask what the device's sensors of power and energy say; None: its engine is too old. Raises as `status`."""
+        if "sensors" not in self.open().versions:
+            return None
+        told = self._ask(say.AskSensors(), timeout_s)
+        assert isinstance(told, say.Sensors)
+        return told.readings
+
+    def _ask(self, question: say.Message, timeout_s: float) -> say.Message:
+        self.open()
+        answers: queue.SimpleQueue[say.Message | None] = queue.SimpleQueue()
+        with self._lock:
+            self._check()
+            self._asking.append(answers)  # under the lock: in the order of the questions
+            self._submit(say.encode(question))
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            what = "its status" if isinstance(question, say.AskStatus) else "what its sensors say"
+            raise EngineGone(f"the engine at {self.address} did not tell {what} within {timeout_s:g} s.") from None
+        if answer is None:
+            raise EngineGone(f"the engine at {self.address} is gone: {self._lost}")
+        return answer
+
+    def close(self) -> None:
+        """Close all jobs and the connection. May be called again, and from a forked child, where it does nothing."""
+        if os.getpid() != self._pid:
+            return
+        if self._thread is None:
+            self._stop = True  # what `open` starts meanwhile ends by itself
+            return
+        until = time.monotonic() + _CLOSE_TIMEOUT_S
+        for job in list(self._jobs.values()):
+            job.close(max(0.0, until - time.monotonic()) if self._lost is None else 0)
+        self._stop = True
+        self._awake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_TIMEOUT_S + self._connect_timeout_s)
+
+    # -- called from any thread
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineGone("this process is a fork of the one that is connected to the engine. Connect after forking.")
+        if self._lost is not None or self._stop:
+            raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
+
+    def _submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
+        """Send a message; not ``at_once``: with the next one or the heartbeat, without waking the thread for it."""
+        if os.getpid() != self._pid:
+            self._check()
+        self._outbox.append(frames)
+        if at_once:
+            self._awake()
+
+    def _ping_now(self) -> None:
+        if os.getpid() == self._pid:
+            self._ping_due = True
+            self._awake()
+
+    def _awake(self) -> None:
+        if self._bell is not None:
+            self._bell.ring()
+
+    # -- the link's thread
+
+    def _run(self, bell: Bell) -> None:
+        wire: Wire | None = None
+        reason = "the link was closed"
+        try:
+            wire = Wire(self.address, self._keys, bell.descriptor)
+            self._greeting.put(self._greeted(wire))
+            reason = self._serve(wire, bell)
+        except EngineError as error:
+            reason = str(error)
+            self._greeting.put(error)
+        except Exception as error:
+            _LOG.exception("the link to the engine at %s failed", self.address)
+            reason = f"{type(error).__name__}: {error}"
+            self._greeting.put(EngineGone(reason))
+        finally:
+            # Before the greeting `open` holds the lock, and waits for this thread.
+            with self._lock if self.welcome is not None else contextlib.nullcontext():
+                self._lost = self._lost or reason
+                jobs = list(self._jobs.values())
+                asking, self._asking = self._asking, deque()
+            self.stream.end(reason)
+            self._seen.put(EngineGone(reason))
+            for answers in asking:
+                answers.put(None)
+            for job in jobs:
+                job._event(EngineLost(reason))
+                job._answers.put(EngineGone(reason))
+            if wire is not None:
+                wire.close()
+            bell.close()
+
+    def _greeted(self, wire: Wire) -> say.Welcome:
+        ended = self._ended or (lambda: None)
+        try:
+            return wire.greet(self._connect_timeout_s, lambda: self._stop or ended() is not None)
+        except EngineUnreachable as error:
+            why = ended()
+            raise error if why is None else EngineUnreachable(f"no engine answered at {self.address}: {why}") from None
+
+    def _serve(self, wire: Wire, bell: Bell) -> str:
+        """Carry messages until the end; return the reason of it."""
+        heard = last_round = time.monotonic()
+        pinged, told_s, gap_s = heard - self._heartbeat_s, -math.inf, min(_PING_GAP_S, self._heartbeat_s)
+        told: tuple[str, ...] = ()
+        while True:
+            bell.rest()
+            rest_s = self._heartbeat_s if not self._ping_due else max(0.0, told_s + gap_s - time.monotonic())
+            bell.awake(wire.wait(0.0 if self._outbox or self._stop else rest_s))
+            now = time.monotonic()
+            if now - last_round > self._heartbeat_s + _PAUSE_S:
+                heard += now - last_round
+            last_round = now
+            broken = wire.broken()
+            alive = False
+            for message, payload in wire.messages():
+                heard = self._heard = now
+                alive = True
+                gone = self._take(wire, message, payload)
+                if gone:
+                    return gone
+            while self._outbox:
+                wire.send(self._outbox.popleft())
+            ended = self._ended() if self._ended is not None and not alive else None
+            if ended is not None or broken:
+                return ended or f"the connection to the engine at {self.address} was broken off"
+            if now - heard > self._heartbeat_timeout_s:
+                return f"the engine at {self.address} has been silent for {now - heard:.1f} s"
+            if self._stop:
+                return "the link was closed"
+            beat = now - pinged >= self._heartbeat_s
+            if beat or (self._ping_due and now - told_s >= gap_s):
+                self._ping_due = False
+                waiting = tuple(job.name for job in list(self._jobs.values()) if job._waiting and not job._closed)
+                if waiting != told:
+                    told, told_s, beat = waiting, now, True
+                if beat:
+                    pinged = now
+                    wire.send(say.encode(say.Ping(waiting)))
+
+    def _take(self, wire: Wire, message: say.Message, payload: say.Payload) -> str | None:
+        """Act on one message; return a reason if the connection is over with it."""
+        if isinstance(message, say.Pong):
+            self._pong(message)
+        elif isinstance(message, (say.Part, say.NoPart)):
+            self.stream.arrived(message, payload)
+        elif isinstance(message, say.NeedFile):
+            self._send_part(wire, message)
+        elif isinstance(message, say.Seen):
+            self._seen.put(message)
+        elif isinstance(message, (say.Status, say.Sensors)):
+            if self._asking:
+                self._asking.popleft().put(message)
+        elif isinstance(message, say.Refused) and not message.job:
+            return f"the engine at {self.address} broke off: {message.reason}"
+        else:
+            name = getattr(message, "job", None)
+            job = self._jobs.get(name) if name else None
+            if job is not None and job._heard(message):
+                self._jobs.pop(job.name, None)
+        return None
+
+    def _pong(self, message: say.Pong) -> None:
+        progress: dict[str, dict[int, int]] = {}
+        for name, lease, samples in message.progress:
+            progress.setdefault(name, {})[lease] = samples
+        for job in list(self._jobs.values()):
+            if job.name in progress:
+                job._event(LeaseProgress(progress[job.name]))
+            if message.note != job._note:
+                job._note = message.note
+                job._event(EngineNote(message.note))
+
+    def _send_part(self, wire: Wire, wanted: say.NeedFile) -> None:
+        """Send the part of a file that the engine asks for, from the first job that has it."""
+        problem: Exception = EngineError(f"no job here has {wanted.kind} {wanted.fingerprint}")
+        asking = [job for job in list(self._jobs.values()) if job.directory == Path() and not job._closed]
+        for job in asking:
+            try:
+                part, total = job._part(wanted)
+                frames = say.encode(
+                    say.FilePart(wanted.kind, wanted.fingerprint, wanted.offset, total), pack(wanted.kind, part)
+                )
+            except (OSError, EngineError, KeyError) as error:
+                problem = error if not isinstance(error, KeyError) else problem
+                continue
+            wire.send(frames)
+            for one in asking:
+                one._answers.put(wanted)
+            return
+        for job in asking:
+            job._answers.put(EngineGone(f"the engine asks for a {wanted.kind} that cannot be sent: {problem}"))

@@ -1,0 +1,86 @@
+"""The embedded engines of this process, by their options; those of a run with several ranks here are the run's."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Iterator
+
+from ddlp.process.ranks import here
+from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from ddlp.sources.engine.joint import JointEngine
+
+__all__ = ["acquire"]
+
+_lock = threading.RLock()
+_running: dict[tuple[EmbeddedOptions, str], EmbeddedEngine] = {}  # by the run as well, where this process is one of several
+
+
+def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
+    """Return the embedded engine of this process, or of its run, for these options; it is started if there is none.
+
+    Raises:
+        EngineUnreachable: it does not start; holds the end of its log.
+        SpoolError: the spool directory cannot be used.
+        EngineError: an option is out of range.
+    """
+    wanted = (options or EmbeddedOptions()).resolved()
+    ranks = here()
+    ranks = ranks if ranks is not None and ranks.local_ranks > 1 else None
+    key = wanted, "" if ranks is None else ranks.run
+    with _lock:
+        for engine in _ours():
+            if engine is _running.get(key):
+                if engine.ended() is None and engine.link.lost is None:
+                    engine.users += 1
+                    return engine
+                _forget(engine)  # its users release it; the last one removes its directory
+        _register()
+        engine = EmbeddedEngine(wanted, _let_go) if ranks is None else JointEngine(wanted, _let_go, ranks)
+        _running[key] = engine
+        engine.users = 1
+        return engine
+
+
+def _let_go(engine: EmbeddedEngine) -> None:
+    """The last one to do so stops it."""
+    with _lock:
+        engine.users -= 1
+        if engine.users <= 0:
+            _forget(engine)
+            engine.end()
+
+
+def _forget(engine: EmbeddedEngine) -> None:
+    for key in [key for key, one in _running.items() if one is engine]:
+        del _running[key]
+
+
+def _ours() -> Iterator[EmbeddedEngine]:
+    for engine in list(_running.values()):
+        if engine.inherited:
+            _forget(engine)
+        else:
+            yield engine
+
+
+def _end_all() -> None:
+    with _lock:
+        for engine in _ours():
+            _forget(engine)
+            engine.end()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the parent's may have been held by a thread that is not here
+    _running.clear()
+
+
+@functools.cache
+def _register() -> None:
+    """Once, with the first engine: importing this has no side effects."""
+    atexit.register(_end_all)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,274 @@
+"""The host prong: prepares batches in place, in threads of this process.
+
+A sample's kernel call (or Pillow's work) and its epilogue release the GIL, so threads share the work without processes,
+shared memory or pickles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from PIL import Image
+
+from csd_engine.data.datasets import Reader
+from csd_engine.data.readahead import ReadAhead
+from csd_engine.errors import SampleError
+from csd_engine.kernels import kernel
+from csd_engine.kernels.files import FilePlan
+from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.sample import prepare_sample
+from csd_engine.transforms import Pipeline
+from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.fileplan import file_plan
+from ddlp.sampling.epoch_plan import EpochPlan
+from ddlp.transfer.device_stream import Mark
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.gpu_transfer import Landing
+from ddlp.transfer.memory_pool import Pool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a sample of this epoch depends on, and the batches to make of them."""
+
+    reader: Reader
+    pipeline: Pipeline
+    epilogue: Epilogue
+    shape: tuple[int, int, int]  # (height, width, channels)
+    seed: int
+    epoch: int
+    plan: EpochPlan
+    pool: Pool  # of batches' memory
+    landing: Landing | None = None  # where batches go that an accelerator's memory is meant for
+
+    @functools.cached_property
+    def files(self) -> FilePlan | None:
+        """The kernel's plan for many files at once; None where each sample is drawn by itself."""
+        return file_plan(self.pipeline, kernel())
+
+    @functools.cached_property
+    def bulk(self) -> Bulk | None:
+        """Makes many samples at once, where they are rows of an array; None where each is made by itself."""
+        return Bulk.of(self.pipeline, self.reader.rows())
+
+    def get_ready(self) -> None:
+        """Have done what the first batch does once a process, imports above all: called before there is any other thread.
+
+        Where a thread imports while this process is forked (a DataLoader starts its workers), the child waits for ever for that
+        module's lock; and so it is with the locks of cached properties before Python 3.12.
+        """
+        Image.preinit()  # the common formats
+        first = self.reader.paths([0]) if len(self.reader) else None
+        if first is not None and os.path.splitext(first[0])[1].lower() not in Image.EXTENSION:
+            Image.init()  # all that Pillow knows
+        _ = self.files, self.bulk  # and with them the kernel
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A batch: uint8 (batch, height, width, channels) as both sides make it and boxes int32 (batch, masks, 4) or None; or,
+    ``finished``, what the epilogue made of it, and None. ``mark``: it is on a device, to be used after this.
+    """
+
+    images: torch.Tensor
+    boxes: torch.Tensor | None
+    finished: bool = False
+    mark: Mark | None = None
+
+
+class Unwanted(Exception):
+    """The other side's copy was first; what is left of this one is not worth making."""
+
+
+def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], finished: bool = False) -> Pixels:
+    """Make the batch at this position, into memory of the pool.
+
+    ``finished``: as the epilogue delivers it on the CPU. Each part goes through the epilogue while it is in the cache; no
+    batch of bytes is ever in memory.
+
+    ``wanted`` is asked between samples, or small parts of an array's. Raises `Unwanted` once it says no, and the sample's own
+    kind of error (OSError, ...) with its file's name where a sample can't be prepared.
+    """
+    if not wanted():  # a run's later batches may have been delivered meanwhile, and forgotten
+        raise Unwanted
+    bulk = recipe.bulk
+    sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
+    if bulk is not None:  # an array's rows, which always can be read
+
+        def make_part(part: slice, rows: Rows) -> None:
+            rows.fill(part, partial(bulk.fill, sources[part], occurrences[part], recipe.seed, recipe.epoch))
+
+        return _in_parts(recipe, list(bulk.slices(len(sources))), make_part, wanted, finished)
+    files = FileBatch.of(recipe.reader, recipe.pipeline, recipe.files, sources, occurrences, recipe.seed, recipe.epoch)
+    if files is not None:
+        with files:
+            return _of_files(recipe, files, len(sources), wanted, finished)
+    items = recipe.plan.items(position)
+    with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
+
+        def make_one(part: slice, rows: Rows) -> None:
+            made = rows.place(part)
+            boxes = None if rows.boxes is None else rows.boxes[part.start]
+            _prepare(reader, recipe, items[part.start], made[0], boxes)
+            rows.done(part, made)
+
+        return _in_parts(recipe, [slice(k, k + 1) for k in range(len(items))], make_one, wanted, finished)
+
+
+def _in_parts(
+    recipe: Recipe, parts: list[slice], make: Callable[[slice, Rows], None], wanted: Callable[[], bool], finished: bool
+) -> Pixels:
+    """`prepare_batch`: ``make`` makes one part after the other, in the batch's rows."""
+    samples, most = (parts[-1].stop, parts[0].stop) if parts else (0, 0)  # no part is larger than the first
+    rows = Rows(recipe, samples, most, finished)
+    for part in parts:
+        if not wanted():
+            raise Unwanted
+        make(part, rows)
+    return rows.pixels()
+
+
+def _of_files(recipe: Recipe, files: FileBatch, samples: int, wanted: Callable[[], bool], finished: bool) -> Pixels:
+    """`prepare_batch`: a few files in each of the kernel's calls."""
+    rows = Rows(recipe, samples, 1, finished)
+    at = 0
+    while at < samples:
+        if not wanted():
+            raise Unwanted
+        with _as_the_dataset_tells():
+            at = rows.make(files, at)
+    return rows.pixels()
+
+
+class Rows:
+    """A batch's memory while its parts are made.
+
+    Where each part goes through the epilogue at once there is room for the bytes of ``most`` samples only.
+    """
+
+    def __init__(self, recipe: Recipe, samples: int, most: int, finished: bool) -> None:
+        epilogue = recipe.epilogue
+        height, width, _ = recipe.shape
+        convert = finished and not epilogue.keeps_bytes
+        self._epilogue, self._finished = epilogue, finished
+        self._bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
+        self._pool, self._shape = recipe.pool, (most if convert else samples, *recipe.shape)
+        self._bytes: np.ndarray | None = None
+        self.boxes = no_boxes(recipe, samples)
+
+    @property
+    def _images(self) -> np.ndarray:
+        """Made when first asked for: where the kernel makes the result at once, nobody does."""
+        if self._bytes is None:
+            self._bytes = self._pool.empty(self._shape, np.uint8)
+        return self._bytes
+
+    def place(self, part: slice) -> np.ndarray:
+        """Where to make a part, uint8 (samples, height, width, channels); `done` before the next one."""
+        return self._images[part] if self._bits is None else self._images[: part.stop - part.start]
+
+    def done(self, part: slice, made: np.ndarray) -> None:
+        """A part is made, in its place."""
+        if self._bits is not None:
+            self._epilogue.convert(made, self._bits[part])
+
+    def put(self, part: slice, made: np.ndarray) -> None:
+        """A part was made elsewhere."""
+        if self._bits is None:
+            self._images[part] = made
+        else:
+            self.done(part, made)
+
+    def make(self, files: FileBatch, first: int) -> int:
+        """Have some samples of files made, from ``first`` on; returns the position of the first one not made."""
+        boxes = None if self.boxes is None else self.boxes[first:]
+        if self._bits is None:
+            return files.make(first, self._images[first:], boxes)
+        return make_files(files, first, self._epilogue, self._bits, boxes)
+
+    def fill(self, part: slice, fill: Callable[..., None]) -> None:
+        """Have a part of an array's rows made, through the epilogue in the same call where the kernel can do that."""
+        boxes = None if self.boxes is None else self.boxes[part]
+        bits = None if self._bits is None else self._bits[part]
+        fill_rows(fill, self._epilogue, lambda: self.place(part), boxes, bits)
+
+    def pixels(self) -> Pixels:
+        """The batch."""
+        boxes = self.boxes
+        if not self._finished:
+            return Pixels(torch.from_numpy(self._images), None if boxes is None else torch.from_numpy(boxes))
+        result = self._epilogue.tensor(self._images if self._bits is None else self._bits)
+        if boxes is not None:
+            self._epilogue.fill(result, boxes)
+        return Pixels(result, None, finished=True)
+
+
+def fill_rows(
+    fill: Callable[..., None],
+    epilogue: Epilogue,
+    place: Callable[[], np.ndarray],
+    boxes: np.ndarray | None,
+    bits: np.ndarray | None,
+) -> None:
+    """Have `Bulk.fill`, whose samples are given, make its rows: in ``place()`` and, unless that is None, from there in
+    ``bits``; by one call where the kernel can do both.
+    """
+    if bits is not None and (by_table := epilogue.by_table) is not None:
+        fill(bits, boxes, *by_table)
+        return
+    made = place()
+    fill(made, boxes)
+    if bits is not None:
+        epilogue.convert(made, bits)
+
+
+def make_files(files: FileBatch, first: int, epilogue: Epilogue, bits: np.ndarray, boxes: np.ndarray | None) -> int:
+    """Have `FileBatch.make` bring samples from ``first`` on through the epilogue; ``bits``: the whole batch's."""
+    table, channels_last = epilogue.by_table or (None, False)  # bytes go to planes
+    return files.make(first, bits[first:], boxes, table, channels_last)
+
+
+def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Memory for a batch's images, uint8, and boxes."""
+    return recipe.pool.empty((samples, *recipe.shape), np.uint8), no_boxes(recipe, samples)
+
+
+def no_boxes(recipe: Recipe, samples: int) -> np.ndarray | None:
+    """Memory for a batch's boxes, empty ones."""
+    return np.zeros((samples, recipe.pipeline.boxes, 4), dtype=np.int32) if recipe.pipeline.boxes else None
+
+
+def prepare_item(recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
+    """Make one sample. An unreadable one raises an error of the kind that the data set itself would have raised."""
+    _prepare(recipe.reader, recipe, item, out, boxes)
+
+
+def _prepare(
+    reader: Reader, recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None
+) -> None:
+    with _as_the_dataset_tells():
+        prepare_sample(reader, recipe.pipeline, item, recipe.seed, recipe.epoch, out, boxes)
+
+
+@contextlib.contextmanager
+def _as_the_dataset_tells() -> Iterator[None]:
+    try:
+        yield
+    except SampleError as error:
+        cause = error.__cause__
+        raise _as_raised_by_the_dataset(cause, str(error)) from error
+
+
+def _as_raised_by_the_dataset(cause: BaseException | None, message: str) -> Exception:
+    kind = type(cause) if isinstance(cause, Exception) else OSError
+    try:
+        return kind(message)
+    except Exception:  # a type that wants other arguments, as torch's own workers meet it
+        return RuntimeError(message)

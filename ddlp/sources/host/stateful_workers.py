@@ -1,0 +1,431 @@
+"""User code that keeps a state of its own: data sets with ``state_dict`` and ``load_state_dict``, as torchdata's
+StatefulDataLoader resumes them, in torch's own workers.
+
+A worker's copy of the data set is ahead of training by the batches that are prepared. So its state travels beside the batch
+after which it was taken, and counts once that batch was delivered. What a worker has delivered since is done again on a resume.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+from ddlp.sampling.checkpoint import Resume, between, is_stateful, save
+from ddlp.sampling.generator_states import for_base_seed
+from ddlp.schedule.ranges import RangeSet
+from ddlp.sources.host.torch_workers import (
+    KeyedView,
+    UserCodeIterator,
+    _as_it_is,
+    _counts,
+    _Multi,
+    _Single,
+    _WorkerStart,
+    iterate_user_code,
+)
+
+__all__ = ["StreamView", "check_workers", "iterate", "kept", "lasting"]
+
+Before = list[tuple[Any, list[int]]] | None
+"""Of each worker the state that its data set begins with, and the positions that it has delivered since."""
+
+
+class Asked(NamedTuple):
+    """What a worker is asked for: batches to make once more and drop, then one to give, with the data set's state or not."""
+
+    again: list[Any]
+    batch: Any
+    snapshot: bool
+
+
+class Given(NamedTuple):
+    """A finished batch, who made it, and the pickled state of that worker's data set after it; None: not taken."""
+
+    batch: Any
+    worker: int
+    state: bytes | None
+
+
+def _worker() -> int:
+    info = get_worker_info()
+    return 0 if info is None else info.id
+
+
+def _own_state(thing: Any) -> Any:
+    return thing.state_dict() if is_stateful(thing) else None
+
+
+# -- in the workers, or in the training process ----------------------------------------------------------------------------
+
+
+class StatefulSamples:
+    """A map-style data set with a state of its own, as torch's fetchers see it: gives finished batches."""
+
+    def __init__(self, view: Any, dataset: Any, before: Before) -> None:
+        self.dataset = view.dataset  # that of the keyed samples
+        self._own = dataset
+        self._fetch = _MapDatasetFetcher(view.dataset, view._auto_collation, view.collate_fn, view.drop_last).fetch
+        self._before = before
+
+    def __getitems__(self, asked: Asked) -> Given:
+        worker = _worker()
+        if self._before is not None:
+            (state, _), self._before = self._before[worker], None
+            if state is not None:
+                self._own.load_state_dict(state["dataset"])
+        for batch in asked.again:
+            self._fetch(batch)
+        batch = self._fetch(asked.batch)
+        return Given(batch, worker, self.snapshot() if asked.snapshot else None)
+
+    __getitem__ = __getitems__  # of a loader without batches
+
+    def snapshot(self) -> bytes:
+        """The data set's state as it is now."""
+        return pickle.dumps({"dataset": self._own.state_dict()})
+
+
+class StatefulStream(IterableDataset):
+    """An IterableDataset as torch's fetchers see it. It, or its iterator, may have a state of its own.
+
+    Args:
+        every: a state is taken after so many of a worker's batches.
+        samples: in a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        every: int,
+        samples: int,
+        before: Before,
+    ) -> None:
+        self.dataset = dataset
+        self._collate_fn = collate_fn
+        self._every = every
+        self._samples = samples
+        self._before = before
+        self._iterator: Any = None
+        self._stateful = self._ended = False
+        self._made = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        state, since = (None, ()) if self._before is None else self._before[_worker()]
+        self._before = None
+        if state is not None and state["dataset"] is not None:
+            self.dataset.load_state_dict(state["dataset"])
+        self._iterator = iterator = iter(self.dataset)
+        if state is not None and state["iterator"] is not None:
+            iterator.load_state_dict(state["iterator"])
+        self._ended, self._made = state is not None and state["ended"], 0
+        self._stateful = is_stateful(iterator) or is_stateful(self.dataset)
+        if not self._stateful:
+            return iterator
+        for _ in itertools.islice(iterator, len(since) * self._samples):
+            pass
+        return self._until_its_end(iterator)
+
+    def _until_its_end(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        if not self._ended:  # else it may begin anew when it is asked
+            yield from iterator
+        self._ended = True
+
+    def collate(self, samples: Any) -> Any:
+        """The user's collate_fn; of a stateful stream its result is `Given`."""
+        batch = self._collate_fn(samples)
+        if not self._stateful:
+            return batch
+        taken = self._made % self._every == 0
+        self._made += 1
+        return Given(batch, _worker(), self._snapshot() if taken else None)
+
+    def _snapshot(self) -> bytes:
+        own = None if self._iterator is self.dataset else _own_state(self.dataset)
+        return pickle.dumps({"dataset": own, "iterator": _own_state(self._iterator), "ended": self._ended})
+
+
+class _Start:
+    """Runs in each worker first: the data set is the one within ours."""
+
+    def __init__(self, then: Callable[[int], None]) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[union-attr]
+        self._then(worker)
+
+
+# -- in the training process -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """What is known of a worker's data set: its last pickled state, and the positions that it has delivered since."""
+
+    state: bytes | None = None
+    since: list[int] = field(default_factory=list)
+
+    def plain(self) -> Any:
+        """The state as the data set gave it."""
+        return None if self.state is None else pickle.loads(self.state)
+
+
+class Workers:
+    """What the workers' data sets have told in this epoch.
+
+    Args:
+        count: num_workers; 0 counts as one.
+        saved: what `saved` gave, of an epoch that is resumed.
+    """
+
+    def __init__(self, count: int, saved: dict[str, Any] | None) -> None:
+        self.count = count
+        self.told = [Told() for _ in range(max(1, count))]
+        self.first = 0  # whose turn it is
+        if saved is not None:
+            self.told = [Told(None if state is None else pickle.dumps(state), list(since)) for state, since in saved["states"]]
+            self.first = saved["next"]
+        self._next = self.first
+
+    def deliver(self, given: Given, position: int) -> None:
+        """That batch went to the training loop."""
+        told = self.told[given.worker]
+        if given.state is None:
+            told.since.append(position)
+        else:
+            told.state, told.since = given.state, []
+        self._next = (given.worker + 1) % len(self.told)
+
+    def saved(self, between: bool = False) -> dict[str, Any] | None:
+        """All that is known, as plain data where the data sets' states are; None where none has told anything.
+
+        ``between`` two epochs no position counts.
+        """
+        if all(told == Told() for told in self.told):
+            return None
+        states = [[told.plain(), [] if between else list(told.since)] for told in self.told]
+        return {"num_workers": self.count, "next": 0 if between else self._next, "states": states}
+
+
+def _every(loader: Any) -> int:
+    """After how many of a worker's batches its data set's state is taken."""
+    steps: int = loader.snapshot_every_n_steps
+    return max(1, steps // max(1, loader.num_workers)) if getattr(loader, "in_order", True) else 1
+
+
+def _before(resume: Resume) -> Before:
+    return None if resume.workers is None else resume.workers["states"]
+
+
+class _Asking:
+    """The keyed sampler; each batch with what its worker has to make again before it."""
+
+    def __init__(self, view: StatefulView, sampler: Any) -> None:
+        self._view, self._sampler = view, sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Asked]:
+        return self._asked(iter(self._sampler))  # the user's sampler begins now
+
+    def _asked(self, batches: Iterator[Any]) -> Iterator[Asked]:
+        again: dict[int, list[Any]] = {}
+        for batch in batches:
+            worker = self._view.again_in
+            if worker is not None:
+                again.setdefault(worker, []).append(batch)
+            else:
+                worker, snapshot = self._view.asks()
+                yield Asked(again.pop(worker, []), batch, snapshot)
+
+
+class StatefulView(KeyedView):
+    """The loader over a map-style data set with a state of its own."""
+
+    again_in: int | None = None  # the worker that makes the sampler's last batch once more; None: it is to be delivered
+    given: Given
+
+    def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
+        self._own = loader.dataset
+        self._every = _every(loader)
+        self.workers = Workers(loader.num_workers, None)
+        super().__init__(loader, seed, epoch, resume)
+        self.dataset: Any = StatefulSamples(self, loader.dataset, _before(resume))
+        self.collate_fn = _as_it_is
+        self.worker_init_fn: Any = _Start(self.worker_init_fn)
+        self._index_sampler: Any = _Asking(self, self._index_sampler)
+
+    def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
+        """What the next reading of the sampler is for."""
+        super().next_epoch(seed, epoch, resume, seed_drawn=seed_drawn)
+        self.workers = Workers(self.num_workers, resume.workers or self.between())
+        self._again = {position: worker for worker, told in enumerate(self.workers.told) for position in told.since}
+
+    def read(self, position: int) -> bool:
+        """The sampler gave this position's batch. True where a worker has to make it."""
+        self.again_in = self._again.get(position)
+        return super().read(position) or self.again_in is not None
+
+    def asks(self) -> tuple[int, bool]:
+        """Which worker makes the batch that was sent last, and whether it takes the data set's state then."""
+        workers = self.workers
+        number, count = len(self._sent) - 1, len(workers.told)
+        at_the_end = self._batches is not None and self._sent[-1] + count >= self._batches
+        return (workers.first + number) % count, number // count % self._every == 0 or at_the_end
+
+    def deliver(self, number: int) -> None:
+        """The batch that was sent to the workers as that number, from 0, went to the training loop; -1: the last one sent."""
+        super().deliver(number)
+        self.workers.deliver(self.given, self._sent[number])
+
+    def state(self) -> dict[str, Any] | None:
+        """The epoch's state with those of the workers' data sets; None once it is over."""
+        state = super().state()
+        return None if state is None else {**state, "workers": self.workers.saved()}
+
+    def between(self) -> dict[str, Any] | None:
+        """What the next epoch's data sets begin with; None: those that the loader is given."""
+        if self.num_workers == 0:
+            return {"num_workers": 0, "next": 0, "states": [[{"dataset": copy.deepcopy(self._own.state_dict())}, []]]}
+        return self.workers.saved(between=True) if self.persistent_workers else None
+
+
+class StreamView:
+    """The loader over an IterableDataset as torch's iterators see it; also what an epoch's state is made of."""
+
+    given: Given | None = None  # None: the stream has no state, nor its iterator
+
+    def __init__(self, loader: Any, epoch: int, resume: Resume) -> None:
+        self._loader = weakref.ref(loader)  # as KeyedView
+        self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
+        self.dataset = loader.dataset
+        self.base_seed: int | None = None
+        if not isinstance(loader.dataset, IterDataPipe):  # which torch's iterators shuffle and share by its type
+            stream = StatefulStream(
+                loader.dataset, loader.collate_fn, _every(loader), loader.batch_size or 1, _before(resume)
+            )  # fmt: skip
+            self.dataset, self.collate_fn = stream, stream.collate
+            self.worker_init_fn = _Start(_WorkerStart(loader.worker_init_fn))
+        self.next_epoch(None, epoch, resume, seed_drawn=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader(), name)
+
+    def of(self, iterator: Any) -> None:
+        """This is the view of that iterator."""
+
+    def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
+        """What the next iter() of the data set is for."""
+        self.epoch = epoch
+        self.resume = resume
+        self.delivered = len(resume.delivered)  # batches
+        self.workers = Workers(self.num_workers, resume.workers)
+        self.ended = False
+
+    def deliver(self, number: int) -> None:
+        """A batch went to the training loop."""
+        if self.given is not None:
+            self.workers.deliver(self.given, self.delivered)
+        self.delivered += 1
+
+    def state(self) -> dict[str, Any] | None:
+        """Where each worker's stream stands; None once it is over. The epoch begins again where none says so."""
+        workers = self.workers.saved()
+        if self.ended or workers is None:
+            return None if self.ended else between(self.epoch)
+        return save(RangeSet([(0, self.delivered)]), None, seed=self.base_seed, epoch=self.epoch, workers=workers)
+
+    def over_by_count(self) -> bool:
+        """True where one who counts batches takes the epoch for over: the last by its length was delivered, or none counts."""
+        try:
+            return self.given is None or self.delivered >= len(self._loader())  # type: ignore[arg-type]
+        except TypeError:  # it has no length
+            return False
+
+
+class _Opening:
+    """Mixed into torch's iterators: takes out of `Given` the batch, and begins with the seed of an epoch that is resumed."""
+
+    view: Any
+
+    @property
+    def _base_seed(self) -> Any:
+        return self.view.base_seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: Any) -> None:
+        self.view.base_seed = drawn if self.view.resume.seed is None else self.view.resume.seed
+
+    def _next_data(self) -> Any:
+        given = super()._next_data()  # type: ignore[misc]
+        if type(given) is not Given:
+            return given
+        self.view.given = given
+        return given.batch
+
+
+class _SingleOpening(_Opening, _Single):
+    pass
+
+
+class _MultiOpening(_Opening, _Multi):
+    def _try_put_index(self) -> None:
+        if self._send_idx == 0:  # of an epoch that is resumed: the worker whose turn it was
+            for _ in range(self.view.workers.first):
+                next(self._worker_queue_idx_cycle)
+        super()._try_put_index()
+
+
+def iterate(loader: Any, seed: int | None, epoch: int, resume: Resume) -> UserCodeIterator:
+    """torch's own iterator over the loader, as `iterate_user_code`; states of its data set's own are in the epoch's state."""
+    view: Any
+    if isinstance(loader.dataset, IterableDataset):
+        view = StreamView(loader, epoch, resume)
+    elif is_stateful(loader.dataset):
+        view = StatefulView(loader, seed, epoch, resume)
+    else:
+        return iterate_user_code(loader, seed, epoch, resume)
+    return (_SingleOpening if loader.num_workers == 0 else _MultiOpening)(loader, view, _counts(epoch, resume))
+
+
+def check_workers(loader: Any, resume: Resume) -> None:
+    """Raise ValueError where a state holds the workers' data sets, and this loader has others."""
+    if resume.workers is None:
+        return
+    was, dataset = resume.workers["num_workers"], type(loader.dataset).__name__
+    way_out = "or leave the state out and begin the epoch again with set_epoch()"
+    if was != loader.num_workers:
+        raise ValueError(
+            f"the state was saved with num_workers={was} and holds the state of each worker's data set, this loader has "
+            f"num_workers={loader.num_workers}: its workers could not go on where those were. Make the loader with "
+            f"num_workers={was} until that epoch is over, {way_out}"
+        )
+    if not (isinstance(loader.dataset, IterableDataset) or is_stateful(loader.dataset)):
+        raise ValueError(
+            f"the state holds the state of each worker's data set, this loader's data set, {dataset}, has no load_state_dict: "
+            f"it could not go on there. Give the loader the data set that the state was saved with, {way_out}"
+        )
+
+
+def lasting(loader: Any) -> dict[str, Any] | None:
+    """What the next epoch's data sets begin with, of copies that go on from epoch to epoch; None: as they are given."""
+    return loader._last.between() if isinstance(loader._last, StatefulView) else None
+
+
+def kept(loader: Any, resume: Resume) -> dict[str, Any] | None:
+    """Of a state that was loaded what also another epoch begins with: the data sets that go on from epoch to epoch."""
+    goes_on = loader.num_workers == 0 or loader.persistent_workers
+    if resume.workers is None or not goes_on or isinstance(loader.dataset, IterableDataset):
+        return None
+    return {**resume.workers, "next": 0, "states": [[state, []] for state, _ in resume.workers["states"]]}

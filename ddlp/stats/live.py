@@ -1,0 +1,140 @@
+"""The numbers of a loader at work: of its epoch at this moment, and of all its epochs together.
+
+`Live` is what is shown and told of a running loader (`ddlp.observe`: progress, TensorBoard, Prometheus). It is made in one
+look, so that its numbers belong together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddlp.schedule.ledger import Ledger, Side
+from ddlp.schedule.rates import Rates
+from ddlp.stats.report import CAUSES, Counts, EpochReport
+
+__all__ = ["DeviceLive", "Life", "Live", "Sums", "counted", "devices_live", "length"]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What all epochs of a loader have counted, the one under way included: these never fall. Times in seconds."""
+
+    epochs: int = 0  # begun
+    batches_host: int = 0
+    batches_csd: int = 0
+    samples: int = 0
+    seconds: float = 0.0  # from each epoch's beginning to its end
+    waiting: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))  # by `ddlp.stats.report.CAUSES`
+    host_cpu_s: float = 0.0
+    leases_taken_back: int = 0
+    leases_lost: int = 0
+
+    def plus(self, counts: Counts) -> Sums:
+        """With one epoch more."""
+        return Sums(
+            self.epochs + 1,
+            self.batches_host + counts.sides[Side.HOST],
+            self.batches_csd + counts.sides[Side.CSD],
+            self.samples + counts.samples,
+            self.seconds + counts.seconds,
+            {cause: self.waiting[cause] + counts.waiting[cause] for cause in CAUSES},
+            self.host_cpu_s + counts.host_cpu_s,
+            self.leases_taken_back + counts.taken_back,
+            self.leases_lost + counts.lost,
+        )
+
+
+@dataclass(frozen=True)
+class DeviceLive:
+    """A device at this moment. ``held``: batches of its spool's ``quota`` in use, those being written included."""
+
+    name: str
+    alive: bool
+    held: int
+    quota: int
+    rate: float | None  # samples a second, as far as they are this rank's; None: not known yet
+
+
+@dataclass(frozen=True)
+class Live:
+    """A loader at one moment: the epoch under way, or the last one."""
+
+    report: EpochReport
+    total: Sums
+    batches: int | None = None  # of the whole epoch; None: not known (yet)
+    delivered: int = 0  # of these, those of before a resume included
+    waiting_now_s: float = 0.0  # since training asked for the batch that it waits for; it is not in the counts yet
+    ready_host: int = 0  # batches in memory, by who made them
+    ready_csd: int = 0
+    devices: tuple[DeviceLive, ...] = ()
+
+    @property
+    def bound(self) -> float | None:
+        """Samples a second that both sides can prepare together, as far as their rates are known: r_cpu + r_csd."""
+        rates = [rate for rate in (self.report.rate_cpu, self.report.rate_csd) if rate]
+        return sum(rates) if rates else None
+
+
+def devices_live(ledger: Ledger, rates: Rates, full_batch: int) -> tuple[DeviceLive, ...]:
+    """Each device of an epoch; under its lock."""
+    found = []
+    for name, account in ledger.devices.items():
+        per_s = rates.devices[name].per_s if name in rates.devices else None
+        rate = None if per_s is None else per_s * full_batch
+        found.append(DeviceLive(name, account.alive, account.held, account.quota, rate))
+    return tuple(found)
+
+
+class Life:
+    """What a loader keeps of its epochs: the sides' rates, with which the next one begins, and what all of them counted."""
+
+    _KEPT = 8  # epochs whose counts may still change: their threads are about to end, or several run at once
+
+    def __init__(self) -> None:
+        self.rates = Rates()
+        self._lock = threading.RLock()  # a signal's handler may ask for a report in the midst of it
+        self._ended = Sums()
+        self._counts: deque[Counts] = deque()
+
+    def __reduce__(self) -> tuple[type[Life], tuple[()]]:
+        """Begins anew where it is unpickled: another computer may have other rates."""
+        return Life, ()
+
+    def began(self, counts: Counts) -> None:
+        """An epoch has begun, and counts."""
+        with self._lock:
+            if len(self._counts) == self._KEPT:
+                self._ended = self._ended.plus(self._counts.popleft())
+            self._counts.append(counts)
+
+    @property
+    def last(self) -> Counts:
+        """Those of the epoch that began last; one of no batches before the first."""
+        with self._lock:
+            return self._counts[-1] if self._counts else Counts(ended_s=0.0, started_s=0.0)
+
+    def total(self) -> Sums:
+        """All epochs together."""
+        with self._lock:
+            sums = self._ended
+            for counts in self._counts:
+                sums = sums.plus(counts)
+            return sums
+
+
+def counted(counts: Counts, total: Sums, batches: int | None) -> Live:
+    """An epoch of which no more is known than what was counted at its delivery: the host alone, by means of its own."""
+    report = counts.report("cpu", Rates(), 1, ())
+    return Live(report, total, batches, counts.before + report.batches_cpu, counts.waiting_now_s)
+
+
+def length(loader: Any) -> int | None:
+    """How many batches an epoch has; None where that can't be said beforehand."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # an IterableDataset, a sampler without a length
+        return None

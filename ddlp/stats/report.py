@@ -1,0 +1,167 @@
+"""What an epoch did: who made how much, how long training waited, and how far it was from the bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+
+from ddlp.schedule.ledger import Ledger, Side
+from ddlp.schedule.rates import Rates
+
+CAUSES = ("start", "host", "csd", "transfer")
+"""What training waited for: the epoch's first batch; a batch that the host was at; one that a device was at; one that a
+device had made already, on its way into memory."""
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """An epoch (or the part of it so far). Times in seconds, rates in samples a second, each side alone."""
+
+    strategy: str
+    epoch: int
+    batches_cpu: int
+    batches_csd: int
+    samples: int
+    seconds: float
+    waiting_s: float  # the training loop waited for a batch
+    host_cpu_s: float  # processor time of the host's workers and of bringing the devices' batches in; 0: not measured
+    rate_cpu: float | None
+    rate_csd: float | None  # of the devices that are there; one that is lost counts no more
+    notes: tuple[str, ...] = ()  # what there is to say of the devices
+    waiting: Mapping[str, float] = field(default_factory=dict)  # waiting_s by `CAUSES`
+    leases_taken_back: int = 0  # the host had the batch first
+    leases_lost: int = 0  # the device failed, was gone, or its file was damaged: the host made the batch
+
+    @property
+    def bound_s(self) -> float | None:
+        """The least time in which both sides together prepare these samples: n / (r_cpu + r_csd)."""
+        rates = [r for r in (self.rate_cpu, self.rate_csd) if r]
+        return self.samples / sum(rates) if rates else None
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self._rows())
+        return "\n".join([self._title(), *(f"{name:{width}}  {text}" for name, text in self._rows())])
+
+    def _repr_html_(self) -> str:
+        """As a table, for notebooks."""
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows())
+        return f"<table><caption>{escape(self._title())}</caption>{rows}</table>"
+
+    def _title(self) -> str:
+        speed = f", {self.samples / self.seconds:,.0f} samples/s" if self.seconds else ""
+        return f"epoch {self.epoch}, {self.strategy}: {self.samples:,} samples in {self.seconds:.2f} s{speed}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """What there is to say beside the title: a name, a text."""
+        causes = ", ".join(f"{cause} {seconds:.2f} s" for cause, seconds in self.waiting.items() if seconds >= 0.005)
+        share = f", {self.waiting_s / self.seconds:.0%} of the time" if self.seconds else ""
+        rates = ((self.rate_cpu, "this host"), (self.rate_csd, "devices"))
+        measured = [f"{who} {rate:,.0f} samples/s" for rate, who in rates if rate]
+        rows = [
+            ("batches", f"{self.batches_cpu:,} by this host, {self.batches_csd:,} by devices"),
+            ("waiting", f"{self.waiting_s:.2f} s{share}" + (f": {causes}" if causes else "")),
+            ("alone", ", ".join(measured) or "not measured"),
+        ]
+        if self.bound_s is not None:
+            rows.append(("bound", f"{self.bound_s:.2f} s, the least time for these samples at these rates"))
+        if self.host_cpu_s:
+            rows.append(("host CPU", f"{self.host_cpu_s:.2f} s of processor time"))
+        if self.leases_taken_back or self.leases_lost:
+            rows.append(("leases", f"{self.leases_taken_back:,} taken back by this host, {self.leases_lost:,} lost"))
+        return rows + [("note", text) for text in self.notes]
+
+
+@dataclass
+class Counts:
+    """What an epoch has counted so far; times are the monotonic clock's.
+
+    ``ledger``: where the epoch has one; ``before``: where it has none, the batches delivered before a resume.
+    """
+
+    ledger: Ledger | None = None
+    epoch: int = 0
+    before: int = 0
+    sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
+    samples: int = 0
+    waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    host_cpu_s: float = 0.0
+    started_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+    asked_s: float | None = None  # since when training waits for a batch; None: it does not
+    _published: dict[int, float] = field(default_factory=dict)  # position -> when
+
+    @property
+    def seconds(self) -> float:
+        """From its beginning to its end, or until now."""
+        return (time.monotonic() if self.ended_s is None else self.ended_s) - self.started_s
+
+    @property
+    def waiting_now_s(self) -> float:
+        """How long training has waited by now for the batch that it wants."""
+        asked_s = self.asked_s
+        return 0.0 if asked_s is None or self.ended_s is not None else time.monotonic() - asked_s
+
+    @property
+    def taken_back(self) -> int:
+        """Leases of batches that the host had first."""
+        return 0 if self.ledger is None else self.ledger.taken_back
+
+    @property
+    def lost(self) -> int:
+        """Leases that came to nothing on the device's side."""
+        return 0 if self.ledger is None else self.ledger.came_back
+
+    def _devices(self) -> list[str]:
+        """Those at work, or about to be; a lost one is looked for anew in each epoch, and an epoch may be over before that."""
+        if self.ledger is None:
+            return []
+        if self.ended_s is None:
+            return self.ledger.devices_there
+        return [name for name, account in self.ledger.devices.items() if account.alive]
+
+    def published(self, position: int) -> None:
+        """A device has made this batch."""
+        self._published[position] = time.monotonic()
+
+    def delivered(self, position: int, side: Side, samples: int, asked_s: float, got_s: float) -> None:
+        """A batch of so many samples, for which training has waited from one moment to the other."""
+        published_s = self._published.pop(position, asked_s)
+        if not self.samples:
+            self.waiting["start"] += got_s - asked_s
+        elif side is Side.HOST:
+            self.waiting["host"] += got_s - asked_s
+        else:
+            there_s = max(asked_s, published_s)
+            self.waiting["csd"] += there_s - asked_s
+            self.waiting["transfer"] += got_s - there_s
+        self.asked_s = None
+        self.sides[side] += 1
+        self.samples += samples
+
+    def cpu(self, before: float) -> float:
+        """Count this thread's processor seconds since ``before``; returns those until now."""
+        now = time.thread_time()
+        self.host_cpu_s += now - before
+        return now
+
+    def report(self, strategy: str, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
+        """As a report; ``full_batch`` turns batches a second into samples."""
+        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(self._devices())
+        return EpochReport(
+            strategy=strategy,
+            epoch=self.epoch,
+            batches_cpu=self.sides[Side.HOST],
+            batches_csd=self.sides[Side.CSD],
+            samples=self.samples,
+            seconds=self.seconds,
+            waiting_s=sum(self.waiting.values()),
+            host_cpu_s=self.host_cpu_s,
+            rate_cpu=None if r_cpu is None else r_cpu * full_batch,
+            rate_csd=None if r_csd is None else r_csd * full_batch,
+            notes=notes,
+            waiting=dict(self.waiting),
+            leases_taken_back=self.taken_back,
+            leases_lost=self.lost,
+        )

@@ -1,0 +1,55 @@
+"""The batch file's checksum (`csd_engine.batchfile.checksum`), computed by an accelerator with integer operations."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER
+
+__all__ = ["padded", "sum_blocks"]
+
+_PART = 4096  # blocks at a time, 64 MiB: what is in memory besides the data
+
+
+def padded(count: int) -> int:
+    """So many bytes, up to a whole number of the checksum's blocks."""
+    return -(-count // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def sum_blocks(data: Tensor) -> Tensor:
+    """The sum of all blocks, int32 (BLOCK_BYTES / 4,) on the data's device: what `csd_engine.batchfile.checksum.digest` takes.
+
+    Horner's rule written out: ``sum(block_i * M ** (n - 1 - i))`` mod 2**32, one multiplication a word.
+
+    Args:
+        data: uint8 (n * BLOCK_BYTES,), contiguous, zeros where the last block has none. Not changed.
+    """
+    blocks = data.view(torch.int32).view(-1, BLOCK_BYTES // 4)
+    total = torch.zeros(BLOCK_BYTES // 4, dtype=torch.int32, device=data.device)
+    for part in blocks.split(_PART):
+        powers = _powers(len(part), data.device)
+        if part.data_ptr() != blocks.data_ptr():
+            total *= _as_int32(pow(MULTIPLIER, len(part), 1 << 32))
+        # Summed as 64 bits or as 32, the lowest 32 are the same.
+        total += (part * powers).sum(0, dtype=torch.int32)
+    return total
+
+
+@functools.cache
+def _powers(count: int, device: torch.device) -> Tensor:
+    """M ** (count - 1), ..., M, 1 as int32 (count, 1): 16 KB at most, of each size of a spool's files.
+
+    Never freed: the lane that it was made on would use its memory again while another loader's may still be reading it.
+    """
+    powers = np.ones(count, np.uint32)
+    powers[1:] = MULTIPLIER
+    falling = np.multiply.accumulate(powers, dtype=np.uint32)[::-1].copy()
+    return torch.from_numpy(falling.view(np.int32))[:, None].to(device)
+
+
+def _as_int32(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value

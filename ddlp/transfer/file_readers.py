@@ -1,0 +1,183 @@
+"""How a batch file's data come into an accelerator's memory: by page-locked memory, by a mapping, or straight.
+
+What is read is verified there, whichever way it came (`ddlp.transfer.gpu_transfer`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from csd_engine.batchfile.layout import DATA_OFFSET
+from csd_engine.errors import MissingBatch
+from ddlp.transfer.device_stream import Lane, Mark
+
+if TYPE_CHECKING:
+    from ddlp.transfer.gds.reader import GdsReader
+
+__all__ = ["GdsWay", "MappedWay", "PinnedWay", "Way"]
+
+READERS = 16
+BLOCK_BYTES = 4 << 20
+
+
+class Way(Protocol):
+    """Reads batch files' data. Any thread may."""
+
+    name: str
+
+    @property
+    def trouble(self) -> str:
+        """What makes it slow, to be said behind its name; empty if nothing is known."""
+
+    def prepare(self, buffer: Tensor) -> None:
+        """Data will come into this uint8 tensor on the device, again and again."""
+
+    def forget(self, buffer: Tensor) -> None:
+        """None will any more."""
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """The data of an open batch file, so many bytes, to the buffer's beginning: done, or on the lane, when it returns.
+
+        Returns:
+            What must be kept until the lane has done it.
+
+        Raises:
+            MissingBatch: the file ended early.
+            OSError: it can't be read.
+        """
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+
+
+class PinnedWay:
+    """Threads read into page-locked blocks, each of which is copied to the device while others are read.
+
+    Args:
+        lane: of the device.
+        readers: threads, and blocks.
+        block_bytes: of one block.
+    """
+
+    name = "pinned"
+    trouble = ""
+
+    def __init__(self, lane: Lane, readers: int = READERS, block_bytes: int = BLOCK_BYTES) -> None:
+        self._lane, self._block_bytes = lane, block_bytes
+        self._blocks: queue.SimpleQueue[tuple[Tensor, Mark | None]] = queue.SimpleQueue()
+        for _ in range(readers):
+            self._blocks.put((torch.empty(block_bytes, dtype=torch.uint8, pin_memory=lane.pinned), None))
+        self._readers = ThreadPoolExecutor(readers, "ddlp-read")
+
+    def prepare(self, buffer: Tensor) -> None:
+        """As `Way`."""
+
+    forget = prepare
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """As `Way`."""
+        parts = [
+            self._readers.submit(self._part, descriptor, start, buffer[start : min(start + self._block_bytes, size)])
+            for start in range(0, size, self._block_bytes)
+        ]
+        wait(parts)  # all, also where one failed: they write to the buffer
+        for part in parts:
+            part.result()
+        return None
+
+    def _part(self, descriptor: int, start: int, place: Tensor) -> None:
+        block, mark = self._blocks.get()
+        try:
+            if mark is not None:
+                mark.wait()  # it is still being copied
+            memory = block[: len(place)]
+            _read_all(descriptor, memoryview(memory.numpy()), DATA_OFFSET + start)
+            with self._lane.work():
+                place.copy_(memory, non_blocking=True)
+                mark = self._lane.mark()
+        finally:
+            self._blocks.put((block, mark))
+
+    def close(self) -> None:
+        """As `Way`."""
+        self._readers.shutdown()
+
+
+def _read_all(descriptor: int, place: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(place):
+        count = os.preadv(descriptor, [place[done:]], offset + done)
+        if count == 0:
+            raise MissingBatch("the file ended early")
+        done += count
+
+
+class MappedWay:
+    """The file is mapped, and the driver copies from the page cache through its own page-locked memory.
+
+    Where `ddlp.transfer.mapped_batch` lets files be mapped: one that is cut short meanwhile, or that a network file system
+    loses, ends the process (SIGBUS).
+    """
+
+    name = "mmap"
+    trouble = ""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def prepare(self, buffer: Tensor) -> None:
+        """As `Way`."""
+
+    forget = prepare
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """As `Way`."""
+        # Private and writable, as torch wants its memory; populated it would be copied at once, page by page.
+        mapping = mmap.mmap(descriptor, DATA_OFFSET + size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        data = torch.frombuffer(mapping, dtype=torch.uint8, offset=DATA_OFFSET, count=size)
+        with self._lane.work():
+            buffer[:size].copy_(data, non_blocking=True)
+        return data
+
+    def close(self) -> None:
+        """As `Way`."""
+
+
+class GdsWay:
+    """Past the host: the SSD's controller writes into the GPU's memory (GPUDirect Storage)."""
+
+    def __init__(self, reader: GdsReader) -> None:
+        self._reader = reader
+        self.name = "gds" if reader.through == "cufile" else "gds: kvikio without cuFile"
+
+    @property
+    def trouble(self) -> str:
+        """As `Way`."""
+        why = self._reader.not_registered
+        return f"; slower than it could be, since cuFile could not register the memory ({why})" if why else ""
+
+    def prepare(self, buffer: Tensor) -> None:
+        """As `Way`."""
+        self._reader.register(buffer)
+
+    def forget(self, buffer: Tensor) -> None:
+        """As `Way`."""
+        self._reader.deregister(buffer)
+
+    def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
+        """As `Way`."""
+        if self._reader.read(path, buffer, DATA_OFFSET, size) < size:
+            raise MissingBatch("the file ended early")
+        return None
+
+    def close(self) -> None:
+        """As `Way`."""
+        self._reader.close()

@@ -1,0 +1,1 @@
+"""GPUDirect Storage: batch files straight into GPU memory, what stands in the way of that, and a probe that reads."""

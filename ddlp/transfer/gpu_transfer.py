@@ -1,0 +1,282 @@
+"""Where batches land that an accelerator's memory is meant for: copied, verified and finished on a lane beside the training.
+
+Whoever calls is a worker that made a batch or a fetcher that brings a device's; the training thread only orders its stream
+after a batch's mark. The memory that files are read into is used again and again and never handed out: the epilogue, which runs
+here, writes what the caller gets.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from csd_engine.batchfile.checksum import BLOCK_BYTES, digest
+from csd_engine.batchfile.reader import Layout, check_sum, open_batch, promised_checksum
+from ddlp.transfer.device_checksum import padded, sum_blocks
+from ddlp.transfer.device_stream import Lane, Mark
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.file_readers import Way
+
+__all__ = ["FileLanding", "Landed", "Landing"]
+
+_ALIGNED = 4096  # bytes: what direct reads want
+_TRIALS = 3  # reads of one file by each way, before one is chosen
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A finished batch on the device, to be used after its mark. ``sample``: the bytes and boxes of the one asked for."""
+
+    images: Tensor
+    mark: Mark
+    sample: tuple[np.ndarray, np.ndarray | None] | None = None
+
+
+class Landing:
+    """Brings batches to a device. Any thread may; one loader's epochs share it.
+
+    Args:
+        lane: of the device.
+        open_ways: makes the ways to read files of a spool's directory; told that, and whether its files may be mapped
+            (`ddlp.transfer.mapped_batch`). Raises DDLPError where none can be had.
+    """
+
+    def __init__(self, lane: Lane, open_ways: Callable[[Path, bool], Sequence[Way]]) -> None:
+        self.lane, self._open_ways = lane, open_ways
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._files: dict[tuple[int, bool], FileLanding] = {}
+        self._under_way: deque[tuple[Mark, object]] = deque()  # memory that is still being copied
+
+    @property
+    def pinned(self) -> bool:
+        """Whether batches should be made in page-locked memory."""
+        return self.lane.pinned
+
+    def open(self, directory: Path, mapped: bool) -> FileLanding:
+        """What brings the files of a spool's directory; ``mapped``: they may be mapped. One for all on a file system: an
+        engine that is started again has another directory there.
+
+        Raises:
+            DDLPError: they can't be read as the user wants it.
+            OSError: the directory is not there.
+        """
+        kind = os.stat(directory).st_dev, mapped
+        with self._opening:
+            if kind not in self._files:
+                self._files[kind] = FileLanding(self.lane, self._open_ways(directory, mapped))
+            return self._files[kind]
+
+    def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> Landed:
+        """A batch in this process's memory, or on the device (as `Epilogue` takes it): copy and epilogue are put on the lane.
+
+        Returns at once. The memory is kept until it has been copied, if it is page-locked. Images on the device must have been
+        allocated on the lane, and are the batch's own: nobody writes there any more.
+
+        Raises `ddlp.transfer.device_stream.NoRoom` where the device has no room; the batch is as it was.
+        """
+        try:
+            with self.lane.work():
+                result = epilogue(images, boxes, self.lane.device)
+                mark = self.lane.mark()
+        except BaseException:
+            self.lane.mark().wait()  # a copy may be under way still
+            raise
+        with self._lock:
+            while self._under_way and self._under_way[0][0].passed():
+                self._under_way.popleft()
+            self._under_way.append((mark, (images, boxes)))
+        return Landed(result, mark)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way: the memory of batches that were brought is free then."""
+        with self._lock:
+            marks, self._under_way = self._under_way, deque()
+        for mark, _ in marks:
+            mark.wait()
+
+    def close(self) -> None:
+        """Let go of all memory and threads. Nothing may be brought any more."""
+        self.settle()
+        with self._opening:
+            files, self._files = self._files, {}
+        for one in files.values():
+            one.close()
+
+
+class FileLanding:
+    """Brings batch files of one file system to a device. Any thread may. Made by `Landing.open`.
+
+    Args:
+        lane: of the device.
+        ways: of several the fastest by a short measurement on the first file is taken, the others are closed.
+    """
+
+    def __init__(self, lane: Lane, ways: Sequence[Way]) -> None:
+        self._lane = lane
+        self._lock = threading.Lock()
+        self._choosing = threading.Lock()
+        self._ways = list(ways)  # one, once it is chosen
+        self._why = ""  # that one
+        self._slots: list[_Slot] = []  # not in use
+        self._closed = False
+
+    @property
+    def remark(self) -> str:
+        """How batches come, what was measured, and what makes it slow; empty before it is chosen."""
+        ways = self._ways
+        return f"batches come by transfer={ways[0].name!r}{self._why}{ways[0].trouble}" if len(ways) == 1 else ""
+
+    def read(
+        self, epilogue: Epilogue, path: Path, identity: str, lease: int, layout: Layout, sample: int | None = None
+    ) -> Landed:
+        """A batch from its file, verified on the device and finished there. Blocks until it is.
+
+        Args:
+            epilogue: of the pipeline.
+            path, identity, lease, layout: as `csd_engine.batchfile.reader.read_batch`.
+            sample: bring this sample's bytes back as well.
+
+        Raises:
+            MissingBatch, DamagedBatch: as `read_batch`.
+        """
+        with open_batch(path, layout) as descriptor:
+            promised = promised_checksum(descriptor, identity, lease, layout)
+            way = self._chosen(path, descriptor, layout)
+            slot = self._take(way, layout.data_bytes)
+            try:
+                kept = way.read(path, descriptor, slot.data, layout.data_bytes)
+                with self._lane.work():
+                    landed = self._finish(epilogue, slot, layout, sample)
+                landed.mark.wait()
+                del kept
+                check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
+            except BaseException:
+                self._lane.mark().wait()  # something on the lane may use the slot, or what was kept, still
+                raise
+            finally:
+                self._give_back(slot)
+        return landed
+
+    def _finish(self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None) -> Landed:
+        """On the lane: the sum of what was read, and the epilogue; nobody sees its result unless the sum is right."""
+        size = layout.data_bytes
+        whole = slot.data[: padded(size)]
+        whole[size:].zero_()
+        slot.sum.copy_(sum_blocks(whole), non_blocking=True)
+        images = whole[: layout.image_bytes].view(layout.image_shape)
+        boxes = None
+        if layout.boxes:
+            # cloned: numbers of four bytes can't begin anywhere
+            boxes = whole[layout.image_bytes : size].clone().view(torch.int32).view(layout.batch, layout.boxes, 4)
+        result = epilogue(images, boxes)
+        if 0 <= result.data_ptr() - slot.data.data_ptr() < len(slot.data):
+            result = result.clone()  # bytes that are delivered as they are
+        back = None
+        if sample is not None:
+            # A copy, also where the device is this CPU: the slot is another batch's soon. The boxes were cloned.
+            image = images[sample].to("cpu", copy=True).numpy()
+            back = image, None if boxes is None else boxes[sample].cpu().numpy()
+        return Landed(result, self._lane.mark(), back)
+
+    def _take(self, way: Way, size: int) -> _Slot:
+        with self._lock:
+            slot = self._slots.pop() if self._slots else None
+        if slot is None or len(slot.data) < padded(size):
+            if slot is not None:
+                self._forget(way, slot)
+            slot = _Slot.make(padded(size), self._lane)
+            self._prepare(way, slot)
+        return slot
+
+    def _give_back(self, slot: _Slot) -> None:
+        with self._lock:
+            if not self._closed:
+                self._slots.append(slot)
+
+    def _chosen(self, path: Path, descriptor: int, layout: Layout) -> Way:
+        with self._choosing:
+            if len(self._ways) > 1:
+                seconds = self._measured(path, descriptor, layout)
+                best = min(self._ways, key=lambda way: seconds[way.name])
+                for way in self._ways:
+                    if way is not best:
+                        way.close()  # before its memory is freed
+                rates = ", ".join(
+                    f"{name} {layout.data_bytes / s / 1e9:.1f} GB/s" if s < math.inf else f"{name} failed"
+                    for name, s in seconds.items()
+                )
+                self._why = f", the fastest for the first one ({rates})"
+                self._ways = [best]
+            return self._ways[0]
+
+    def _measured(self, path: Path, descriptor: int, layout: Layout) -> dict[str, float]:
+        """Seconds of each way's fastest read of this file, the ways taking turns."""
+        seconds: dict[str, float] = {}
+        slots = [_Slot.make(padded(layout.data_bytes), self._lane) for _ in self._ways]
+        pairs = list(zip(self._ways, slots, strict=True))
+        try:
+            for way, slot in pairs:
+                self._prepare(way, slot)
+            for way, slot in pairs * _TRIALS:
+                began = time.monotonic()
+                try:
+                    kept = way.read(path, descriptor, slot.data, layout.data_bytes)
+                except OSError:
+                    seconds[way.name] = math.inf  # whoever reads next says what is wrong, if all fail
+                    continue
+                self._lane.mark().wait()
+                del kept
+                seconds[way.name] = min(seconds.get(way.name, math.inf), time.monotonic() - began)
+        finally:
+            self._lane.mark().wait()
+            for way, slot in pairs:
+                self._forget(way, slot)
+        return seconds
+
+    def _prepare(self, way: Way, slot: _Slot) -> None:
+        with self._lane.work():  # memory is registered with the GPU that is this thread's
+            way.prepare(slot.data)
+
+    def _forget(self, way: Way, slot: _Slot) -> None:
+        with self._lane.work():
+            way.forget(slot.data)
+
+    def close(self) -> None:
+        """Let go of all memory and threads. Nothing may be read any more."""
+        with self._lock:
+            self._closed = True
+            self._slots.clear()
+        with self._choosing:
+            ways, self._ways = self._ways, []
+        for way in ways:
+            way.close()
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Memory for one file at a time. ``data``: uint8 on the device; ``sum``: int32 on the host, the sum of its blocks."""
+
+    data: Tensor
+    sum: Tensor
+
+    @staticmethod
+    def make(size: int, lane: Lane) -> _Slot:
+        """Memory that nothing on the lane uses any more: a direct read does not wait for the lane."""
+        with lane.work():
+            memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=lane.device)
+        lane.mark().wait()
+        begin = -memory.data_ptr() % _ALIGNED
+        return _Slot(
+            memory[begin : begin + size], torch.empty(BLOCK_BYTES // 4, dtype=torch.int32, pin_memory=lane.pinned)
+        )

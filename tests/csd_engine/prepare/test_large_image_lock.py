@@ -1,0 +1,49 @@
+"""Large images one at a time, whatever becomes of who is inside."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+
+from csd_engine.prepare.large_image_lock import Turnstile, large_bytes
+
+INSIDE = """
+import sys
+from csd_engine.prepare.large_image_lock import Turnstile
+t = Turnstile(sys.argv[1], 4000)
+t.enter(4000)
+print(1, flush=True)
+"""
+
+
+def entered(path, script=INSIDE + "input()"):
+    return subprocess.Popen([sys.executable, "-c", script, str(path)], stdin=-1, stdout=-1)
+
+
+def test_a_second_one_waits_until_the_first_is_through_or_dead(tmp_path):
+    path = tmp_path / "lock"
+    for end in (lambda one: one.communicate(b"\n"), lambda one: one.kill()):
+        first = entered(path)
+        assert first.stdout.readline()
+        second = entered(path, INSIDE.replace("t.enter", "print(0, flush=True); t.enter") + "t.leave(); t.leave()")
+        assert second.stdout.readline() == b"0\n"
+        small = Turnstile(str(path), 4000)
+        small.enter(3999)  # not large: does not wait
+        small.leave()
+        assert not select.select([second.stdout], [], [], 0.5)[0] and first.poll() is None
+        end(first)
+        assert second.stdout.read() == b"1\n" and second.wait() == 0
+        first.wait()
+
+
+def test_without_a_lock_nobody_waits(tmp_path):
+    for path in ("", str(tmp_path / "missing" / "lock")):
+        for one in (Turnstile(path, 1), Turnstile(path, 1)):
+            one.enter(400)
+
+
+def test_what_is_large_follows_from_the_memory():
+    assert large_bytes(512 << 20, 2) == 32 << 20
+    assert large_bytes(512 << 20, 64) == large_bytes(0, 1) == 16 << 20
+    assert large_bytes(16 << 30, 16) == 128 << 20  # photographs of 12 megapixels all at once

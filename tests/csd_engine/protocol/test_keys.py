@@ -1,0 +1,34 @@
+"""Key files: pairs made one at a time, never overwritten."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from csd_engine.errors import EngineError
+from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_keys, make_pair
+
+
+def test_a_pair_is_made_once(tmp_path: Path) -> None:
+    public = make_pair(tmp_path / "keys", "server")
+    assert public == tmp_path / "keys" / "server.key" and load_public(public) == load_pair(f"{public}_secret").public
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    assert Path(f"{public}_secret").stat().st_mode & 0o777 == 0o600
+    assert b"secret-key" not in public.read_bytes()
+    with pytest.raises(EngineError, match="never overwritten"):
+        make_pair(tmp_path / "keys", "server")
+
+
+def test_both_pairs_and_the_host_let_in(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    assert allowed_clients(keys) == {load_public(keys / "host.key")}
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "csd_engine", "--make-pair", str(tmp_path), "server"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{tmp_path}/server.key\n"
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 2 and "never overwritten" in again.stderr

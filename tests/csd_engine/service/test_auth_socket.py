@@ -1,0 +1,45 @@
+"""The engine's socket with a host on the other end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+from engine_process import until
+
+from csd_engine.protocol import codec as say
+from csd_engine.protocol.keys import load_pair, load_public, make_keys
+from csd_engine.service.auth_socket import Door
+
+
+def test_a_message_that_can_not_be_is_refused_and_the_next_one_comes(home: Path) -> None:
+    keys = make_keys(home / "keys")
+    door = Door(f"ipc://{home}/s", str(keys))
+    context = zmq.Context()
+    host = context.socket(zmq.DEALER)
+    host.linger = 0
+    host.curve_serverkey = load_public(keys / "server.key")
+    host.curve_publickey, host.curve_secretkey = load_pair(keys / "host.key_secret")
+
+    def heard() -> object:
+        if door.gate.poll(0):
+            door.answer_gate()
+        return door.receive()
+
+    try:
+        host.connect(door.endpoint)
+        host.send_multipart(say.encode(say.Hello(say.PROTOCOL, "1")))
+        peer, _, _ = until(heard)
+        door.send(peer, say.Sensors((say.Reading("energy1", "gpu", -5.0, None),)))
+        door.send(peer, say.Published("1-1", 3, "nowhere", 1, 0.5))
+        door.send(peer, say.JobClosed("1-1"))
+        told = []
+        for _ in range(3):
+            assert host.poll(10_000)
+            told.append(say.decode(host.recv_multipart())[0])
+    finally:
+        host.close()
+        context.term()
+        door.close()
+    assert [(type(one), one.job) for one in told] == [(say.Refused, ""), (say.Refused, "1-1"), (say.JobClosed, "1-1")]
+    assert "Sensors: readings is" in told[0].reason and "'nowhere'" in told[1].reason

@@ -1,0 +1,341 @@
+"""The engine as hosts meet it: real processes, sockets and files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from engine_process import EPOCH, SEED, Recipe, batch_files, until, wait_for
+
+from csd_engine.batchfile.reader import Layout, file_name
+from csd_engine.data.datasets import ArraySet, FileSet
+from csd_engine.errors import EngineRefused, MissingBatch
+from csd_engine.prepare.sample import sample_digest
+from csd_engine.protocol.keys import make_keys
+from ddlp.sources.engine import fetch as fetching
+from ddlp.sources.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+
+
+@pytest.mark.parametrize("listen", [None, "tcp://127.0.0.1:*"])
+def test_a_job_goes_round(listen, start, recipe):
+    engine = start("--root", str(recipe.root), listen=listen)
+    link = engine.link()
+    assert link.open().workers == 1
+    events = SimpleQueue()
+    job = recipe.open(link, events)
+    wanted = {number: recipe.lease(job, number, 5 * number) for number in range(4)}
+    for number, items in wanted.items():
+        published = wait_for(events, LeasePublished)
+        assert published.lease == number
+        recipe.check(published.path, number, items)
+        job.release(number)
+        until(lambda path=published.path: not path.exists())
+    job.close()
+    until(lambda: not list(engine.spool.glob("job-*")))
+    link.close()
+    assert batch_files(engine.spool) == []
+
+
+def test_two_jobs_of_two_hosts_share_the_engine(start, recipe, tmp_path):
+    engine = start("--root", str(recipe.root))
+    other = Recipe(recipe.root, ["class0/image 0.jpg", "class1/image 1.jpg"], tmp_path / "m2", 4, 16)
+    links = [engine.link(), engine.link()]
+    queues = [SimpleQueue(), SimpleQueue()]
+    jobs = [one.open(link, events) for one, link, events in zip((recipe, other), links, queues, strict=True)]
+    wanted = [[one.lease(job, n, n) for n in range(3)] for one, job in zip((recipe, other), jobs, strict=True)]
+    for one, events, items in zip((recipe, other), queues, wanted, strict=True):
+        for number in range(3):
+            one.check(wait_for(events, LeasePublished).path, number, items[number])
+    for link in links:
+        link.close()
+    until(lambda: not list(engine.spool.glob("job-*")))
+
+
+def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recipe, monkeypatch):
+    """The host was first with the batch, and its file went: it is not late, as on a network file system."""
+    _, link, events, job = recipe.at_work(start)
+    items = recipe.lease(job, 4)
+    path = wait_for(events, LeasePublished).path
+    job.release(4)
+    until(lambda: not path.exists())
+    looked, read_batch = [], fetching.read_batch
+    monkeypatch.setattr(fetching, "read_batch", lambda *arguments: looked.append(0) or read_batch(*arguments))
+    for wanted, times, asked in ((False, 1, 0), (True, 1 + len(fetching._PAUSES_S), 1)):
+        brought = fetching.Fetching(job, True, print, wanted=lambda lease, wanted=wanted: wanted and lease == 4)
+        looked.clear()
+        with pytest.raises(MissingBatch):
+            brought.read(path, recipe.identity(items), 4, recipe.layout, lambda: np.empty(recipe.layout.image_shape, np.uint8))
+        assert (len(looked), link.stream._fetches) == (times, asked)
+    link.close()
+
+
+def test_a_probe_tells_the_digests(start, recipe, tmp_path):
+    engine = start("--root", str(recipe.root))
+    link = engine.link()
+    job = recipe.open(link, SimpleQueue())
+    items = [(3, 0), (3, 1), (7, 0)]
+    expected = [sample_digest(image, None) for image in recipe.expected(items + [(0, 0)] * 5)[:3]]
+    assert [one.digest for one in job.probe(SEED, EPOCH, items)] == expected
+    link.close()
+
+
+def test_jobs_that_cannot_be_are_refused_with_the_reason(start, recipe, tmp_path):
+    engine = start("--root", str(recipe.root), "--quota-bytes", "200K")
+    link = engine.link()
+
+    def refused(match, **changes):
+        parts = {"pipeline": recipe.pipeline, "dataset": recipe.dataset, "layout": recipe.layout, **changes}
+        with pytest.raises(EngineRefused, match=match):
+            link.open_job(*parts.values(), lambda _: recipe.manifest, print)
+
+    class Strange:
+        def to_data(self):
+            return {**recipe.pipeline.to_data(), "ops": [{"op": "Eval", "code": "1"}]}
+
+    refused("Eval", pipeline=Strange())
+    refused("outside the roots", dataset=FileSet("/etc", recipe.dataset.manifest, recipe.dataset.count))
+    refused("outside the roots", dataset=FileSet(f"{recipe.root}-other", recipe.dataset.manifest, 1))
+    arrays = engine.spool / "arrays"  # somebody's own, with the files of the user who runs the engine
+    refused("no array that a host has sent", dataset=ArraySet(str(arrays / "salaries.npy"), "0" * 32, (4, 40, 40, 3)))
+    refused("no array that a host has sent", dataset=FileSet(str(arrays), recipe.dataset.manifest, recipe.dataset.count))
+    refused("layout says", layout=Layout(8, 16, 16, 3))
+    refused("quota", layout=Layout(800, 32, 32, 3))
+    refused("manifest received", dataset=FileSet(str(recipe.root), "0" * 32, recipe.dataset.count))
+    job = recipe.open(link, SimpleQueue())  # and the link is none the worse
+    job.close(2)
+    link.close()
+
+
+def test_a_link_out_of_the_root_is_not_followed(start, jpegs, tmp_path):
+    root = tmp_path / "root"
+    (root / "in").mkdir(parents=True)
+    secret = jpegs[0] / jpegs[1][0]
+    (root / "in" / "x.jpg").symlink_to(secret)
+    recipe = Recipe(root, ["in/x.jpg"], tmp_path / "manifest", batch=1)
+    _, link, events, job = recipe.at_work(start)
+    recipe.lease(job, 1)
+    failed = wait_for(events, LeaseFailed)
+    assert "outside the roots" in failed.reason and not failed.fatal
+    link.close()
+
+
+def test_a_bad_sample_fails_its_lease_alone(start, jpegs, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    good = (jpegs[0] / jpegs[1][0]).read_bytes()
+    for name, content in (("good.jpg", good), ("cut.jpg", good[: len(good) // 2]), ("text.jpg", b"no image")):
+        (root / name).write_bytes(content)
+    recipe = Recipe(root, ["good.jpg", "cut.jpg", "text.jpg", "vanished.jpg"], tmp_path / "manifest", batch=2)
+    engine, link, events, job = recipe.at_work(start)
+    for bad, word in ((1, "cut.jpg"), (2, "text.jpg"), (3, "vanished.jpg")):
+        items = [(0, 0), (bad, 0)]
+        job.lease(bad, recipe.identity(items), SEED, EPOCH, items)
+        failed = wait_for(events, (LeaseFailed, LeasePublished))
+        assert failed.lease == bad and word in failed.reason and not failed.fatal
+    items = [(0, 0), (0, 1)]
+    job.lease(9, recipe.identity(items), SEED, EPOCH, items)
+    recipe.check(wait_for(events, LeasePublished).path, 9, items)
+    assert len(batch_files(engine.spool)) == 1
+    assert "Warning" not in engine.log
+    link.close()
+
+
+def test_quota_holds_leases_back_and_says_so(start, recipe):
+    engine = start("--root", str(recipe.root), "--quota-batches", "2")
+    link = engine.link(heartbeat_s=0.1)
+    assert link.open().quota_batches == 2
+    events = SimpleQueue()
+    job = recipe.open(link, events)
+    items = [recipe.lease(job, number, number) for number in range(4)]
+    for number in range(2):
+        assert wait_for(events, LeasePublished).lease == number
+    assert "quota" in wait_for(events, EngineNote).text
+    assert len(batch_files(engine.spool)) == 2
+    job.release(0)
+    third = wait_for(events, LeasePublished)
+    recipe.check(third.path, 2, items[2])
+    job.release(1)
+    assert wait_for(events, LeasePublished).lease == 3
+    link.close()
+
+
+def test_the_reserve_of_free_space_is_kept(start, recipe):
+    engine, link, events, job = recipe.at_work(start, "--reserve-bytes", "900T", heartbeat_s=0.1)
+    recipe.lease(job, 0)
+    assert "reserved" in wait_for(events, EngineNote).text
+    assert batch_files(engine.spool) == []
+    link.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("limit", ["size=512k", "nr_inodes=40"])  # the second is met by the worker alone
+def test_a_full_disk_holds_leases_back(limit, start, recipe, home):
+    (home / "spool").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "none", str(home / "spool")], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mount is not permitted here: {mounted.stderr.decode()}")
+    try:
+        engine = start("--root", str(recipe.root))
+        link = engine.link(heartbeat_s=0.1)
+        events = SimpleQueue()
+        job = recipe.open(link, events)
+        fillers = engine.spool / "fillers"
+        fillers.mkdir()
+        with pytest.raises(OSError, match="No space"):
+            for number in range(1000):
+                (fillers / str(number)).write_bytes(bytes(20 << 10))
+        items = recipe.lease(job, 0)
+        assert "full" in wait_for(events, EngineNote).text
+        assert not any(isinstance(event, LeaseFailed) for event in iter_now(events))
+        shutil.rmtree(fillers)
+        recipe.check(wait_for(events, LeasePublished).path, 0, items)
+        link.close()
+        assert engine.end() == 0
+    finally:
+        subprocess.run(["umount", "-l", str(home / "spool")], check=True)
+
+
+def iter_now(events):
+    while not events.empty():
+        yield events.get()
+
+
+def test_cancel_stops_between_samples_and_leaves_nothing(start, recipe):
+    engine, link, events, job = recipe.at_work(start, "--slowdown", "400", heartbeat_s=0.1)
+    recipe.lease(job, 0)
+    recipe.lease(job, 1)
+    progress = wait_for(events, LeaseProgress)
+    assert 0 in progress.samples and 1 not in progress.samples
+    assert len(batch_files(engine.spool)) == 1 and batch_files(engine.spool)[0].endswith(".part")
+    for lease in (1, 0, 77):  # waiting, at work, never heard of
+        job.cancel(lease)
+    items = recipe.lease(job, 2)
+    while 2 not in progress.samples:
+        progress = wait_for(events, (LeaseProgress, LeaseFailed, LeasePublished))
+        assert isinstance(progress, LeaseProgress) and 1 not in progress.samples
+    assert batch_files(engine.spool) == [file_name(recipe.identity(items), 2) + ".part"]
+    link.close()
+
+
+def test_a_killed_worker_fails_its_lease_and_is_replaced(start, recipe):
+    engine, link, events, job = recipe.at_work(start, "--slowdown", "400", heartbeat_s=0.1)
+    recipe.lease(job, 0)
+    wait_for(events, LeaseProgress)
+    (worker,) = engine.children()
+    os.kill(worker, signal.SIGKILL)
+    failed = wait_for(events, (LeaseFailed, LeasePublished))
+    assert failed.lease == 0 and not failed.fatal and "-9" in failed.reason
+    assert batch_files(engine.spool) == []
+    recipe.lease(job, 1)
+    wait_for(events, LeaseProgress)
+    assert engine.children() not in ([], [worker])
+    link.close()
+
+
+def _two_free(pid):
+    """The limit at which a process can open two files more: a worker takes six, of which a dead one leaves two."""
+    held = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
+    most = max(held) + 1
+    while len(set(range(most)) - held) > 2:
+        most -= 1
+    return most
+
+
+def test_a_worker_that_cannot_be_started_is_told_and_tried_again(start, recipe):
+    engine = start("--root", str(recipe.root), workers=2)
+    link, events = engine.link(heartbeat_s=0.1), SimpleQueue()
+    job = recipe.open(link, events)
+    workers, pid = until(lambda: len(engine.children()) == 2 and engine.children()), engine.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (_two_free(pid), before[1]))
+    os.kill(workers[0], signal.SIGKILL)
+    while "cannot be started: Too many open files" not in wait_for(events, EngineNote).text:
+        pass
+    items = recipe.lease(job, 0)
+    recipe.check(wait_for(events, LeasePublished).path, 0, items)
+    assert engine.children() == workers[1:]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    until(lambda: len(engine.children()) == 2)
+    assert wait_for(events, EngineNote).text == ""
+    link.close()
+
+
+def test_the_waiting_job_goes_first(start, recipe):
+    engine = start("--root", str(recipe.root), "--slowdown", "20")
+    link = engine.link()
+    order = SimpleQueue()
+    jobs = [
+        link.open_job(
+            recipe.pipeline, recipe.dataset, recipe.layout, lambda _: recipe.manifest, partial(tag, order, name)
+        )
+        for name in ("train", "eval")
+    ]
+    jobs[1].set_waiting(True)
+    for job in jobs:
+        for number in range(2):
+            recipe.lease(job, number, number)
+    names = [order.get(timeout=20)[0] for _ in range(4)]
+    # The worker may have begun a lease of `train` before those of `eval` were there.
+    assert names in (["train", "eval", "eval", "train"], ["eval", "eval", "train", "train"])
+    link.close()
+
+
+def tag(order, name, event):
+    if isinstance(event, LeasePublished):
+        order.put((name, event))
+
+
+def test_leases_that_cannot_be_fail(start, recipe):
+    _, link, events, job = recipe.at_work(start)
+    items = recipe.items(0)
+    job.lease(1, recipe.identity(items), SEED, EPOCH, [])
+    assert "no items" in wait_for(events, LeaseFailed).reason
+    job.lease(2, recipe.identity(items), SEED, EPOCH, [(999, 0), *items[1:]])
+    assert "beyond" in wait_for(events, LeaseFailed).reason
+    link.close()
+
+
+def test_a_short_and_a_long_batch(start, recipe):
+    """The last batch of an epoch is shorter, a user's batch sampler may give any size."""
+    _, link, events, job = recipe.at_work(start)
+    for number, size in ((1, 3), (2, 20)):
+        items = [(step, 0) for step in range(size)]
+        job.lease(number, recipe.identity(items), SEED, EPOCH, items)
+        recipe.check(wait_for(events, LeasePublished).path, number, items)
+    link.close()
+
+
+def test_one_engine_a_spool(start, recipe, home):
+    engine = start("--root", str(recipe.root))
+    second = subprocess.run(
+        [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/t", "--spool", str(engine.spool)]
+        + ["--keys", str(engine.keys), "--root", str(recipe.root)],
+        capture_output=True,
+        text=True,
+    )
+    assert second.returncode == 2 and "another engine uses it" in second.stderr
+
+
+def test_a_spool_that_cannot_be_written(home, recipe):
+    (home / "file").touch()
+    make_keys(home / "keys")
+    done = subprocess.run(
+        [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/s", "--spool", str(home / "file" / "x")]
+        + ["--keys", str(home / "keys"), "--root", str(recipe.root)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "cannot be used" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_teaches():
+    text = subprocess.run([sys.executable, "-m", "csd_engine", "--help"], capture_output=True, text=True).stdout
+    assert "--make-keys" in text and "shared file system" in text

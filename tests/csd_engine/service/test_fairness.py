@@ -1,0 +1,40 @@
+"""Two hosts on one engine, over real connections: the keys tell which connections are one host's."""
+
+from __future__ import annotations
+
+from functools import partial
+from queue import SimpleQueue
+
+from engine_process import wait_for
+
+from csd_engine.protocol.keys import load_pair, load_public, make_keys
+from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.events import LeasePublished
+
+
+def test_a_host_with_four_connections_gets_no_more_than_one_with_one(start, recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDLP_KERNEL", "off")  # batches must take longer than it takes all to ask
+    engine = start("--root", str(recipe.root), "--slowdown", "5", listen="tcp://127.0.0.1:*")
+    other = make_keys(tmp_path / "other")
+    (engine.keys / "clients" / "other.key").write_bytes((other / "host.key").read_bytes())
+    server = load_public(engine.keys / "server.key")
+    pairs = [load_pair(keys / "host.key_secret") for keys in (engine.keys, other)]
+    events = SimpleQueue()
+
+    def note(host, event):
+        if isinstance(event, LeasePublished):
+            events.put((host, event))
+
+    links, jobs = [], []
+    for host in ("many", "many", "many", "many", "one"):
+        pair = pairs[host == "one"]
+        links.append(EngineLink(engine.address, server, pair.public, pair.secret))
+        dataset = (recipe.pipeline, recipe.dataset, recipe.layout, lambda _: recipe.manifest)
+        jobs.append(links[-1].open_job(*dataset, partial(note, host)))
+    for job in jobs:
+        for number in range(40):
+            recipe.lease(job, number, number)
+    hosts = [wait_for(events, tuple)[0] for _ in range(50)][10:]  # the first ones were begun before all had asked
+    assert 16 <= hosts.count("one") <= 24, hosts
+    for link in links:
+        link.close()

@@ -1,0 +1,175 @@
+"""What hosts send: received in parts, verified, cached, and cheap in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import zlib
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from engine_process import Recipe, until
+
+from csd_engine.batchfile.reader import Layout
+from csd_engine.data.datasets import FileSet, write_manifest
+from csd_engine.errors import DatasetError, SpoolError
+from csd_engine.protocol.codec import MAX_PART_BYTES
+from csd_engine.service.uploads import ARRAY, MANIFEST, FileCache, pack, read_part
+
+
+def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST):
+    offset = 0
+    while offset is not None:
+        assert cache.wanted(source, fingerprint) == offset
+        part, total = read_part(path, offset)
+        offset = cache.add(source, fingerprint, offset, total, pack(kind, part), in_use)
+
+
+def cache_of(directory, kind=MANIFEST, limit_bytes=1 << 30, room_bytes=1 << 40):
+    return FileCache(directory, kind, limit_bytes, lambda: room_bytes)
+
+
+def test_parts_make_the_manifest(tmp_path):
+    path = tmp_path / "m"
+    fingerprint = write_manifest(path, (f"class{number % 7}/{number:050d}" for number in range(40000)))
+    assert path.stat().st_size > 2 * MAX_PART_BYTES
+    (tmp_path / "c").mkdir()
+    cache = cache_of(tmp_path / "c")
+    assert not cache.has(fingerprint)
+    receive(cache, path, fingerprint)
+    assert cache.has(fingerprint) and cache.path(fingerprint).read_bytes() == path.read_bytes()
+    assert os.listdir(tmp_path / "c") == [fingerprint]
+
+
+def test_what_is_not_the_manifest_is_dropped(tmp_path):
+    path = tmp_path / "m"
+    fingerprint = write_manifest(path, ["a", "b"])
+    cache = cache_of(tmp_path / "c")
+    plain, total = read_part(path, 0)
+    part = pack(MANIFEST, plain)
+    bomb = zlib.compress(bytes(10 << 20))
+    for key, size, content in (
+        ("0" * 32, total, part),
+        (fingerprint, total, bomb),
+        (fingerprint, total, b"junk"),
+        (fingerprint, total, part[:-9]),
+        (fingerprint, total - 1, part),
+        (fingerprint, 1 << 40, part),
+        (fingerprint, 0, part),
+    ):
+        with pytest.raises((DatasetError, SpoolError)):
+            cache.add("host", key, 0, size, content, ())
+        assert os.listdir(tmp_path / "c") == []
+    receive(cache, path, fingerprint)
+
+
+def test_the_cache_is_limited_and_spares_what_is_used(tmp_path):
+    cache = cache_of(tmp_path / "c", limit_bytes=500)
+    prints = []
+    for number in range(5):
+        prints.append(write_manifest(tmp_path / "m", [f"{number}" * 60]))
+        receive(cache, tmp_path / "m", prints[-1], in_use=prints[:1])
+        os.utime(cache.path(prints[-1]), (number, number))
+    assert cache.has(prints[0]) and cache.has(prints[4]) and not cache.has(prints[1])
+
+
+def array_file(path, number, size):
+    path.write_bytes(bytes([number]) * size)
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
+    """By a size limit and by the disk's free space; what jobs use stays, what is on its way counts."""
+    names = [array_file(tmp_path / str(number), number, 2 * MAX_PART_BYTES + number) for number in range(4)]
+    room = [1 << 40]
+    cache = FileCache(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES, lambda: room[0])
+    for number in (0, 1):
+        receive(cache, tmp_path / str(number), names[number], kind=ARRAY)
+        os.utime(cache.path(names[number]), (number, number))
+    assert cache.path(names[1]).name == f"{names[1]}.npy"
+    receive(cache, tmp_path / "2", names[2], in_use=names[:1], kind=ARRAY)
+    assert [cache.has(name) for name in names] == [True, False, True, False]
+    with pytest.raises(SpoolError, match="--upload-bytes"):
+        receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
+    room[0] = 2 * MAX_PART_BYTES
+    with pytest.raises(SpoolError, match="missing on its disk"):
+        receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
+    room[0] = 1 << 40
+    part, total = read_part(tmp_path / "3", 0)
+    assert cache.add("slow host", names[3], 0, total, part, ()) == MAX_PART_BYTES
+    with pytest.raises(SpoolError):  # what the slow host was promised is not given away
+        receive(cache, tmp_path / "1", names[1], in_use=names[2:3], kind=ARRAY)
+    cache.forget("slow host")
+    receive(cache, tmp_path / "1", names[1], in_use=names[2:3], kind=ARRAY)
+    with pytest.raises(DatasetError, match="received is"):
+        receive(cache, tmp_path / "0", "0" * 32, kind=ARRAY)
+    assert not list((tmp_path / "c").glob("*.part"))
+
+
+@pytest.mark.parametrize("kind", [MANIFEST, ARRAY])
+def test_what_is_not_the_caches_stays_and_takes_no_room(tmp_path, kind):
+    """Somebody's own directory of that name: old, large files with names that are nearly ours."""
+    directory, source, names = tmp_path / "c", tmp_path / "source", []
+    directory.mkdir()
+    other = "1" * 32 + (".npy" if kind == MANIFEST else "")
+    foreign = ["film.part", "0" * 32 + ".part", "0" * 31 + ".1.part", "weights.npy", "notes", "0" * 33, "A" * 32, other]
+    for name in foreign:
+        (directory / name).write_bytes(bytes(5000))
+        os.utime(directory / name, (1, 1))
+    (directory / ("0" * 32 + ".7.part")).touch()  # what an engine that was killed has left
+    cache = cache_of(directory, kind, limit_bytes=1000)
+    assert sorted(os.listdir(directory)) == sorted(foreign)
+    for number in range(1, 4):
+        if kind == MANIFEST:
+            names.append(write_manifest(source, [f"{number}" * 600]))
+        else:
+            names.append(array_file(source, number, 600))
+        receive(cache, source, names[-1], kind=kind)
+    assert sorted(os.listdir(directory)) == sorted([*foreign, cache.path(names[-1]).name])
+
+
+def private_dirty_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+
+
+def test_imagenets_names_cost_little_and_a_second_job_starts_at_once(start, recipe, tmp_path):
+    paths = [f"n{number // 1281:08d}/n{number // 1281:08d}_{number}.JPEG" for number in range(1_281_167)]
+    manifest = tmp_path / "imagenet"
+    dataset = FileSet(str(recipe.root), write_manifest(manifest, paths), len(paths))
+    engine = start("--root", str(recipe.root))
+    link = engine.link()
+    small = recipe.open(link, SimpleQueue())
+    small.probe(1, 1, [(0, 0)])  # decoders loaded, everything at work
+
+    def memory():
+        return sum(map(private_dirty_kib, [engine.process.pid, *engine.children()]))
+
+    before = memory()
+    job = link.open_job(recipe.pipeline, dataset, Layout(8, 32, 32, 3), lambda _: manifest, print)
+    answers = job.probe(1, 1, [(number, 0) for number in range(0, len(paths), 10007)])
+    assert all("_" in answer.error and "No such file" in answer.error for answer in answers)
+    assert memory() - before < 20 << 10
+    start_s = time.monotonic()
+    second = link.open_job(recipe.pipeline, dataset, Layout(8, 32, 32, 3), lambda _: manifest, print)
+    assert "No such file" in second.probe(1, 1, [(len(paths) - 1, 0)])[0].error
+    assert time.monotonic() - start_s < 1
+    print("private KiB", before, memory())
+    link.close()
+    until(lambda: not list(engine.spool.glob("job-*")))
+
+
+def test_a_second_engine_finds_the_manifests_of_the_first(start, recipe):
+    engine = start("--root", str(recipe.root))
+    link = engine.link()
+    recipe.open(link, SimpleQueue())
+    link.close()
+    engine.end()
+    again = start("--root", str(recipe.root), keys=engine.keys)
+    link = again.link()
+    recipe.manifest.unlink()
+    assert isinstance(recipe, Recipe)
+    recipe.open(link, SimpleQueue())
+    link.close()

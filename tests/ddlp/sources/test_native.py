@@ -1,0 +1,134 @@
+"""The host's batches: the same bits however they are finished, and nothing left behind when one is broken off."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as T
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader
+
+from csd_engine.data.image_files import MAX_FILE_BYTES
+from csd_engine.prepare import file_batch as filebatch
+from csd_engine.prepare import sample as samples
+from ddlp import ImageArrays, ImageFiles
+from ddlp.sampling.epoch_plan import EpochPlan
+from ddlp.sources.host import native as host
+from ddlp.sources.host.native import Recipe, Unwanted, prepare_batch
+from ddlp.transfer.memory_pool import Pool
+from ddlp.transforms import Cutout
+from ddlp.translate.datasets import translate_dataset
+from ddlp.translate.portable import portable
+from tests.open_files import descriptors
+
+COUNT, BATCH = 12, 4
+CROP = (T.RandomResizedCrop((32, 24)), T.RandomHorizontalFlip())
+VALUES = (T.ToTensor(), T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+OUTPUTS = list(itertools.product((torch.float32, torch.bfloat16, torch.uint8), (torch.contiguous_format, torch.channels_last)))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    home = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(4)
+    for k in range(COUNT):
+        small = random.integers(0, 256, (9, 11, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((70 + 9 * k, 60 + 5 * k), 2).save(home / f"{k}.jpg")
+    return [str(home / f"{k}.jpg") for k in range(COUNT)]
+
+
+@pytest.fixture(autouse=True, params=["kernel", "pillow"])
+def way(request, monkeypatch):
+    if request.param == "pillow":
+        for module in (samples, host):
+            monkeypatch.setattr(module, "kernel", lambda: None)
+    else:
+        request.getfixturevalue("need_kernel")
+
+
+def recipe(data, dtype=torch.float32, memory_format=torch.contiguous_format):
+    loader = DataLoader(data, BATCH)
+    found = portable(loader, dtype, memory_format)
+    plan = EpochPlan(loader.batch_sampler, found.dataset, whole=True, batched=True)
+    return Recipe(found.dataset.reader(), found.pipeline, found.epilogue, found.shape, 3, 1, plan, Pool(4))
+
+
+def files(paths, *masks):
+    return ImageFiles(paths, range(len(paths)), T.Compose([*CROP, *VALUES, *masks]))
+
+
+def arrays(*masks):
+    images = np.random.default_rng(1).integers(0, 256, (COUNT, 40, 36, 3), dtype=np.uint8)
+    return ImageArrays(images, range(COUNT), T.Compose([T.RandomCrop((32, 24), 4), *VALUES, *masks]))
+
+
+@pytest.mark.parametrize("dtype, memory_format", OUTPUTS)
+@pytest.mark.parametrize("masks", [(), (Cutout(2, 9),)])
+@pytest.mark.parametrize("kind", ["files", "arrays"])
+def test_sample_by_sample_is_the_batch_through_the_epilogue(paths, dtype, memory_format, masks, kind):
+    if dtype == torch.uint8 and masks:
+        pytest.skip("the mask's fill is no byte's value")
+    made = recipe(files(paths, *masks) if kind == "files" else arrays(*masks), dtype, memory_format)
+    for position in range(COUNT // BATCH):
+        raw = prepare_batch(made, position, lambda: True)
+        assert raw.images.dtype == torch.uint8 and (raw.boxes is not None) == bool(masks)
+        finished = prepare_batch(made, position, lambda: True, finished=True)
+        assert finished.boxes is None and finished.images.is_contiguous(memory_format=memory_format)
+        assert torch.equal(finished.images, made.epilogue(raw.images, raw.boxes))
+
+
+def test_memory_is_used_again_but_not_while_a_batch_is_held(paths):
+    made = recipe(files(paths))
+    first = prepare_batch(made, 0, lambda: True, finished=True).images
+    kept, place = first[1, 2], first.data_ptr()
+    before = kept.clone()
+    del first
+    others = [prepare_batch(made, 1, lambda: True, finished=True).images for _ in range(3)]
+    assert torch.equal(kept, before) and place not in [other.data_ptr() for other in others]
+    del kept
+    assert prepare_batch(made, 1, lambda: True, finished=True).images.data_ptr() == place
+    made.pool.close()
+    assert torch.equal(others[0], others[2])
+
+
+def test_where_the_files_of_a_batch_lie(paths):
+    one, of_paths, rows = files(paths), files([Path(path) for path in paths]), arrays()
+    reader = {name: translate_dataset(ConcatDataset(sets)).reader() for name, sets in
+              {"one": [of_paths], "two": [one, of_paths], "mixed": [one, rows]}.items()}  # fmt: skip
+    assert reader["one"].paths([3, 0, 3]) == [paths[3], paths[0], paths[3]]
+    assert reader["two"].paths([COUNT + 2, 1]) == [paths[2], paths[1]]
+    assert reader["mixed"].paths([1]) == [paths[1]] and reader["mixed"].paths([1, COUNT]) is None
+    assert translate_dataset(rows).reader().paths([0]) is None
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
+    large = shutil.copy(paths[1], tmp_path / "large.jpg")
+    os.truncate(large, MAX_FILE_BYTES + 1)  # zeros behind the image, which take no space
+    expected = prepare_batch(recipe(files(paths)), 0, lambda: True).images
+    before, read = descriptors(), bytes_read()
+    found = prepare_batch(recipe(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
+    assert torch.equal(found, expected)
+    assert bytes_read() - read < 16 << 20 and descriptors() == before
+
+
+def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # each call of the kernel makes one sample
+    made = recipe(files(paths))
+    prepare_batch(made, 0, lambda: True)
+    before = descriptors()
+    answers = iter([True, True, False])
+    with pytest.raises(Unwanted):
+        prepare_batch(made, 0, lambda: next(answers), finished=True)
+    with pytest.raises(FileNotFoundError, match="gone"):
+        prepare_batch(recipe(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
+    assert descriptors() == before
