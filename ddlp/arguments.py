@@ -25,8 +25,8 @@ BACKENDS = ("native", "dali", "dali_cpu")
 OUTPUTS = {str(t).removeprefix("torch."): t for t in DTYPES}
 
 _KEPT_IN = {  # what is made once for all epochs, and of which arguments
-    "_reach": ("csd", "transfer", "spool", "spool_bytes"),
-    "_landing": ("device", "transfer"),
+    "_connections": ("csd", "transfer", "spool", "spool_bytes"),
+    "_gpu_transfer": ("device", "transfer"),
 }
 
 

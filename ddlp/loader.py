@@ -32,7 +32,7 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy
 from ddlp.sources.engine.attach import attend
-from ddlp.sources.engine.connections import Keep, Reach
+from ddlp.sources.engine.connections import EngineConnections, SharedHandle
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.host import stateful_workers as stateful
 from ddlp.sources.host.dali import Graphs
@@ -40,8 +40,8 @@ from ddlp.sources.host.keyed_samples import KeyedSamples
 from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator
 from ddlp.stats.live import Life, Live
 from ddlp.stats.report import EpochReport
-from ddlp.transfer.choose_transfer import landing_on
-from ddlp.transfer.gpu_transfer import Landing
+from ddlp.transfer.choose_transfer import transfer_to
+from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import stages
 from ddlp.translate.obstacles import has_images
 from ddlp.translate.portable import Portable, portable
@@ -182,9 +182,9 @@ class DDLPLoader(DataLoader):
         self._cut: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
         self._life = Life()
-        self._reach: Reach | None = None
-        self._keeps: list[Keep] = []
-        self._landing: Landing | None = None
+        self._connections: EngineConnections | None = None
+        self._keeps: list[SharedHandle] = []
+        self._gpu_transfer: GpuTransfer | None = None
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._prepared: Prepared | None = None
@@ -347,14 +347,14 @@ class DDLPLoader(DataLoader):
         self, now: Portable, seed: int | None, base_seed: int | None, epoch: int, resume: resuming.Resume
     ) -> EpochIterator:
         name = self._wanted_strategy()
-        landing = self._landed()
-        graphs = self._graphs_for(now, landing)
-        reach = None if name == "cpu" else self._reached()
-        devices = () if reach is None else reach.names
-        ended = (lambda: None) if reach is None else reach.epoch_began()
+        gpu_transfer = self._gpu_transfer_for_target()
+        graphs = self._graphs_for(now, gpu_transfer)
+        connections = None if name == "cpu" else self._reached()
+        devices = () if connections is None else connections.names
+        ended = (lambda: None) if connections is None else connections.epoch_began()
         try:
-            if reach is not None and name == "csd":
-                reach.check_embedded()  # nobody else may prepare a batch: it is told here
+            if connections is not None and name == "csd":
+                connections.check_embedded()  # nobody else may prepare a batch: it is told here
             iterator = iterator_kind(self)(
                 self,
                 now,
@@ -364,7 +364,7 @@ class DDLPLoader(DataLoader):
                 resume=resume,
                 make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
                 devices=devices,
-                landing=landing,
+                gpu_transfer=gpu_transfer,
                 graphs=graphs,
                 life=self._life,
                 on_closed=ended,
@@ -373,9 +373,9 @@ class DDLPLoader(DataLoader):
             ended()
             raise
         iterator.keep = tuple(self._keeps)
-        if reach is not None:
+        if connections is not None:
             for device in devices:
-                arguments = (iterator.run, device, now.dataset, reach, iterator.largest, self.audit, self.allow_different_bits)
+                arguments = (iterator.run, device, now.dataset, connections, iterator.largest, self.audit, self.allow_different_bits)
                 threading.Thread(target=attend, args=arguments, name=f"ddlp-attend-{device}", daemon=True).start()
         return iterator
 
@@ -384,30 +384,30 @@ class DDLPLoader(DataLoader):
             return STRATEGIES[name](ledger, rates)
         return Mte(ledger, rates, None if self.ratio is None else round(ledger.length * self.ratio))
 
-    def _reached(self) -> Reach:
-        if self._reach is None or self._reach.pid != os.getpid():  # else inherited over a fork: the parent's
+    def _reached(self) -> EngineConnections:
+        if self._connections is None or self._connections.pid != os.getpid():  # else inherited over a fork: the parent's
             options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
-            self._reach = Reach(self._devices, options, self.transfer)
-            self._keeps.append(Keep())
-            when_dropped(self._keeps[-1], self._reach.close)
-        return self._reach
+            self._connections = EngineConnections(self._devices, options, self.transfer)
+            self._keeps.append(SharedHandle())
+            when_dropped(self._keeps[-1], self._connections.close)
+        return self._connections
 
-    def _landed(self) -> Landing | None:
+    def _gpu_transfer_for_target(self) -> GpuTransfer | None:
         """Where batches land, on an accelerator that takes copies beside its work; the same for all epochs."""
-        if self._landing is None:
-            self._landing = landing_on(self._target, self.transfer)
-            if self._landing is not None:
-                self._keeps.append(Keep())
-                when_dropped(self._keeps[-1], self._landing.close)
-        return self._landing
+        if self._gpu_transfer is None:
+            self._gpu_transfer = transfer_to(self._target, self.transfer)
+            if self._gpu_transfer is not None:
+                self._keeps.append(SharedHandle())
+                when_dropped(self._keeps[-1], self._gpu_transfer.close)
+        return self._gpu_transfer
 
-    def _graphs_for(self, now: Portable, landing: Landing | None) -> Graphs | None:
+    def _graphs_for(self, now: Portable, gpu_transfer: GpuTransfer | None) -> Graphs | None:
         """DALI's pipelines for an epoch; those on a GPU are kept for the next one."""
         if self.backend == "native":
             return None
         wanted, graphs = stages(now), self._graphs
         if graphs is None or graphs.gpu is None or graphs.stages != wanted:
-            graphs = self._graphs = Graphs(wanted, landing if self.backend == "dali" else None)
+            graphs = self._graphs = Graphs(wanted, gpu_transfer if self.backend == "dali" else None)
         return graphs
 
     # -- state, report -------------------------------------------------------------------------------------------
@@ -472,5 +472,7 @@ class DDLPLoader(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Loaders pickle: connections and iterations under way stay behind."""
-        left = dict.fromkeys(("_iterator", "_prepared", "_before", "_last", "_reach", "_landing", "_graphs", "_samples"))
+        left = dict.fromkeys(
+            ("_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples")
+        )
         return {**vars(self), **left, "_keeps": [], "_life": Life()}

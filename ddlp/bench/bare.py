@@ -37,7 +37,7 @@ from ddlp.bench.common import BenchFailed, user_environment
 from ddlp.bench.data import loader
 from ddlp.sources.host.native import fill_rows, make_files
 from ddlp.transfer.mapped_batch import map_batch
-from ddlp.transfer.memory_pool import Pool
+from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.portable import Portable, portable
 
 _FETCHED_FILES = 4
@@ -64,7 +64,7 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     bulk, plan, convert = Bulk.of(found.pipeline, reader.rows()), file_plan(found.pipeline, kernel()), not epilogue.keeps_bytes
     # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
     rows = np.empty((batch, *found.shape), dtype=np.uint8)
-    bits = epilogue.empty(batch, found.shape[0], found.shape[1], Pool(1)) if convert else None
+    bits = epilogue.empty(batch, found.shape[0], found.shape[1], MemoryPool(1)) if convert else None
     never_before = np.zeros(batch, dtype=np.int64)
 
     def make(k: int) -> torch.Tensor:
@@ -123,7 +123,7 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
 
 def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int], object]:
     """Bring a batch file in as the host does: mapped and verified, then the epilogue into memory of a pool."""
-    pool = Pool(2)
+    pool = MemoryPool(2)
     layout = Layout(batch, *found.shape, 0)
     reader, order = found.dataset.reader(), _order(found)
     paths = []

@@ -96,7 +96,7 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
     """One kind's samples, made below `directory`."""
     paths = _files(kind, min(_FILES, samples), directory)
     reader = translate_dataset(ImageFiles(paths, range(len(paths)))).reader()
-    recipes = [(T.Compose(recipe), translate(T.Compose([*recipe, T.ToTensor()]), "RGB").pipeline) for recipe in _RECIPES]
+    recipes = [(T.Compose(spec), translate(T.Compose([*spec, T.ToTensor()]), "RGB").pipeline) for spec in _RECIPES]
     plans = [file_plan(pipeline, kernel()) for _, pipeline in recipes]
     taken = [_kernel_takes(path) for path in paths]
     differing = by_kernel = 0

@@ -30,10 +30,10 @@ from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, rat
 from ddlp.epoch.executor import FETCHERS
 from ddlp.errors import DDLPError
 from ddlp.transfer.choose_transfer import WAYS, ways
-from ddlp.transfer.device_stream import CudaLane, Lane, PlainLane
+from ddlp.transfer.device_stream import CudaStream, DeviceStream, PlainStream
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.file_readers import BLOCK_BYTES, READERS, PinnedWay, Way
-from ddlp.transfer.gpu_transfer import FileLanding, Landing
+from ddlp.transfer.file_readers import BLOCK_BYTES, READERS, FileReader, PinnedReader
+from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
 
 BOUND, RAW = "copy from page-locked memory", "raw read"
@@ -90,9 +90,9 @@ def run(options: argparse.Namespace) -> int:
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BenchFailed("torch finds no GPU here (`nvidia-smi` says why); --device cpu shows that the benchmark runs.")
-    lane: Lane = CudaLane(device) if device.type == "cuda" else PlainLane(device)
+    stream: DeviceStream = CudaStream(device) if device.type == "cuda" else PlainStream(device)
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
-        result = measure(options, lane, Path(spool))
+        result = measure(options, stream, Path(spool))
     best = [name for name in (ALONE.format("pinned"),) if name in result.rates]
     aims = [
         Aim(f"{name}: of a {BOUND}", _AIM, statistics.median(ratios(result.rates[name], result.rates[BOUND]))) for name in best
@@ -101,20 +101,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
+def measure(options: argparse.Namespace, stream: DeviceStream, spool: Path) -> Result:
     """All rounds."""
     layout = Layout(options.batch, options.size, options.size, 3)
     files = [_written(spool, number, layout) for number in range(options.files)]
-    name = torch.cuda.get_device_name(lane.device) if lane.device.type == "cuda" else str(lane.device)
+    name = torch.cuda.get_device_name(stream.device) if stream.device.type == "cuda" else str(stream.device)
     result = Result(name, options.batch, layout.file_bytes / 1e6, options.cold)
-    on_device = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
-    locked = torch.empty(layout.data_bytes, dtype=torch.uint8, pin_memory=lane.pinned)
+    on_device = torch.empty(layout.data_bytes, dtype=torch.uint8, device=stream.device)
+    locked = torch.empty(layout.data_bytes, dtype=torch.uint8, pin_memory=stream.pinned)
 
     def copy(reads: range) -> None:
         for _ in reads:
-            with lane.work():
+            with stream.work():
                 on_device.copy_(locked, non_blocking=True)
-        lane.mark().wait()
+        stream.event().wait()
 
     def turn(work: Work) -> Callable[[], float]:
         def timed() -> float:
@@ -130,22 +130,22 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
 
         return timed
 
-    turns = {BOUND: turn(copy), RAW: turn(lambda reads: _raw(files, layout, reads, lane))}
-    opened: list[Way | Landing] = []
+    turns = {BOUND: turn(copy), RAW: turn(lambda reads: _raw(files, layout, reads, stream))}
+    opened: list[FileReader | GpuTransfer] = []
     mapped = may_map(spool)
-    found = {name: ways(lane, name) for name in options.ways}
+    found = {name: ways(stream, name) for name in options.ways}
     for readers, mib in options.pinned:
-        found[f"pinned, {readers} x {mib} MiB"] = partial(_pinned, lane, readers, mib << 20)
+        found[f"pinned, {readers} x {mib} MiB"] = partial(_pinned, stream, readers, mib << 20)
     for name, open_ways in found.items():
         try:
             way = open_ways(spool, mapped)[0]
         except DDLPError as error:
             result.missing[name] = str(error)
             continue
-        turns[ALONE.format(name)] = turn(_alone(way, lane, files, layout))
-        landing = Landing(lane, open_ways)
-        opened += [way, landing]
-        turns[WHOLE.format(name)] = turn(_whole(landing.open(spool, mapped), files, layout))
+        turns[ALONE.format(name)] = turn(_alone(way, stream, files, layout))
+        gpu_transfer = GpuTransfer(stream, open_ways)
+        opened += [way, gpu_transfer]
+        turns[WHOLE.format(name)] = turn(_whole(gpu_transfer.open(spool, mapped), files, layout))
     try:
         for one in turns.values():
             one()  # memory, registration, the page cache
@@ -156,8 +156,8 @@ def measure(options: argparse.Namespace, lane: Lane, spool: Path) -> Result:
     return result
 
 
-def _pinned(lane: Lane, readers: int, block_bytes: int, spool: Path, mapped: bool) -> list[Way]:
-    return [PinnedWay(lane, readers, block_bytes)]
+def _pinned(stream: DeviceStream, readers: int, block_bytes: int, spool: Path, mapped: bool) -> list[FileReader]:
+    return [PinnedReader(stream, readers, block_bytes)]
 
 
 def _parts(options: argparse.Namespace) -> list[range]:
@@ -166,10 +166,10 @@ def _parts(options: argparse.Namespace) -> list[range]:
     return [range(first, min(first + step, options.reads)) for first in range(0, options.reads, step)]
 
 
-def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout) -> Work:
+def _alone(way: FileReader, stream: DeviceStream, files: list[Path], layout: Layout) -> Work:
     buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
     for _ in range(FETCHERS):
-        buffer = torch.empty(layout.data_bytes, dtype=torch.uint8, device=lane.device)
+        buffer = torch.empty(layout.data_bytes, dtype=torch.uint8, device=stream.device)
         way.prepare(buffer)
         buffers.put(buffer)
 
@@ -177,20 +177,20 @@ def _alone(way: Way, lane: Lane, files: list[Path], layout: Layout) -> Work:
         path, buffer = files[k % len(files)], buffers.get()
         with open_batch(path, layout) as descriptor:
             kept = way.read(path, descriptor, buffer, layout.data_bytes)
-            lane.mark().wait()
+            stream.event().wait()
             del kept
         buffers.put(buffer)
 
     return _by_fetchers(one)
 
 
-def _whole(landing: FileLanding, files: list[Path], layout: Layout) -> Work:
+def _whole(gpu_transfer: FileTransfer, files: list[Path], layout: Layout) -> Work:
     table = torch.arange(256, dtype=torch.float32).div(255).repeat(3, 1)
     epilogue = Epilogue(table, torch.zeros(0, 3))
 
     def one(k: int) -> None:
         number = k % len(files)
-        landing.read(epilogue, files[number], f"{number:032x}", number, layout)
+        gpu_transfer.read(epilogue, files[number], f"{number:032x}", number, layout)
 
     return _by_fetchers(one)
 
@@ -203,7 +203,7 @@ def _by_fetchers(one: Callable[[int], None]) -> Work:
     return work
 
 
-def _raw(files: list[Path], layout: Layout, reads: range, lane: Lane) -> None:
+def _raw(files: list[Path], layout: Layout, reads: range, stream: DeviceStream) -> None:
     """The files' bytes by as many threads as the `pinned` way has, each into memory of its own."""
 
     def part(work: tuple[int, int]) -> None:
@@ -211,7 +211,7 @@ def _raw(files: list[Path], layout: Layout, reads: range, lane: Lane) -> None:
         place = memoryview(blocks[start // BLOCK_BYTES % READERS].numpy())
         os.preadv(descriptors[number], [place[: min(BLOCK_BYTES, layout.data_bytes - start)]], DATA_OFFSET + start)
 
-    blocks = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=lane.pinned) for _ in range(READERS)]
+    blocks = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=stream.pinned) for _ in range(READERS)]
     descriptors = [os.open(path, os.O_RDONLY) for path in files]
     try:
         with ThreadPoolExecutor(READERS) as readers:

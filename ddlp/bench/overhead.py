@@ -34,9 +34,9 @@ from ddlp.loader import DDLPLoader
 from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Strategy
-from ddlp.sources.host.native import Pixels, prepare_batch
+from ddlp.sources.host.native import PreparedBatch, prepare_batch
 from ddlp.transfer.mapped_batch import map_batch
-from ddlp.transfer.memory_pool import Pool
+from ddlp.transfer.memory_pool import MemoryPool
 
 BOUND_US = 100.0
 _QUOTA = 1024  # batches in the device's spool, as an embedded engine's
@@ -182,12 +182,12 @@ def bare(n: int = 2000) -> tuple[float, float]:
         Of a batch that the host makes, and of one whose file a device has published.
     """
     iterator = iter(DDLPLoader(dataset(n), 1, seed=0))
-    recipe = iterator.recipe
+    spec = iterator.spec
     iterator.run.close()  # its threads; what is left makes a batch
-    recipe = dataclasses.replace(recipe, pool=Pool(2))
+    spec = dataclasses.replace(spec, pool=MemoryPool(2))
     began = time.thread_time()
     for k in range(n):
-        made = prepare_batch(recipe, k, lambda: True, finished=True)
+        made = prepare_batch(spec, k, lambda: True, finished=True)
         iterator._finish(Delivered(k, Side.HOST, made))
     host_us = 1e6 * (time.thread_time() - began) / n
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as spool:
@@ -199,8 +199,8 @@ def bare(n: int = 2000) -> tuple[float, float]:
         for k in range(n):
             batch = map_batch(path, name, 0, layout)
             assert batch is not None
-            pixels = recipe.epilogue(torch.from_numpy(batch.images), pool=recipe.pool)
-            iterator._finish(Delivered(k, Side.CSD, Pixels(pixels, None, finished=True)))
+            pixels = spec.epilogue(torch.from_numpy(batch.images), pool=spec.pool)
+            iterator._finish(Delivered(k, Side.CSD, PreparedBatch(pixels, None, finished=True)))
         return host_us, 1e6 * (time.thread_time() - began) / n
 
 

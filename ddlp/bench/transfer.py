@@ -30,8 +30,8 @@ from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms import Pipeline
 from ddlp.bench.common import add_output, emit
 from ddlp.datasets import ImageArrays
-from ddlp.sources.engine.dataset_upload import Luggage
-from ddlp.sources.engine.fetch import Fetching
+from ddlp.sources.engine.dataset_upload import DatasetUpload
+from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.events import EngineEvent, LeaseFailed, LeasePublished
 from ddlp.translate.datasets import translate_dataset
@@ -110,14 +110,14 @@ def measure(home: Path, batch: int, size: int, batches: int) -> list[Line]:
 
 
 def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int) -> list[Line]:
-    luggage = Luggage.sent_to(link.open().spool)
+    upload = DatasetUpload.sent_to(link.open().spool)
     try:
         images = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), dtype=np.uint8)
-        dataset = luggage.describe(translate_dataset(ImageArrays(images, range(ROWS))))
+        dataset = upload.describe(translate_dataset(ImageArrays(images, range(ROWS))))
         pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": []})
         layout = Layout(batch, size, size, 3)
         events: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
-        job = link.open_job(pipeline, dataset, layout, None, events.put, array_part=luggage.array_part)
+        job = link.open_job(pipeline, dataset, layout, None, events.put, array_part=upload.array_part)
         items = [(k % ROWS, 0) for k in range(batch)]
         name = identity(pipeline.digest, fingerprint(dataset), 0, 0, items)
         memory = np.empty(layout.image_bytes, np.uint8)
@@ -133,14 +133,14 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
             with open(path, "rb", buffering=0) as stream:
                 stream.readinto(memory.data)
 
-        def through(fetching: Fetching) -> Callable[[Path, int], object]:
+        def through(fetching: BatchFetcher) -> Callable[[Path, int], object]:
             return lambda path, lease: fetching.read(path, name, lease, layout, lambda: memory)
 
         ways = {
             "bare read": bare,
-            "mapped, from the spool": through(Fetching(job, True, print, mapped=True)),
-            "through the spool": through(Fetching(job, True, print)),
-            "over the socket": through(Fetching(job, False, print)),
+            "mapped, from the spool": through(BatchFetcher(job, True, print, mapped=True)),
+            "through the spool": through(BatchFetcher(job, True, print)),
+            "over the socket": through(BatchFetcher(job, False, print)),
         }
         lines, lease = [], 0
         for title, bring in ways.items():
@@ -160,7 +160,7 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
             lines.append(Line(title, median, max(seconds), mb_per_s, host / (batches + 1), device / (batches + 1)))
         return lines
     finally:
-        luggage.close()
+        upload.close()
 
 
 def _own_cpu_s() -> float:

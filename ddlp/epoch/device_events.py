@@ -6,23 +6,23 @@ import threading
 import time
 from collections.abc import Iterable
 
-from ddlp.epoch.gpu_prefetch import Coming
+from ddlp.epoch.gpu_prefetch import PendingTransfer
 from ddlp.epoch.prepared import Failure
-from ddlp.epoch.user_messages import Tidings
+from ddlp.epoch.user_messages import UserMessages
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
-from ddlp.sources.host.native import Pixels, Recipe
+from ddlp.sources.host.native import EpochSpec, PreparedBatch
 
-__all__ = ["Heard"]
+__all__ = ["DeviceEvents"]
 
 
-class Heard:
+class DeviceEvents:
     """The part of an `EpochRun` that listens, and that tells who brings devices in when it is over.
 
     Its methods may be called from any thread.
     """
 
-    recipe: Recipe
+    spec: EpochSpec
     ledger: Ledger
     rates: Rates
     _lock: threading.RLock
@@ -30,9 +30,9 @@ class Heard:
     _closing: bool
     _gone: set[str]
     _barred: set[str]
-    _tidings: Tidings
+    _messages: UserMessages
     _error: BaseException | None
-    _ready: dict[int, Pixels | Failure | Coming]
+    _ready: dict[int, PreparedBatch | Failure | PendingTransfer]
 
     @property
     def _full_batch(self) -> int:
@@ -45,29 +45,29 @@ class Heard:
 
     def _part(self, position: int) -> float:
         """A batch as a part of a full one."""
-        return self.recipe.plan.size(position) / self._full_batch
+        return self.spec.plan.size(position) / self._full_batch
 
     def take_warnings(self) -> list[str]:
         """What the training thread should tell the user, once."""
-        if not self._tidings:  # mostly: not worth the lock
+        if not self._messages:  # mostly: not worth the lock
             return []
         with self._lock:
-            return self._tidings.take(time.monotonic(), self.ledger.done)
+            return self._messages.take(time.monotonic(), self.ledger.done)
 
     def warn(self, text: str) -> None:
         """Have the training thread tell the user."""
         with self._lock:
-            self._tidings.warn(text)
+            self._messages.warn(text)
 
     def remark(self, device: str, text: str, about: str = "") -> None:
         """What the report should tell about a device, in the place of what it told of the same thing before."""
         with self._lock:
-            self._tidings.remarks[device, about] = text
+            self._messages.remarks[device, about] = text
 
     def note(self, device: str, text: str) -> None:
         """What a device says of itself (its spool is full, ...): for the report."""
         with self._lock:
-            self._tidings.notes[device] = text
+            self._messages.notes[device] = text
             self.ledger.hold_back(device, bool(text))
             self._act()
 
@@ -77,7 +77,7 @@ class Heard:
             for lease, samples in done.items():
                 position = self.ledger.devices[device].outstanding.get(lease)
                 if position is not None:
-                    self.ledger.progressed(device, lease, samples / max(1, self.recipe.plan.size(position)), time.monotonic())
+                    self.ledger.progressed(device, lease, samples / max(1, self.spec.plan.size(position)), time.monotonic())
 
     def measured(self, device: str, batches: Iterable[tuple[int, float]]) -> None:
         """How long (busy seconds) batches of so many samples took that a device has made for other ranks."""
@@ -101,7 +101,7 @@ class Heard:
             if account.failing:  # it would take up all that is free, and leave it to the host
                 self.lost(device, f"it can't prepare batches: {reason}")
             elif not told:
-                self._tidings.warn(f"{device} could not prepare a batch, the host does: {reason}")
+                self._messages.warn(f"{device} could not prepare a batch, the host does: {reason}")
             self._act()
 
     def absent(self, device: str, reason: str, told: bool) -> bool:
@@ -114,7 +114,7 @@ class Heard:
                 return told
             self.remark(device, f"it did not start: {reason}")
             if not told:
-                self._tidings.warn(
+                self._messages.warn(
                     f"the embedded engine takes no part yet, the host prepares its batches: {reason.rstrip('.')}. "
                     "It is tried again from time to time, without a further warning; strategy='cpu' does without it."
                 )
@@ -131,8 +131,8 @@ class Heard:
                 return
             self._gone.add(device)
             self._ends.notify_all()
-            self._tidings.gone(device, None if told or error is not None else reason)
-            self._tidings.notes.pop(device, None)
+            self._messages.gone(device, None if told or error is not None else reason)
+            self._messages.notes.pop(device, None)
             self.ledger.leave(device, time.monotonic())
             if error is not None:
                 self._barred.add(device)
@@ -149,13 +149,13 @@ class Heard:
                 self._gone.add(device)
                 self._barred.add(device)
                 self._ends.notify_all()
-                self._tidings.warn(f"device {device} is not used any more in this epoch: {reason}.")
+                self._messages.warn(f"device {device} is not used any more in this epoch: {reason}.")
             self._act()
 
     def _too_late(self, device: str) -> None:
         """A device is about to join, for too long to be waited for; under the lock. Once it joins it is used all the same."""
         self.ledger.no_longer_expect(device)
-        self._tidings.warn(f"device {device} is not ready yet; the host prepares its batches until it is.")
+        self._messages.warn(f"device {device} is not ready yet; the host prepares its batches until it is.")
         self._act()
 
     def lost_or_over(self, device: str) -> bool:

@@ -18,20 +18,20 @@ from functools import partial
 from pathlib import Path
 
 from csd_engine.errors import WrongPixels
-from ddlp.epoch.device_events import Heard
-from ddlp.epoch.gpu_prefetch import Ahead, Coming
+from ddlp.epoch.device_events import DeviceEvents
+from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer
 from ddlp.epoch.prepared import Delivered, Failure
 from ddlp.epoch.threads import Threads
-from ddlp.epoch.user_messages import Tidings
+from ddlp.epoch.user_messages import UserMessages
 from ddlp.epoch.waiting import Waiting
 from ddlp.process.user_warnings import warn_user
-from ddlp.schedule.claim_chunks import Runs
+from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Cancel, Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
 from ddlp.sources.base import DeviceJob
 from ddlp.sources.host.dali import DaliHost
-from ddlp.sources.host.native import Pixels, Recipe, Unwanted, prepare_batch
+from ddlp.sources.host.native import EpochSpec, PreparedBatch, Unwanted, prepare_batch
 from ddlp.stats.live import Life, Live, devices_live
 from ddlp.stats.report import Counts, EpochReport
 
@@ -40,7 +40,7 @@ FETCHERS = 2  # one batch comes over the network, or waits for a slow file syste
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
 
 
-class EpochRun(Heard):
+class EpochExecutor(DeviceEvents):
     """An epoch from its first batch to its last, or to `close`.
 
     ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
@@ -50,24 +50,24 @@ class EpochRun(Heard):
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: EpochSpec,
         ledger: Ledger,
         strategy: Strategy,
         rates: Rates,
         *,
         workers: int,
-        finish: Callable[[Pixels], Pixels | Coming],
+        finish: Callable[[PreparedBatch], PreparedBatch | PendingTransfer],
         on_cpu: bool,
         full_batch: int,
         on_closed: Callable[[], None],
         dali: DaliHost | None = None,
     ) -> None:
-        self.recipe, self.ledger, self.strategy, self.rates = recipe, ledger, strategy, rates
+        self.spec, self.ledger, self.strategy, self.rates = spec, ledger, strategy, rates
         self._finish, self._on_cpu, self._on_closed = finish, on_cpu, on_closed
         rates.full_batch = full_batch or rates.full_batch
-        self._runs = Runs(ledger, strategy, rates.host)
-        self._ready: dict[int, Pixels | Failure | Coming] = {}
-        self._ahead = None if recipe.landing is None else Ahead(self._ready, ledger, strategy)
+        self._runs = ClaimChunker(ledger, strategy, rates.host)
+        self._ready: dict[int, PreparedBatch | Failure | PendingTransfer] = {}
+        self._ahead = None if spec.gpu_transfer is None else GpuPrefetcher(self._ready, ledger, strategy)
         self._waiting = Waiting(ledger, strategy, self._runs, self._ahead)
         self._lock = self._waiting.lock
         self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
@@ -75,12 +75,12 @@ class EpochRun(Heard):
         self._gone: set[str] = set()  # lost; may come back
         self._barred: set[str] = set()  # not to be used again in this epoch
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
-        self.counts = Counts(ledger, recipe.epoch)
+        self.counts = Counts(ledger, spec.epoch)
         self.handing: int | None = None  #: delivered last, until the iterator has made of it what the training loop gets
         self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
-        self._tidings = Tidings()
+        self._messages = UserMessages()
         self._pid = os.getpid()
         self._prepare = self._preparing(dali)
         rates.host.parallel = workers
@@ -94,9 +94,9 @@ class EpochRun(Heard):
             self.close()
             raise
 
-    def _preparing(self, dali: DaliHost | None) -> Callable[[int, Callable[[], bool], bool], Pixels]:
+    def _preparing(self, dali: DaliHost | None) -> Callable[[int, Callable[[], bool], bool], PreparedBatch]:
         """What makes a batch of the host."""
-        return partial(prepare_batch, self.recipe) if dali is None else dali.begin(self.warn, self.remark)
+        return partial(prepare_batch, self.spec) if dali is None else dali.begin(self.warn, self.remark)
 
     # -- the training thread -------------------------------------------------------------------------------------
 
@@ -145,11 +145,12 @@ class EpochRun(Heard):
                 limit = min(LOOK_UP_S if told else WAITING_S, math.inf if deadline is None else max(0.0, deadline - now))
                 self._waiting.rest(self._waiting.training, limit)
             made = self._ready[position]
-            made = made.there() if isinstance(made, Coming) else made  # no room: raises, and the batch is the next one still
+            if isinstance(made, PendingTransfer):
+                made = made.there()  # no room: raises, and the batch is the next one still
             self.handing = None if isinstance(made, Failure) else position
             side = self.ledger.deliver(position)
             del self._ready[position]
-            now, samples = time.monotonic(), self.recipe.plan.size(position)
+            now, samples = time.monotonic(), self.spec.plan.size(position)
             self._left = now, samples / self._full_batch
             self.counts.delivered(position, side, samples, began, now)
             self._act()
@@ -171,7 +172,7 @@ class EpochRun(Heard):
     def report(self) -> EpochReport:
         """What the epoch did so far."""
         with self._lock:
-            notes = self._tidings.for_report()
+            notes = self._messages.for_report()
             return self.counts.report(self.strategy.name, self.rates, self._full_batch, notes)
 
     def live(self, life: Life) -> Live:
@@ -204,12 +205,12 @@ class EpochRun(Heard):
         try:
             for job in jobs:
                 job.close()  # first: a batch that is on the way is not waited for
-            if not self._threads.join(STALLED_AT_LEAST_S) and not self._tidings.hanging:  # else it was told
+            if not self._threads.join(STALLED_AT_LEAST_S) and not self._messages.hanging:  # else it was told
                 warn_user("ddlp: a device's spool does not answer; the threads that read from it are left to themselves")
         finally:  # Ctrl-C: the threads end by themselves
             self._ready.clear()
-            self.recipe.reader.close()
-            self.recipe.pool.close()
+            self.spec.reader.close()
+            self.spec.pool.close()
             self._on_closed()
 
     def _work(self, loop: Callable[[], None]) -> None:
@@ -248,7 +249,7 @@ class EpochRun(Heard):
                 if self._ahead is None or self._ahead.next() is None:
                     self._waiting.rest(self._waiting.workers, LOOK_UP_S)
 
-    def _make(self, position: int, claim: int) -> tuple[Pixels | Coming | Failure | None, float]:
+    def _make(self, position: int, claim: int) -> tuple[PreparedBatch | PendingTransfer | Failure | None, float]:
         """Make a batch. Returns it, or None where it is not wanted any more, and the seconds that it took."""
         began = time.monotonic()
         try:
@@ -259,9 +260,9 @@ class EpochRun(Heard):
         except BaseException as error:  # raised again in the training thread, in this batch's place
             return Failure(error), 0.0
 
-    def _hand_in(self, run: list[tuple[int, int]], made: list[tuple[Pixels | Coming | Failure | None, float]]) -> None:
+    def _hand_in(self, run: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | Failure | None, float]]) -> None:
         for (position, claim), (batch, busy_s) in zip(run, made, strict=True):
-            if isinstance(batch, (Pixels, Coming)):
+            if isinstance(batch, (PreparedBatch, PendingTransfer)):
                 self.rates.host.add(busy_s, self._part(position))
             if self.ledger.made(claim) and batch is not None:
                 self._ready[position] = batch
@@ -277,11 +278,11 @@ class EpochRun(Heard):
         fetch: tuple[int, str, int, tuple[DeviceJob, Path]] | None = None
         while (fetch := fetch or self._next_fetch()) is not None:
             position, device, lease, (job, path) = fetch
-            made: Pixels | Coming | None = None
+            made: PreparedBatch | PendingTransfer | None = None
             trouble, vanished = "", False
             try:
                 made = self._finish(job.read(lease, position, path))
-                if isinstance(made, Coming):
+                if isinstance(made, PendingTransfer):
                     made.call()  # at once: of a device's batches there are few in memory
             except WrongPixels as error:
                 self._distrust(device, str(error))
@@ -295,9 +296,9 @@ class EpochRun(Heard):
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
                         text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
                         if vanished:
-                            self._tidings.vanished(device, text, time.monotonic())
+                            self._messages.vanished(device, text, time.monotonic())
                         else:
-                            self._tidings.warn(text)
+                            self._messages.warn(text)
                 elif self.ledger.verified(lease):
                     self._ready[position] = made
                 fetch = None if given_up else self._fetch()  # while the lock is held anyway
@@ -321,7 +322,7 @@ class EpochRun(Heard):
             if not self._closing and device not in self._barred and job.open:
                 self._gone.discard(device)
                 if not self.ledger.devices[device].failing:  # else its first batch tells
-                    self._tidings.back(device)
+                    self._messages.back(device)
                 before = self._jobs.get(device)
                 self.rates.device(device).parallel = workers
                 self.ledger.join(device, quota=quota, window=workers + 1)
@@ -339,7 +340,7 @@ class EpochRun(Heard):
                 self._files[lease] = job, path
                 self.counts.published(position)
                 self.rates.device(device).add(busy_s, self._part(position))
-                self._tidings.back(device)
+                self._messages.back(device)
             self._act()
 
     # -- under the lock ------------------------------------------------------------------------------------------
@@ -354,7 +355,7 @@ class EpochRun(Heard):
     def _act(self) -> None:
         """After every event: give up what hangs, pass on what the ledger has dropped, give leases, wake who can go on."""
         while not self._closing and (hanging := self.strategy.hanging_fetch(time.monotonic())) is not None:
-            self._tidings.hangs(self.ledger.give_up(hanging))
+            self._messages.hangs(self.ledger.give_up(hanging))
             with contextlib.suppress(RuntimeError):  # no more threads may be started: one fetcher less
                 self._threads.start(partial(self._work, self._fetcher), may_hang=True)  # in the place of the one that hangs
         self._drain()  # first: the space that a lease needs is given back before it

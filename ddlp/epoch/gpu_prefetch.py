@@ -14,26 +14,26 @@ from ddlp.epoch.prepared import Failure
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.strategies import Strategy
-from ddlp.sources.host.native import Pixels
+from ddlp.sources.host.native import PreparedBatch
 from ddlp.transfer.device_stream import NoRoom
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.gpu_transfer import Landing
+from ddlp.transfer.gpu_transfer import GpuTransfer
 
-__all__ = ["AHEAD", "Ahead", "Coming", "coming"]
+__all__ = ["AHEAD", "GpuPrefetcher", "PendingTransfer", "pending_transfer"]
 
 AHEAD = 3  # finished batches of the host on the accelerator, beside the one that training has
 
 
-class Coming:
+class PendingTransfer:
     """A batch that is ready, and brought to where it is delivered by whichever thread is first.
 
     Args:
         bring: does it. Raises `NoRoom`, and may be called again then.
     """
 
-    def __init__(self, bring: Callable[[], Pixels]) -> None:
-        self._bring: Callable[[], Pixels] | None = bring
-        self._batch: Pixels | Failure | None = None
+    def __init__(self, bring: Callable[[], PreparedBatch]) -> None:
+        self._bring: Callable[[], PreparedBatch] | None = bring
+        self._batch: PreparedBatch | Failure | None = None
         self._lock = threading.Lock()
         self.called = False  # before its turn
         self.refused = False  # there was no room for it
@@ -45,7 +45,7 @@ class Coming:
         except NoRoom:
             self.refused = True
 
-    def there(self) -> Pixels | Failure:
+    def there(self) -> PreparedBatch | Failure:
         """The batch where it is delivered, or what went wrong on the way. Raises `NoRoom`."""
         with self._lock:
             if self._bring is not None:
@@ -60,24 +60,26 @@ class Coming:
             return self._batch
 
 
-def coming(landing: Landing, epilogue: Epilogue, pixels: Pixels) -> Coming:
+def pending_transfer(gpu_transfer: GpuTransfer, epilogue: Epilogue, pixels: PreparedBatch) -> PendingTransfer:
     """A batch that is brought to where the landing is."""
 
-    def bring() -> Pixels:
-        landed = landing.bring(epilogue, pixels.images, pixels.boxes)
-        return Pixels(landed.images, None, finished=True, mark=landed.mark)
+    def bring() -> PreparedBatch:
+        landed = gpu_transfer.bring(epilogue, pixels.images, pixels.boxes)
+        return PreparedBatch(landed.images, None, finished=True, event=landed.event)
 
-    return Coming(bring)
+    return PendingTransfer(bring)
 
 
-class Ahead:
+class GpuPrefetcher:
     """Which of the host's ready batches are brought before their turn: the next few in the order of delivery.
 
     Args:
-        ready: the epoch's batches in memory, by position; those that are `Coming` count.
+        ready: the epoch's batches in memory, by position; those that are `PendingTransfer` count.
     """
 
-    def __init__(self, ready: Mapping[int, Pixels | Failure | Coming], ledger: Ledger, strategy: Strategy) -> None:
+    def __init__(
+        self, ready: Mapping[int, PreparedBatch | Failure | PendingTransfer], ledger: Ledger, strategy: Strategy
+    ) -> None:
         self._ready, self._ledger, self._strategy = ready, ledger, strategy
 
     def bring(self, lock: threading.RLock) -> None:
@@ -93,12 +95,12 @@ class Ahead:
                 one.called = True
             one.call()
 
-    def next(self) -> Coming | None:
+    def next(self) -> PendingTransfer | None:
         """The one to bring now; None where there is none, or where as many as may be there are. Under the lock."""
         room, waiting = AHEAD, RangeSet()
         for position in self._ledger.ready_host:
             batch = self._ready.get(position)
-            if isinstance(batch, Coming):
+            if isinstance(batch, PendingTransfer):
                 if not batch.called:
                     waiting.add(position)
                 elif not batch.refused:
@@ -106,5 +108,5 @@ class Ahead:
         if room < 1 or not waiting:
             return None
         first = self._ready[self._strategy.first(waiting)]
-        assert isinstance(first, Coming)
+        assert isinstance(first, PendingTransfer)
         return first

@@ -16,8 +16,8 @@ from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_m
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
-from ddlp.epoch.executor import EpochRun
-from ddlp.epoch.gpu_prefetch import Coming, coming
+from ddlp.epoch.executor import EpochExecutor
+from ddlp.epoch.gpu_prefetch import PendingTransfer, pending_transfer
 from ddlp.epoch.prepared import Delivered
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.user_warnings import warn_user
@@ -30,11 +30,11 @@ from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy
 from ddlp.sources.host.dali import DaliHost, Graphs
-from ddlp.sources.host.native import Pixels, Recipe
+from ddlp.sources.host.native import EpochSpec, PreparedBatch
 from ddlp.stats.live import Life
-from ddlp.transfer.gpu_transfer import Landing
-from ddlp.transfer.memory_pool import Pool
-from ddlp.transfer.to_device import Finish
+from ddlp.transfer.gpu_transfer import GpuTransfer
+from ddlp.transfer.memory_pool import MemoryPool
+from ddlp.transfer.to_device import MoveAndTransform
 from ddlp.translate.portable import Portable
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _host_slots(workers: int, prefetch_factor: int, devices: bool) -> int:
 class EpochMemory:
     """What a loader keeps of its last epoch: its report and its state outlive the iterator."""
 
-    run: EpochRun
+    run: EpochExecutor
     order: States | None
     seed_drawn: bool
     whole: bool
@@ -66,7 +66,7 @@ class EpochMemory:
 
     def state(self) -> dict[str, Any] | None:
         """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is closed."""
-        recipe, finished = self.run.recipe, self.run.ledger.done and self.run.handing is None
+        spec, finished = self.run.spec, self.run.ledger.done and self.run.handing is None
         if finished and self.run.counts.ended_s is not None:
             return None
         with self.keeping:
@@ -76,18 +76,18 @@ class EpochMemory:
             return save(
                 delivered,
                 self.order,
-                seed=recipe.seed,
-                epoch=recipe.epoch,
+                seed=spec.seed,
+                epoch=spec.epoch,
                 seed_drawn=self.seed_drawn,
-                plan=None if self.whole else recipe.plan,
+                plan=None if self.whole else spec.plan,
                 finished=finished,
             )
 
     def forget_delivered(self) -> None:
         """Drop from memory what was delivered and used, where it would pile up."""
-        if self.run.recipe.plan.grows:
+        if self.run.spec.plan.grows:
             with self.keeping:
-                self.run.recipe.plan.forget(self.run.ledger.delivered.first_missing())
+                self.run.spec.plan.forget(self.run.ledger.delivered.first_missing())
 
 
 class _LoaderView:
@@ -106,7 +106,7 @@ class EpochIterator(_BaseDataLoaderIter):
     """Gives the batches of one epoch. Ends its threads and the device's job when it is exhausted, closed or dropped."""
 
     _pin_memory_thread = None
-    run_kind: Callable[..., EpochRun] = EpochRun
+    run_kind: Callable[..., EpochExecutor] = EpochExecutor
     keep: Any = None  # what must live as long as this iterator
     on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
     wants_whole = False  # somebody looks at all batches of the plan when they were delivered
@@ -122,7 +122,7 @@ class EpochIterator(_BaseDataLoaderIter):
         resume: Resume,
         make_strategy: Callable[[Ledger, Rates], Strategy],
         devices: tuple[str, ...],
-        landing: Landing | None,
+        gpu_transfer: GpuTransfer | None,
         graphs: Graphs | None,
         life: Life,
         on_closed: Callable[[], None],
@@ -137,9 +137,9 @@ class EpochIterator(_BaseDataLoaderIter):
         self._portable = portable
         self._transforms_targets = portable.dataset.has_target_transform
         self._device = loader._target
-        if landing is not None:  # "cuda" alone would be another GPU after torch.cuda.set_device
-            self._device = landing.lane.device
-        self._hand_over = Finish(self._device, loader.batch_transform)
+        if gpu_transfer is not None:  # "cuda" alone would be another GPU after torch.cuda.set_device
+            self._device = gpu_transfer.stream.device
+        self._hand_over = MoveAndTransform(self._device, loader.batch_transform)
         prefetch_factor = 2 if loader.prefetch_factor is None else loader.prefetch_factor
         self._ahead = prefetch_factor * loader.num_workers
         seed = int(self._base_seed) if seed is None else seed
@@ -173,32 +173,32 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         for device in devices:
             ledger.expect(device, time.monotonic())
-        pool = Pool(SPARE_BLOCKS, pinned=landing is not None and landing.pinned)
-        self.recipe = Recipe(
+        pool = MemoryPool(SPARE_BLOCKS, pinned=gpu_transfer is not None and gpu_transfer.pinned)
+        self.spec = EpochSpec(
             portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool,
-            landing,
+            gpu_transfer,
         )  # fmt: skip
-        self.recipe.get_ready()
-        on_host = landing is None and (self._device is None or self._device.type == "cpu")
+        self.spec.get_ready()
+        on_host = gpu_transfer is None and (self._device is None or self._device.type == "cpu")
         pin = self._pin_memory_device if self._pin_memory and self._device is None else None
-        dali = None if graphs is None else DaliHost(self.recipe, graphs)
+        dali = None if graphs is None else DaliHost(self.spec, graphs)
 
         def closed() -> None:
             if dali is not None:
                 dali.close()
-            if landing is not None:
-                landing.settle()
+            if gpu_transfer is not None:
+                gpu_transfer.settle()
             on_closed()
 
         strategy = make_strategy(ledger, life.rates)
         strategy.sample_bytes = math.prod(portable.shape)
         self.run = self.run_kind(
-            self.recipe,
+            self.spec,
             ledger,
             strategy,
             life.rates,
             workers=workers,
-            finish=_finish_in_worker(self.recipe, on_host, pin),
+            finish=_finish_in_worker(self.spec, on_host, pin),
             on_cpu=on_host,
             full_batch=loader.batch_size or (self._plan.largest if whole else 0),
             on_closed=closed,
@@ -266,8 +266,8 @@ class EpochIterator(_BaseDataLoaderIter):
             targets = [self._transformed_target(item) for item in self._plan.items(delivered.position)]
         else:
             targets = dataset.targets(self._plan.sources(delivered.position))
-        if pixels.mark is not None:
-            pixels.mark.before_use(images)
+        if pixels.event is not None:
+            pixels.event.before_use(images)
         elif not pixels.finished:
             images = self._portable.epilogue(images, pixels.boxes, self._device)
         if self._auto_collation:
@@ -279,7 +279,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return self._hand_over(batch)
 
     def _transformed_target(self, item: tuple[int, int]) -> Any:
-        with keyed_globals(Keyed(self.recipe.seed, self.recipe.epoch, *item).u64()):
+        with keyed_globals(Keyed(self.spec.seed, self.spec.epoch, *item).u64()):
             return self._portable.dataset.target(item[0])
 
     def _shutdown_workers(self) -> None:
@@ -304,21 +304,21 @@ def _collated(collate: Callable[[Any], Any], targets: list[Any]) -> Any:
     return collate(tuple(targets))
 
 
-def _finish_in_worker(recipe: Recipe, on_host: bool, pin: str | None) -> Callable[[Pixels], Pixels | Coming]:
+def _finish_in_worker(spec: EpochSpec, on_host: bool, pin: str | None) -> Callable[[PreparedBatch], PreparedBatch | PendingTransfer]:
     """What a batch's worker does to its pixels. ``pin``: copied to page-locked memory of torch's, for this kind of device.
 
     Torch's, since it knows of the copies that the training starts from there: that memory is not used again before they are
     done. Of the pool's, only copies of our own are started.
     """
-    epilogue, landing = recipe.epilogue, recipe.landing
+    epilogue, gpu_transfer = spec.epilogue, spec.gpu_transfer
 
-    def finish(pixels: Pixels) -> Pixels | Coming:
-        if pixels.mark is not None:
+    def finish(pixels: PreparedBatch) -> PreparedBatch | PendingTransfer:
+        if pixels.event is not None:
             return pixels
-        if landing is not None:
-            return coming(landing, epilogue, pixels)
+        if gpu_transfer is not None:
+            return pending_transfer(gpu_transfer, epilogue, pixels)
         if on_host and not pixels.finished:
-            pixels = Pixels(epilogue(pixels.images, pixels.boxes, pool=recipe.pool), None, finished=True)
+            pixels = PreparedBatch(epilogue(pixels.images, pixels.boxes, pool=spec.pool), None, finished=True)
         if pin is not None:
             pixels = replace(pixels, images=_utils.pin_memory.pin_memory(pixels.images, pin))
         return pixels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddlp.schedule.ledger import Side
-from ddlp.sources.host.native import Pixels
+from ddlp.sources.host.native import PreparedBatch
 
 __all__ = ["Delivered", "Failure"]
 
@@ -23,4 +23,4 @@ class Delivered:
 
     position: int
     side: Side
-    pixels: Pixels
+    pixels: PreparedBatch

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Tidings"]
+__all__ = ["UserMessages"]
 
 VANISHED_S = 2.0  # a file that is gone is told after this long, unless its device turns out to be gone as well
 _RETURN = "return"
 
 
 @dataclass
-class Tidings:
+class UserMessages:
     """Gathered by any thread; times are a monotonic clock's."""
 
     _warnings: list[str] = field(default_factory=list)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from ddlp.epoch.gpu_prefetch import Ahead
-from ddlp.schedule.claim_chunks import Runs
+from ddlp.epoch.gpu_prefetch import GpuPrefetcher
+from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.strategies import Strategy
 
@@ -16,7 +16,7 @@ __all__ = ["Waiting"]
 class Waiting:
     """One lock around the ledger, and a condition for each kind of thread. All methods are called under the lock."""
 
-    def __init__(self, ledger: Ledger, strategy: Strategy, runs: Runs, ahead: Ahead | None = None) -> None:
+    def __init__(self, ledger: Ledger, strategy: Strategy, runs: ClaimChunker, ahead: GpuPrefetcher | None = None) -> None:
         self._ledger, self._strategy, self._runs, self._ahead = ledger, strategy, runs, ahead
         # The lock itself in `with`, never a condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
         self.lock = threading.RLock()

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from ddlp.epoch.executor import EpochRun
+from ddlp.epoch.executor import EpochExecutor
 from ddlp.errors import DDLPError
 from ddlp.observe.pace import Pace, Window, overall
 from ddlp.process.finalizers import when_dropped
@@ -99,7 +99,7 @@ class Progress:
 def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iterator[Any], Callable[[], Live]]:
     """The iterator, and how to look at it; who does not count himself is counted from here on."""
     run, life = getattr(inner, "run", None), getattr(loader, "_life", None)
-    if isinstance(run, EpochRun) and isinstance(life, Life):
+    if isinstance(run, EpochExecutor) and isinstance(life, Life):
         return inner, partial(run.live, life)
     counts = getattr(inner, "counts", None)
     if not isinstance(counts, Counts):

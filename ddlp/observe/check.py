@@ -29,7 +29,7 @@ from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED,
 from ddlp.observe.watched import Observer, WatchedIterator
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
-from ddlp.sources.host.native import Pixels, Recipe
+from ddlp.sources.host.native import EpochSpec, PreparedBatch
 from ddlp.translate.portable import Portable
 
 __all__ = ["Checked", "Refuted", "Verdict", "checked"]
@@ -134,7 +134,7 @@ class EpochCheck(Observer):
     """The checker's books on one epoch. Threads of the epoch write into sets of their own; the training thread judges."""
 
     wants_whole = True
-    _recipe: Recipe
+    _spec: EpochSpec
     _portable: Portable
     _collate: Callable[[Any], Any]
 
@@ -161,7 +161,7 @@ class EpochCheck(Observer):
 
     def began(self, iterator: WatchedIterator, event: EpochBegan) -> None:
         """As `Observer.began`."""
-        self._recipe, self._portable = iterator.recipe, iterator._portable
+        self._spec, self._portable = iterator.spec, iterator._portable
         self._collate = iterator._collate_fn
         self._delivered = RangeSet(iterator.run.delivered())
         self._before = len(self._delivered)
@@ -184,7 +184,7 @@ class EpochCheck(Observer):
             self._refute(COMPLETE, f"lease {lease} is of batch {self._leased.get(lease)}, and was read as batch {position}")
         self._headers[lease] = read_header(path)
 
-    def read(self, lease: int, position: int, pixels: Pixels) -> None:
+    def read(self, lease: int, position: int, pixels: PreparedBatch) -> None:
         """As `Observer.read`."""
         header = self._headers.pop(lease, None)
         if header is None:
@@ -240,7 +240,7 @@ class EpochCheck(Observer):
     def over(self) -> None:
         """The epoch has ended: what is missing?"""
         self.verdict.over = True
-        length = len(self._recipe.plan)
+        length = len(self._spec.plan)
         missing = [str(p) for p in range(length) if p not in self._delivered]
         if missing:
             self._refute(ONCE, f"{len(missing)} of {length} batches never came: {', '.join(missing[:8])}")
@@ -250,7 +250,7 @@ class EpochCheck(Observer):
 
     def _arrived(self, position: int) -> None:
         once = self.verdict.claims[ONCE]
-        once.looked_at += self._recipe.plan.size(position)
+        once.looked_at += self._spec.plan.size(position)
         if position in self._delivered:
             self._refute(ONCE, f"batch {position} came twice")
             return
@@ -263,7 +263,7 @@ class EpochCheck(Observer):
             claim.unseen = "wrr promises none"
             return
         claim.looked_at += 1
-        first, last = self._delivered.first_missing(), self._delivered.last_missing(len(self._recipe.plan))
+        first, last = self._delivered.first_missing(), self._delivered.last_missing(len(self._spec.plan))
         if strategy == "mte":
             self._down = self._down or (position == last and position != first)
             expected = last if self._down else first
@@ -282,7 +282,7 @@ class EpochCheck(Observer):
         if not (random or type(outer) is SequentialSampler):
             self.verdict.claims[ONCE].unseen = f"{type(outer).__name__} says which samples come, and how often"
             return
-        plan = self._recipe.plan
+        plan = self._spec.plan
         indices = np.array([i for p in range(len(plan)) for i in plan.indices(p)], dtype=np.int64)
         counts = np.bincount(indices, minlength=1)
         wanted = len(outer) - len(outer) % size if drop_last else len(outer)
@@ -294,12 +294,12 @@ class EpochCheck(Observer):
 
     def _check_labels(self, position: int, targets: Any, close: bool) -> None:
         claim = self.verdict.claims[LABELS]
-        expected = expected_targets(self._recipe, self._portable, position)
+        expected = expected_targets(self._spec, self._portable, position)
         claim.looked_at += len(expected)
         if not self._equal(targets, self._collate(tuple(expected) if self._batched else expected[0])):
             self._refute(LABELS, f"batch {position} came with other labels than its samples have")
         if close and not self._portable.dataset.has_target_transform:
-            index = self._recipe.plan.indices(position)[0]
+            index = self._spec.plan.indices(position)[0]
             try:
                 own = own_target(self._dataset, index)
             except Exception:  # noqa: S110 - a sample that can't be read has no say
@@ -323,7 +323,7 @@ class EpochCheck(Observer):
         n = len(images)
         count = n if self._rows is None else min(self._rows, n)
         rows = sorted({(position + k * n // count) % n for k in range(count)})
-        expected = expected_images(self._recipe, self._portable, position, rows)
+        expected = expected_images(self._spec, self._portable, position, rows)
         claim.looked_at += len(rows)
         found = images.detach().cpu()[rows]
         if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -333,7 +333,7 @@ class EpochCheck(Observer):
         for k, row in enumerate(rows):
             if not torch.equal(found[k], expected[k]):
                 values = int((found[k] != expected[k]).sum())
-                where = self._recipe.reader.where(self._recipe.plan.items(position)[row][0])
+                where = self._spec.reader.where(self._spec.plan.items(position)[row][0])
                 self._refute(BITS, f"{where} (batch {position}, row {row}, by the {side.value}) differs in {values} values")
 
     def _keep(self, position: int, batch: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.keyed import Keyed
 from ddlp.sampling.keyed_generators import keyed_globals
-from ddlp.sources.host.native import Pixels, Recipe
+from ddlp.sources.host.native import EpochSpec, PreparedBatch
 from ddlp.translate.portable import Portable
 
 __all__ = ["Header", "checksum", "digest", "expected_images", "expected_targets", "own_target", "read_header"]
@@ -44,7 +44,7 @@ def read_header(path: Path) -> Header | None:
         return Header(-1, "", False)
 
 
-def checksum(pixels: Pixels) -> str:
+def checksum(pixels: PreparedBatch) -> str:
     """The checksum that a batch file must have for these bytes."""
     running = Checksum()
     for tensor in (pixels.images, pixels.boxes):
@@ -59,24 +59,24 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(values.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
-def expected_images(recipe: Recipe, portable: Portable, position: int, rows: list[int]) -> torch.Tensor:
+def expected_images(spec: EpochSpec, portable: Portable, position: int, rows: list[int]) -> torch.Tensor:
     """Some rows of a batch as the pipeline's reference (Pillow's operators, no kernel) and the epilogue make them."""
-    items, reader = recipe.plan.items(position), portable.dataset.reader()
-    images = np.empty((len(rows), *recipe.shape), np.uint8)
-    boxes = np.zeros((len(rows), recipe.pipeline.boxes, 4), np.int32) if recipe.pipeline.boxes else None
+    items, reader = spec.plan.items(position), portable.dataset.reader()
+    images = np.empty((len(rows), *spec.shape), np.uint8)
+    boxes = np.zeros((len(rows), spec.pipeline.boxes, 4), np.int32) if spec.pipeline.boxes else None
     for k, row in enumerate(rows):
         index, occurrence = items[row]
         with reader.image(index) as image:
-            keyed = Keyed(recipe.seed, recipe.epoch, index, occurrence)
-            recipe.pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
+            keyed = Keyed(spec.seed, spec.epoch, index, occurrence)
+            spec.pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
     return portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
 
 
-def expected_targets(recipe: Recipe, portable: Portable, position: int) -> list[Any]:
+def expected_targets(spec: EpochSpec, portable: Portable, position: int) -> list[Any]:
     """A batch's targets, one by one."""
     found = []
-    for index, occurrence in recipe.plan.items(position):
-        with keyed_globals(Keyed(recipe.seed, recipe.epoch, index, occurrence).u64()):
+    for index, occurrence in spec.plan.items(position):
+        with keyed_globals(Keyed(spec.seed, spec.epoch, index, occurrence).u64()):
             found.append(portable.dataset.target(index))
     return found
 

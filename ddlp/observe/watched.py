@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import ddlp
 from csd_engine.prepare.read_time import READING
-from ddlp.epoch.executor import FETCHERS, EpochRun
-from ddlp.epoch.gpu_prefetch import Coming
+from ddlp.epoch.executor import FETCHERS, EpochExecutor
+from ddlp.epoch.gpu_prefetch import PendingTransfer
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.epoch.prepared import Delivered
 from ddlp.observe.events import (
@@ -36,8 +36,8 @@ from ddlp.process.ranks import here
 from ddlp.schedule.ledger import Ledger
 from ddlp.sources.base import DeviceJob
 from ddlp.sources.host.dali import DaliHost
-from ddlp.sources.host.native import Pixels, Recipe, Unwanted
-from ddlp.transfer.to_device import Finish
+from ddlp.sources.host.native import EpochSpec, PreparedBatch, Unwanted
+from ddlp.transfer.to_device import MoveAndTransform
 
 if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
@@ -60,7 +60,7 @@ class Observer:
     def reading(self, lease: int, position: int, path: Path) -> None:
         """A device's batch is about to be read."""
 
-    def read(self, lease: int, position: int, pixels: Pixels) -> None:
+    def read(self, lease: int, position: int, pixels: PreparedBatch) -> None:
         """It was read and verified; bytes as they came, or finished where it landed in an accelerator's memory."""
 
     def handed(self, delivered: Delivered, batch: Any) -> None:
@@ -99,11 +99,11 @@ class _Watch:
 
     def prepare(
         self,
-        inner: Callable[[int, Callable[[], bool], bool], Pixels],
+        inner: Callable[[int, Callable[[], bool], bool], PreparedBatch],
         position: int,
         wanted: Callable[[], bool],
         finished: bool,
-    ) -> Pixels:
+    ) -> PreparedBatch:
         """Around the making of a host batch; `finish`, which comes next, tells of it."""
         self.hands.host = position, time.monotonic(), READING.seconds, time.thread_time()
         try:
@@ -123,7 +123,7 @@ class _Watch:
         read_s, cpu_s = READING.seconds - read_s, time.thread_time() - cpu_s
         self.saw(HostBatch(self.hands.number, position, began_at, time.monotonic(), read_s, cpu_s, outcome))
 
-    def read(self, inner: DeviceJob, device: str, lease: int, position: int, path: Path) -> Pixels:
+    def read(self, inner: DeviceJob, device: str, lease: int, position: int, path: Path) -> PreparedBatch:
         """Around the reading of a device's batch."""
         fetch = self.hands.fetch = _Fetch(device, lease, position)
         try:
@@ -137,7 +137,7 @@ class _Watch:
             observer.read(lease, position, pixels)
         return pixels
 
-    def finish(self, inner: Callable[[Pixels], Pixels | Coming], pixels: Pixels) -> Pixels | Coming:
+    def finish(self, inner: Callable[[PreparedBatch], PreparedBatch | PendingTransfer], pixels: PreparedBatch) -> PreparedBatch | PendingTransfer:
         """Around the last step of a batch, in the thread that made or fetched it."""
         fetch = self.hands.fetch
         if fetch is None:
@@ -191,40 +191,40 @@ class _WatchedJob:
         self._watch.saw(LeaseCancelled(self._device, lease, time.monotonic()))
         self._inner.cancel(lease)
 
-    def read(self, lease: int, position: int, path: Path) -> Pixels:
+    def read(self, lease: int, position: int, path: Path) -> PreparedBatch:
         return self._watch.read(self._inner, self._device, lease, position, path)
 
 
-class WatchedRun(EpochRun):
-    """An `EpochRun` whose threads tell observers what they do."""
+class WatchedRun(EpochExecutor):
+    """An `EpochExecutor` whose threads tell observers what they do."""
 
     asked_at = got_at = 0.0  # of the batch that the training thread was given last
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: EpochSpec,
         ledger: Ledger,
         *others: Any,
         observers: tuple[Observer, ...],
-        finish: Callable[[Pixels], Pixels | Coming],
+        finish: Callable[[PreparedBatch], PreparedBatch | PendingTransfer],
         on_closed: Callable[[], None],
         **options: Any,
     ) -> None:
         self._watch = watch = _Watch(observers)
         self._workers_numbers, self._fetchers_numbers = itertools.count(), itertools.count()
         super().__init__(
-            recipe, ledger, *others, finish=partial(watch.finish, finish), on_closed=partial(watch.closed, on_closed), **options
+            spec, ledger, *others, finish=partial(watch.finish, finish), on_closed=partial(watch.closed, on_closed), **options
         )
 
     def saw(self, event: Event) -> None:
         """Tell the observers."""
         self._watch.saw(event)
 
-    def _preparing(self, dali: DaliHost | None) -> Callable[[int, Callable[[], bool], bool], Pixels]:
+    def _preparing(self, dali: DaliHost | None) -> Callable[[int, Callable[[], bool], bool], PreparedBatch]:
         return partial(self._watch.prepare, super()._preparing(dali))
 
     def next_batch(self, timeout_s: float = 0.0) -> Delivered | None:
-        """As `EpochRun.next_batch`."""
+        """As `EpochExecutor.next_batch`."""
         asked_at = time.monotonic()
         delivered = super().next_batch(timeout_s)
         self.asked_at, self.got_at = asked_at, time.monotonic()
@@ -253,23 +253,23 @@ class WatchedRun(EpochRun):
         return fetch
 
     def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
-        """As `EpochRun.joined`."""
+        """As `EpochExecutor.joined`."""
         self.saw(Joined(device, time.monotonic(), workers, quota, self.rates.device(device).ranks))
         super().joined(device, _WatchedJob(job, device, self._watch), quota=quota, workers=workers)
 
     def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
-        """As `EpochRun.published`."""
+        """As `EpochExecutor.published`."""
         position = self.ledger.devices[device].outstanding.get(lease, -1)
         self.saw(Published(device, lease, position, time.monotonic(), busy_s))
         super().published(device, lease, path, busy_s)
 
     def failed(self, device: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
-        """As `EpochRun.failed`."""
+        """As `EpochExecutor.failed`."""
         self.saw(LeaseFailed(device, lease, time.monotonic(), "" if told else reason))
         super().failed(device, lease, reason, fatal=fatal, told=told)
 
     def lost(self, device: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
-        """As `EpochRun.lost`."""
+        """As `EpochExecutor.lost`."""
         if not self._closing:
             self.saw(Lost(device, time.monotonic(), reason))
         super().lost(device, reason, error, told)
@@ -289,7 +289,7 @@ class WatchedIterator(EpochIterator):
                 observer.closed()
             raise
         self._users_transform = self._hand_over.batch_transform
-        self._hand_over = Finish(self._device, None)
+        self._hand_over = MoveAndTransform(self._device, None)
         ledger, ranks = self.run.ledger, here()
         for observer in observers:
             event = EpochBegan(
@@ -298,7 +298,7 @@ class WatchedIterator(EpochIterator):
                 clock=observer.clock or time.time(),
                 pid=self.run._pid,
                 rank=0 if ranks is None else ranks.rank,
-                epoch=self.recipe.epoch,
+                epoch=self.spec.epoch,
                 strategy=self.run.strategy.name,
                 batches=ledger.length,
                 batch_size=self.run._full_batch,

@@ -26,7 +26,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from ddlp.sampling import sampler_order as order
-from ddlp.sampling.occurrences import Seen
+from ddlp.sampling.occurrences import OccurrenceCounter
 from ddlp.translate.datasets import PortableSet
 
 Item = tuple[int, int]
@@ -103,7 +103,7 @@ class EpochPlan:
     ) -> None:
         self._portable = portable
         self._batched = batched
-        self._seen = Seen(portable.starts[-1])
+        self._seen = OccurrenceCounter(portable.starts[-1])
         self._blocks: dict[int, _Block] = {}  # of a sampler of torch's own, by number
         self._size = self._per_block = 1  # samples of a batch of these, batches of a block
         self._wanted = self._whole = 0  # samples and batches of all of them

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["Seen"]
+__all__ = ["OccurrenceCounter"]
 
 
-class Seen:
+class OccurrenceCounter:
     """Counts what is drawn, by source index. ``sources``: how many of these there are."""
 
     def __init__(self, sources: int) -> None:

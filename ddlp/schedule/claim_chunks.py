@@ -11,13 +11,13 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate
 from ddlp.schedule.strategies import Strategy
 
-__all__ = ["Runs"]
+__all__ = ["ClaimChunker"]
 
 RUN_S = 0.002  # a batch that is ready waits for the others of its run no longer than this
 LONGEST = 16  # batches
 
 
-class Runs:
+class ClaimChunker:
     """The claims of an epoch's host workers. Pure, like the ledger and the strategy that it asks.
 
     While runs are longer than one batch, the host may hold two of them for each worker beyond its own slots: one in work, and

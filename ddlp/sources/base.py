@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from ddlp.sources.host.native import Pixels
+from ddlp.sources.host.native import PreparedBatch
 
 
 class DeviceJob(Protocol):
@@ -27,7 +27,7 @@ class DeviceJob(Protocol):
     def waiting(self, waiting: bool) -> None:
         """Training waits for a batch (or does not any more)."""
 
-    def read(self, lease: int, position: int, path: Path) -> Pixels:
+    def read(self, lease: int, position: int, path: Path) -> PreparedBatch:
         """A published batch, verified. Called by several threads at once.
 
         Blocks, over the socket not after `close`, but for as long as the spool's file system does. Raises

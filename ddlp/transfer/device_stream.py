@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["CudaLane", "Lane", "Mark", "NoRoom", "PlainLane"]
+__all__ = ["CudaStream", "DeviceStream", "StreamEvent", "NoRoom", "PlainStream"]
 
 NoRoom = torch.cuda.OutOfMemoryError  # what work on a lane raises where the device has no memory for it
 
 
-class Mark(Protocol):
+class StreamEvent(Protocol):
     """A place in a lane's work."""
 
     def passed(self) -> bool:
@@ -32,7 +32,7 @@ class Mark(Protocol):
         """Order what the current stream does from now on after the mark; ``result`` may be used and dropped there."""
 
 
-class Lane(Protocol):
+class DeviceStream(Protocol):
     """Where work is put. Any thread may."""
 
     device: torch.device
@@ -41,11 +41,11 @@ class Lane(Protocol):
     def work(self) -> AbstractContextManager[object]:
         """Within it, operations go to the lane, in order."""
 
-    def mark(self) -> Mark:
+    def event(self) -> StreamEvent:
         """After all that was put there so far."""
 
 
-class CudaLane:
+class CudaStream:
     """A CUDA stream of high priority: its short kernels don't queue behind those of a training step.
 
     A thread begins on GPU 0. What it asks of CUDA while that is its device, even whether an event has passed, and
@@ -61,12 +61,12 @@ class CudaLane:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """As `Lane`."""
+        """As `DeviceStream`."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
-    def mark(self) -> Mark:
-        """As `Lane`."""
+    def event(self) -> StreamEvent:
+        """As `DeviceStream`."""
         event = torch.cuda.Event(blocking=True)  # else a thread that waits burns the core that should decode
         with torch.cuda.device(self.device):
             event.record(self._stream)
@@ -91,7 +91,7 @@ class _CudaMark:
         result.record_stream(stream)  # else its memory might be used again on the lane while the step still reads it
 
 
-class PlainLane:
+class PlainStream:
     """A device without streams: each operation is done, or in order with all others, when it returns."""
 
     pinned = False
@@ -100,11 +100,11 @@ class PlainLane:
         self.device = device
 
     def work(self) -> AbstractContextManager[object]:
-        """As `Lane`."""
+        """As `DeviceStream`."""
         return contextlib.nullcontext()
 
-    def mark(self) -> Mark:
-        """As `Lane`."""
+    def event(self) -> StreamEvent:
+        """As `DeviceStream`."""
         return _PlainMark()
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from csd_engine.kernels import kernel
 from ddlp.transfer.arithmetic import Arithmetic
-from ddlp.transfer.memory_pool import Pool
+from ddlp.transfer.memory_pool import MemoryPool
 
 __all__ = ["DTYPES", "Epilogue"]
 
@@ -76,7 +76,7 @@ class Epilogue:
         images: Tensor,
         boxes: Tensor | None = None,
         device: torch.device | str | None = None,
-        pool: Pool | None = None,
+        pool: MemoryPool | None = None,
     ) -> Tensor:
         """Result for a batch.
 
@@ -161,7 +161,7 @@ class Epilogue:
             return None
         return self._bits, self.memory_format == torch.channels_last
 
-    def empty(self, samples: int, height: int, width: int, pool: Pool | None = None) -> np.ndarray:
+    def empty(self, samples: int, height: int, width: int, pool: MemoryPool | None = None) -> np.ndarray:
         """Memory of a result on the CPU: (samples, channels, height, width), or with the channels last, as integers.
 
         Without a pool it is numpy's, which asks for huge pages: small ones cost more to map than the images to compute.

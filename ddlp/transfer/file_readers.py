@@ -17,18 +17,18 @@ from torch import Tensor
 
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.errors import MissingBatch
-from ddlp.transfer.device_stream import Lane, Mark
+from ddlp.transfer.device_stream import DeviceStream, StreamEvent
 
 if TYPE_CHECKING:
     from ddlp.transfer.gds.reader import GdsReader
 
-__all__ = ["GdsWay", "MappedWay", "PinnedWay", "Way"]
+__all__ = ["GpuDirectReader", "MappedReader", "PinnedReader", "FileReader"]
 
 READERS = 16
 BLOCK_BYTES = 4 << 20
 
 
-class Way(Protocol):
+class FileReader(Protocol):
     """Reads batch files' data. Any thread may."""
 
     name: str
@@ -58,7 +58,7 @@ class Way(Protocol):
         """Nothing more is wanted."""
 
 
-class PinnedWay:
+class PinnedReader:
     """Threads read into page-locked blocks, each of which is copied to the device while others are read.
 
     Args:
@@ -70,20 +70,20 @@ class PinnedWay:
     name = "pinned"
     trouble = ""
 
-    def __init__(self, lane: Lane, readers: int = READERS, block_bytes: int = BLOCK_BYTES) -> None:
-        self._lane, self._block_bytes = lane, block_bytes
-        self._blocks: queue.SimpleQueue[tuple[Tensor, Mark | None]] = queue.SimpleQueue()
+    def __init__(self, stream: DeviceStream, readers: int = READERS, block_bytes: int = BLOCK_BYTES) -> None:
+        self._stream, self._block_bytes = stream, block_bytes
+        self._blocks: queue.SimpleQueue[tuple[Tensor, StreamEvent | None]] = queue.SimpleQueue()
         for _ in range(readers):
-            self._blocks.put((torch.empty(block_bytes, dtype=torch.uint8, pin_memory=lane.pinned), None))
+            self._blocks.put((torch.empty(block_bytes, dtype=torch.uint8, pin_memory=stream.pinned), None))
         self._readers = ThreadPoolExecutor(readers, "ddlp-read")
 
     def prepare(self, buffer: Tensor) -> None:
-        """As `Way`."""
+        """As `FileReader`."""
 
     forget = prepare
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
-        """As `Way`."""
+        """As `FileReader`."""
         parts = [
             self._readers.submit(self._part, descriptor, start, buffer[start : min(start + self._block_bytes, size)])
             for start in range(0, size, self._block_bytes)
@@ -94,20 +94,20 @@ class PinnedWay:
         return None
 
     def _part(self, descriptor: int, start: int, place: Tensor) -> None:
-        block, mark = self._blocks.get()
+        block, event = self._blocks.get()
         try:
-            if mark is not None:
-                mark.wait()  # it is still being copied
+            if event is not None:
+                event.wait()  # it is still being copied
             memory = block[: len(place)]
             _read_all(descriptor, memoryview(memory.numpy()), DATA_OFFSET + start)
-            with self._lane.work():
+            with self._stream.work():
                 place.copy_(memory, non_blocking=True)
-                mark = self._lane.mark()
+                event = self._stream.event()
         finally:
-            self._blocks.put((block, mark))
+            self._blocks.put((block, event))
 
     def close(self) -> None:
-        """As `Way`."""
+        """As `FileReader`."""
         self._readers.shutdown()
 
 
@@ -120,7 +120,7 @@ def _read_all(descriptor: int, place: memoryview, offset: int) -> None:
         done += count
 
 
-class MappedWay:
+class MappedReader:
     """The file is mapped, and the driver copies from the page cache through its own page-locked memory.
 
     Where `ddlp.transfer.mapped_batch` lets files be mapped: one that is cut short meanwhile, or that a network file system
@@ -130,28 +130,28 @@ class MappedWay:
     name = "mmap"
     trouble = ""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, stream: DeviceStream) -> None:
+        self._stream = stream
 
     def prepare(self, buffer: Tensor) -> None:
-        """As `Way`."""
+        """As `FileReader`."""
 
     forget = prepare
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
-        """As `Way`."""
+        """As `FileReader`."""
         # Private and writable, as torch wants its memory; populated it would be copied at once, page by page.
         mapping = mmap.mmap(descriptor, DATA_OFFSET + size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         data = torch.frombuffer(mapping, dtype=torch.uint8, offset=DATA_OFFSET, count=size)
-        with self._lane.work():
+        with self._stream.work():
             buffer[:size].copy_(data, non_blocking=True)
         return data
 
     def close(self) -> None:
-        """As `Way`."""
+        """As `FileReader`."""
 
 
-class GdsWay:
+class GpuDirectReader:
     """Past the host: the SSD's controller writes into the GPU's memory (GPUDirect Storage)."""
 
     def __init__(self, reader: GdsReader) -> None:
@@ -160,24 +160,24 @@ class GdsWay:
 
     @property
     def trouble(self) -> str:
-        """As `Way`."""
+        """As `FileReader`."""
         why = self._reader.not_registered
         return f"; slower than it could be, since cuFile could not register the memory ({why})" if why else ""
 
     def prepare(self, buffer: Tensor) -> None:
-        """As `Way`."""
+        """As `FileReader`."""
         self._reader.register(buffer)
 
     def forget(self, buffer: Tensor) -> None:
-        """As `Way`."""
+        """As `FileReader`."""
         self._reader.deregister(buffer)
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
-        """As `Way`."""
+        """As `FileReader`."""
         if self._reader.read(path, buffer, DATA_OFFSET, size) < size:
             raise MissingBatch("the file ended early")
         return None
 
     def close(self) -> None:
-        """As `Way`."""
+        """As `FileReader`."""
         self._reader.close()

@@ -23,26 +23,26 @@ from torch import Tensor
 from csd_engine.batchfile.checksum import BLOCK_BYTES, digest
 from csd_engine.batchfile.reader import Layout, check_sum, open_batch, promised_checksum
 from ddlp.transfer.device_checksum import padded, sum_blocks
-from ddlp.transfer.device_stream import Lane, Mark
+from ddlp.transfer.device_stream import DeviceStream, StreamEvent
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.file_readers import Way
+from ddlp.transfer.file_readers import FileReader
 
-__all__ = ["FileLanding", "Landed", "Landing"]
+__all__ = ["FileTransfer", "OnDevice", "GpuTransfer"]
 
 _ALIGNED = 4096  # bytes: what direct reads want
 _TRIALS = 3  # reads of one file by each way, before one is chosen
 
 
 @dataclass(frozen=True)
-class Landed:
+class OnDevice:
     """A finished batch on the device, to be used after its mark. ``sample``: the bytes and boxes of the one asked for."""
 
     images: Tensor
-    mark: Mark
+    event: StreamEvent
     sample: tuple[np.ndarray, np.ndarray | None] | None = None
 
 
-class Landing:
+class GpuTransfer:
     """Brings batches to a device. Any thread may; one loader's epochs share it.
 
     Args:
@@ -51,19 +51,19 @@ class Landing:
             (`ddlp.transfer.mapped_batch`). Raises DDLPError where none can be had.
     """
 
-    def __init__(self, lane: Lane, open_ways: Callable[[Path, bool], Sequence[Way]]) -> None:
-        self.lane, self._open_ways = lane, open_ways
+    def __init__(self, stream: DeviceStream, open_ways: Callable[[Path, bool], Sequence[FileReader]]) -> None:
+        self.stream, self._open_ways = stream, open_ways
         self._lock = threading.Lock()
         self._opening = threading.Lock()
-        self._files: dict[tuple[int, bool], FileLanding] = {}
-        self._under_way: deque[tuple[Mark, object]] = deque()  # memory that is still being copied
+        self._files: dict[tuple[int, bool], FileTransfer] = {}
+        self._under_way: deque[tuple[StreamEvent, object]] = deque()  # memory that is still being copied
 
     @property
     def pinned(self) -> bool:
         """Whether batches should be made in page-locked memory."""
-        return self.lane.pinned
+        return self.stream.pinned
 
-    def open(self, directory: Path, mapped: bool) -> FileLanding:
+    def open(self, directory: Path, mapped: bool) -> FileTransfer:
         """What brings the files of a spool's directory; ``mapped``: they may be mapped. One for all on a file system: an
         engine that is started again has another directory there.
 
@@ -74,10 +74,10 @@ class Landing:
         kind = os.stat(directory).st_dev, mapped
         with self._opening:
             if kind not in self._files:
-                self._files[kind] = FileLanding(self.lane, self._open_ways(directory, mapped))
+                self._files[kind] = FileTransfer(self.stream, self._open_ways(directory, mapped))
             return self._files[kind]
 
-    def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> Landed:
+    def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> OnDevice:
         """A batch in this process's memory, or on the device (as `Epilogue` takes it): copy and epilogue are put on the lane.
 
         Returns at once. The memory is kept until it has been copied, if it is page-locked. Images on the device must have been
@@ -86,24 +86,24 @@ class Landing:
         Raises `ddlp.transfer.device_stream.NoRoom` where the device has no room; the batch is as it was.
         """
         try:
-            with self.lane.work():
-                result = epilogue(images, boxes, self.lane.device)
-                mark = self.lane.mark()
+            with self.stream.work():
+                result = epilogue(images, boxes, self.stream.device)
+                event = self.stream.event()
         except BaseException:
-            self.lane.mark().wait()  # a copy may be under way still
+            self.stream.event().wait()  # a copy may be under way still
             raise
         with self._lock:
             while self._under_way and self._under_way[0][0].passed():
                 self._under_way.popleft()
-            self._under_way.append((mark, (images, boxes)))
-        return Landed(result, mark)
+            self._under_way.append((event, (images, boxes)))
+        return OnDevice(result, event)
 
     def settle(self) -> None:
         """Wait until nothing is under way: the memory of batches that were brought is free then."""
         with self._lock:
             marks, self._under_way = self._under_way, deque()
-        for mark, _ in marks:
-            mark.wait()
+        for event, _ in marks:
+            event.wait()
 
     def close(self) -> None:
         """Let go of all memory and threads. Nothing may be brought any more."""
@@ -114,16 +114,16 @@ class Landing:
             one.close()
 
 
-class FileLanding:
-    """Brings batch files of one file system to a device. Any thread may. Made by `Landing.open`.
+class FileTransfer:
+    """Brings batch files of one file system to a device. Any thread may. Made by `GpuTransfer.open`.
 
     Args:
         lane: of the device.
         ways: of several the fastest by a short measurement on the first file is taken, the others are closed.
     """
 
-    def __init__(self, lane: Lane, ways: Sequence[Way]) -> None:
-        self._lane = lane
+    def __init__(self, stream: DeviceStream, ways: Sequence[FileReader]) -> None:
+        self._stream = stream
         self._lock = threading.Lock()
         self._choosing = threading.Lock()
         self._ways = list(ways)  # one, once it is chosen
@@ -139,7 +139,7 @@ class FileLanding:
 
     def read(
         self, epilogue: Epilogue, path: Path, identity: str, lease: int, layout: Layout, sample: int | None = None
-    ) -> Landed:
+    ) -> OnDevice:
         """A batch from its file, verified on the device and finished there. Blocks until it is.
 
         Args:
@@ -156,19 +156,19 @@ class FileLanding:
             slot = self._take(way, layout.data_bytes)
             try:
                 kept = way.read(path, descriptor, slot.data, layout.data_bytes)
-                with self._lane.work():
+                with self._stream.work():
                     landed = self._finish(epilogue, slot, layout, sample)
-                landed.mark.wait()
+                landed.event.wait()
                 del kept
                 check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
             except BaseException:
-                self._lane.mark().wait()  # something on the lane may use the slot, or what was kept, still
+                self._stream.event().wait()  # something on the lane may use the slot, or what was kept, still
                 raise
             finally:
                 self._give_back(slot)
         return landed
 
-    def _finish(self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None) -> Landed:
+    def _finish(self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None) -> OnDevice:
         """On the lane: the sum of what was read, and the epilogue; nobody sees its result unless the sum is right."""
         size = layout.data_bytes
         whole = slot.data[: padded(size)]
@@ -187,15 +187,15 @@ class FileLanding:
             # A copy, also where the device is this CPU: the slot is another batch's soon. The boxes were cloned.
             image = images[sample].to("cpu", copy=True).numpy()
             back = image, None if boxes is None else boxes[sample].cpu().numpy()
-        return Landed(result, self._lane.mark(), back)
+        return OnDevice(result, self._stream.event(), back)
 
-    def _take(self, way: Way, size: int) -> _Slot:
+    def _take(self, way: FileReader, size: int) -> _Slot:
         with self._lock:
             slot = self._slots.pop() if self._slots else None
         if slot is None or len(slot.data) < padded(size):
             if slot is not None:
                 self._forget(way, slot)
-            slot = _Slot.make(padded(size), self._lane)
+            slot = _Slot.make(padded(size), self._stream)
             self._prepare(way, slot)
         return slot
 
@@ -204,7 +204,7 @@ class FileLanding:
             if not self._closed:
                 self._slots.append(slot)
 
-    def _chosen(self, path: Path, descriptor: int, layout: Layout) -> Way:
+    def _chosen(self, path: Path, descriptor: int, layout: Layout) -> FileReader:
         with self._choosing:
             if len(self._ways) > 1:
                 seconds = self._measured(path, descriptor, layout)
@@ -223,7 +223,7 @@ class FileLanding:
     def _measured(self, path: Path, descriptor: int, layout: Layout) -> dict[str, float]:
         """Seconds of each way's fastest read of this file, the ways taking turns."""
         seconds: dict[str, float] = {}
-        slots = [_Slot.make(padded(layout.data_bytes), self._lane) for _ in self._ways]
+        slots = [_Slot.make(padded(layout.data_bytes), self._stream) for _ in self._ways]
         pairs = list(zip(self._ways, slots, strict=True))
         try:
             for way, slot in pairs:
@@ -235,21 +235,21 @@ class FileLanding:
                 except OSError:
                     seconds[way.name] = math.inf  # whoever reads next says what is wrong, if all fail
                     continue
-                self._lane.mark().wait()
+                self._stream.event().wait()
                 del kept
                 seconds[way.name] = min(seconds.get(way.name, math.inf), time.monotonic() - began)
         finally:
-            self._lane.mark().wait()
+            self._stream.event().wait()
             for way, slot in pairs:
                 self._forget(way, slot)
         return seconds
 
-    def _prepare(self, way: Way, slot: _Slot) -> None:
-        with self._lane.work():  # memory is registered with the GPU that is this thread's
+    def _prepare(self, way: FileReader, slot: _Slot) -> None:
+        with self._stream.work():  # memory is registered with the GPU that is this thread's
             way.prepare(slot.data)
 
-    def _forget(self, way: Way, slot: _Slot) -> None:
-        with self._lane.work():
+    def _forget(self, way: FileReader, slot: _Slot) -> None:
+        with self._stream.work():
             way.forget(slot.data)
 
     def close(self) -> None:
@@ -271,12 +271,12 @@ class _Slot:
     sum: Tensor
 
     @staticmethod
-    def make(size: int, lane: Lane) -> _Slot:
+    def make(size: int, stream: DeviceStream) -> _Slot:
         """Memory that nothing on the lane uses any more: a direct read does not wait for the lane."""
-        with lane.work():
-            memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=lane.device)
-        lane.mark().wait()
+        with stream.work():
+            memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=stream.device)
+        stream.event().wait()
         begin = -memory.data_ptr() % _ALIGNED
         return _Slot(
-            memory[begin : begin + size], torch.empty(BLOCK_BYTES // 4, dtype=torch.int32, pin_memory=lane.pinned)
+            memory[begin : begin + size], torch.empty(BLOCK_BYTES // 4, dtype=torch.int32, pin_memory=stream.pinned)
         )

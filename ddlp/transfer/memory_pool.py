@@ -17,13 +17,13 @@ import torch
 
 from csd_engine.kernels.fresh_memory import fresh
 
-__all__ = ["Pool"]
+__all__ = ["MemoryPool"]
 
 SMALL_BYTES = 16 << 20  # short batches come back many at a time (`ddlp.schedule.claim_chunks`)
 SIZES = 4  # full batches and the last one, each as bytes and as what the epilogue makes of them
 
 
-class Pool:
+class MemoryPool:
     """Lends memory as numpy arrays. Any thread may ask for some, and drop what it was lent.
 
     A block comes back when the last array, tensor, view or export of it is gone, never earlier: all of these hold the
@@ -97,7 +97,7 @@ class _Lent:
 
     __slots__ = ("__array_interface__", "_block", "_pool")
 
-    def __init__(self, pool: Pool, block: np.ndarray, shape: tuple[int, ...], kind: np.dtype) -> None:
+    def __init__(self, pool: MemoryPool, block: np.ndarray, shape: tuple[int, ...], kind: np.dtype) -> None:
         self._pool, self._block = pool, block
         self.__array_interface__ = {
             "version": 3,

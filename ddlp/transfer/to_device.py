@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["Finish", "moved"]
+__all__ = ["MoveAndTransform", "move"]
 
 # A copy of more than this from memory that is not page-locked may wait for all steps that stand before it.
 _PAGEABLE_BYTES = 64 << 10
 _WITHOUT_TENSORS = (str, bytes, bytearray, memoryview, int, float, type(None))
 
 
-class Finish:
+class MoveAndTransform:
     """Called with each batch; its result is delivered. ``device`` None leaves the batch where it is."""
 
     def __init__(self, device: torch.device | None, batch_transform: Callable[[Any], Any] | None) -> None:
@@ -25,11 +25,11 @@ class Finish:
 
     def __call__(self, batch: Any) -> Any:
         if self._device is not None:
-            batch = moved(batch, self._device)
+            batch = move(batch, self._device)
         return batch if self.batch_transform is None else self.batch_transform(batch)
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def move(batch: Any, device: torch.device) -> Any:
     """A batch of any shape with its tensors on a device.
 
     As accelerate and Lightning move batches: what has a ``to`` of its own is asked for it (a BatchEncoding, a PackedSequence,
@@ -48,11 +48,11 @@ def moved(batch: Any, device: torch.device) -> Any:
         except TypeError:  # it takes nothing but the device
             return batch.to(device)
     if isinstance(batch, Mapping):
-        return _alike(batch, {name: moved(value, device) for name, value in batch.items()})
+        return _alike(batch, {name: move(value, device) for name, value in batch.items()})
     if isinstance(batch, Sequence):
-        return _alike(batch, [moved(part, device) for part in batch])
+        return _alike(batch, [move(part, device) for part in batch])
     # A type that was made known to torch.utils._pytree, or one that nobody knows, which stays.
-    return tree_map_only(torch.Tensor, lambda tensor: moved(tensor, device), batch)
+    return tree_map_only(torch.Tensor, lambda tensor: move(tensor, device), batch)
 
 
 def _alike(batch: Any, parts: Any) -> Any:

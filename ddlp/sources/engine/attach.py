@@ -26,15 +26,15 @@ from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.service.jobs import Quota
 from csd_engine.transforms import Pipeline
-from ddlp.epoch.executor import EpochRun
+from ddlp.epoch.executor import EpochExecutor
 from ddlp.errors import DDLPError
-from ddlp.sources.engine.connections import EMBEDDED, Reach
-from ddlp.sources.engine.fetch import Fetching
+from ddlp.sources.engine.connections import EMBEDDED, EngineConnections
+from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.parity_bisect import first_difference
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished, RanksMeasured
-from ddlp.sources.host.native import Pixels, Recipe, fresh_rows, prepare_item
-from ddlp.transfer.gpu_transfer import FileLanding, Landed
+from ddlp.sources.host.native import EpochSpec, PreparedBatch, fresh_rows, prepare_item
+from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
@@ -46,16 +46,16 @@ class DifferentBits(DDLPError):
     """The device does not make the same bits as the host."""
 
 
-class CsdJob:
+class EngineJob:
     """One epoch on one device: what `ddlp.sources.base.DeviceJob` asks."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, layout: Layout, audit: int | None) -> None:
-        self._recipe, self._layout, self._audit = recipe, layout, audit
+    def __init__(self, spec: EpochSpec, dataset: Dataset, layout: Layout, audit: int | None) -> None:
+        self._spec, self._layout, self._audit = spec, layout, audit
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, str] = {}
         self._read = itertools.count(1)
         self.handle: JobHandle | None = None
-        self.fetching: Fetching | None = None
+        self.fetching: BatchFetcher | None = None
 
     @property
     def _open(self) -> JobHandle:
@@ -69,11 +69,11 @@ class CsdJob:
 
     def lease(self, lease: int, position: int) -> None:
         """Ask for a batch."""
-        recipe = self._recipe
-        items = recipe.plan.items(position)
-        identity = batchfile.identity(recipe.pipeline.digest, self._dataset, recipe.seed, recipe.epoch, items)
+        spec = self._spec
+        items = spec.plan.items(position)
+        identity = batchfile.identity(spec.pipeline.digest, self._dataset, spec.seed, spec.epoch, items)
         self._identities[lease] = identity
-        self._open.lease(lease, identity, recipe.seed, recipe.epoch, items)
+        self._open.lease(lease, identity, spec.seed, spec.epoch, items)
 
     def cancel(self, lease: int) -> None:
         """Take a lease back."""
@@ -97,51 +97,51 @@ class CsdJob:
         """End the job on the engine."""
         self._open.close()
 
-    def read(self, lease: int, position: int, path: Path) -> Pixels:
+    def read(self, lease: int, position: int, path: Path) -> PreparedBatch:
         """The published batch, verified; one sample in every ``audit`` batches is made again and compared."""
         assert self.fetching is not None
-        recipe, identity = self._recipe, self._identities[lease]
-        size = recipe.plan.size(position)
+        spec, identity = self._spec, self._identities[lease]
+        size = spec.plan.size(position)
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         sample: int | None = None  # the one to compare
         if self._audit is not None and next(self._read) % self._audit == 0:
-            sample = random.Random(f"{recipe.seed} {recipe.epoch} {position}").randrange(size)
+            sample = random.Random(f"{spec.seed} {spec.epoch} {position}").randrange(size)
 
         def memory() -> np.ndarray:
-            return fresh_rows(recipe, size)[0]
+            return fresh_rows(spec, size)[0]
 
-        if recipe.landing is None:
-            batch: Batch | Landed = self.fetching.read(path, identity, lease, layout, memory)
+        if spec.gpu_transfer is None:
+            batch: Batch | OnDevice = self.fetching.read(path, identity, lease, layout, memory)
         else:
-            batch = self.fetching.land(recipe.epilogue, path, identity, lease, layout, sample, memory)
-        if isinstance(batch, Landed):
+            batch = self.fetching.land(spec.epilogue, path, identity, lease, layout, sample, memory)
+        if isinstance(batch, OnDevice):
             if batch.sample is not None and sample is not None:
                 self._check(position, sample, *batch.sample)
-            return Pixels(batch.images, None, finished=True, mark=batch.mark)
+            return PreparedBatch(batch.images, None, finished=True, event=batch.event)
         images, boxes = batch
         if sample is not None:
             self._check(position, sample, images[sample], None if boxes is None else boxes[sample])
-        return Pixels(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+        return PreparedBatch(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
 
     def _check(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
         """Make one of the batch's samples again and compare."""
-        item = self._recipe.plan.items(position)[k]
-        if host_digest(self._recipe, item) != sample_digest(image, boxes):
+        item = self._spec.plan.items(position)[k]
+        if host_digest(self._spec, item) != sample_digest(image, boxes):
             raise WrongPixels(
-                f"audit: sample {self._recipe.reader.where(item[0])} of batch {position} has other pixels than the host "
+                f"audit: sample {self._spec.reader.where(item[0])} of batch {position} has other pixels than the host "
                 "computes; batches that were not audited may be wrong as well. Take the device out of use"
             )
 
 
-def host_digest(recipe: Recipe, item: tuple[int, int]) -> str:
+def host_digest(spec: EpochSpec, item: tuple[int, int]) -> str:
     """The digest of one sample as the host makes it."""
-    images, boxes = fresh_rows(recipe, 1)
-    prepare_item(recipe, item, images[0], None if boxes is None else boxes[0])
+    images, boxes = fresh_rows(spec, 1)
+    prepare_item(spec, item, images[0], None if boxes is None else boxes[0])
     return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
 def attend(
-    run: EpochRun, name: str, portable: PortableSet, reach: Reach, batch: int, audit: int | None, allow_different_bits: bool
+    run: EpochExecutor, name: str, portable: PortableSet, connections: EngineConnections, batch: int, audit: int | None, allow_different_bits: bool
 ) -> None:
     """Bring a device into an epoch (by `join`), and again whenever it is back after a loss, until the epoch is over.
 
@@ -150,7 +150,7 @@ def attend(
     pause_s = FIRST_PAUSE_S
     while True:
         began = time.monotonic()
-        join(run, name, portable, reach, batch, audit, allow_different_bits)
+        join(run, name, portable, connections, batch, audit, allow_different_bits)
         if not run.lost_or_over(name):
             return
         pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -159,63 +159,63 @@ def attend(
 
 
 def join(
-    run: EpochRun, name: str, portable: PortableSet, reach: Reach, batch: int, audit: int | None, allow_different_bits: bool
+    run: EpochExecutor, name: str, portable: PortableSet, connections: EngineConnections, batch: int, audit: int | None, allow_different_bits: bool
 ) -> None:
     """Bring a device into an epoch, or tell the epoch that it is lost.
 
     A device that was never met and can't be reached, or makes other bits, is an error of the training run; one that was there
     before is a warning and a slower epoch. So is an engine of our own that does not start, where the host may do without.
     """
-    job: CsdJob | None = None
-    recipe = run.recipe
-    files = operator_files(recipe.pipeline)
+    job: EngineJob | None = None
+    spec = run.spec
+    files = operator_files(spec.pipeline)
     try:
-        place = reach.place(name)
+        place = connections.place(name)
         if run.over_within(0):  # whoever takes one batch of each iterator leaves many such threads behind
             return
         welcome = place.link.open()
-        landing: FileLanding | None = None
-        if recipe.landing is not None and place.shared:
+        gpu_transfer: FileTransfer | None = None
+        if spec.gpu_transfer is not None and place.shared:
             assert place.link.spool is not None
-            landing = recipe.landing.open(place.link.spool, place.mapped)
+            gpu_transfer = spec.gpu_transfer.open(place.link.spool, place.mapped)
         if place.operators is not None:
             put_operators(files, place.operators)
-        dataset = place.luggage.describe(portable)
+        dataset = place.upload.describe(portable)
         if run.over_within(0):
             return
         member, ranks = place.member(run.strategy.rank_after_rank)
         run.shared(name, ranks)
         open_job = partial(place.open_job, dataset, member)
-        layout = Layout(batch, *recipe.shape, recipe.pipeline.boxes)
+        layout = Layout(batch, *spec.shape, spec.pipeline.boxes)
         quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
-        job = CsdJob(recipe, dataset, layout, audit)
-        job.handle = open_job(recipe.pipeline, layout, _telling(run, name, files))
-        job.fetching = Fetching(
+        job = EngineJob(spec, dataset, layout, audit)
+        job.handle = open_job(spec.pipeline, layout, _telling(run, name, files))
+        job.fetching = BatchFetcher(
             job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped, wanted=job.holds,
-            landing=landing,
+            gpu_transfer=gpu_transfer,
         )  # fmt: skip
         run.remark(name, place.remark)
         if run.over_within(0):
             return
         _compare_bits(run, name, job.handle, allow_different_bits, open_job)
-        reach.met.add(name)
+        connections.met.add(name)
         run.joined(name, job, quota=max(1, quota // ranks), workers=welcome.workers)
         job = None  # the run's from here on
     except EngineRefused as error:
         reason = by_name(str(error), files)
-        run.lost(name, reason, None if name in reach.met else EngineRefused(reason))
+        run.lost(name, reason, None if name in connections.met else EngineRefused(reason))
     except DifferentBits as error:
-        run.lost(name, str(error), None if name in reach.met else error)
+        run.lost(name, str(error), None if name in connections.met else error)
     except (EngineError, DDLPError, OSError) as error:
-        if name == EMBEDDED and name not in reach.met and run.strategy.name != "csd":
-            reach.told_absent = run.absent(name, str(error), reach.told_absent)
+        if name == EMBEDDED and name not in connections.met and run.strategy.name != "csd":
+            connections.told_absent = run.absent(name, str(error), connections.told_absent)
         else:
-            run.lost(name, str(error), None if name in reach.met else error)
+            run.lost(name, str(error), None if name in connections.met else error)
     except Exception as error:  # not a fault of the device: ours, and it must be seen
         run.lost(name, repr(error), error)
     finally:
@@ -223,7 +223,7 @@ def join(
             job.handle.close()
 
 
-def _telling(run: EpochRun, name: str, files: Sequence[OperatorFile]) -> Callable[[EngineEvent], None]:
+def _telling(run: EpochExecutor, name: str, files: Sequence[OperatorFile]) -> Callable[[EngineEvent], None]:
     """What tells the epoch of the engine's events."""
     reasons: set[str] = set()  # for which leases have failed, and which were told
 
@@ -250,35 +250,35 @@ def _telling(run: EpochRun, name: str, files: Sequence[OperatorFile]) -> Callabl
 _OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]
 
 
-def _compare_bits(run: EpochRun, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
+def _compare_bits(run: EpochExecutor, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
     """The parity probe: a few samples of the first batch, made by both sides; a difference is told where it is allowed."""
-    recipe = run.recipe
-    if not len(recipe.plan):
+    spec = run.spec
+    if not len(spec.plan):
         return
-    items = recipe.plan.items(0)[:PROBES]
+    items = spec.plan.items(0)[:PROBES]
     different: tuple[int, int] | None = None
-    for item, theirs in zip(items, handle.probe(recipe.seed, recipe.epoch, items), strict=True):
+    for item, theirs in zip(items, handle.probe(spec.seed, spec.epoch, items), strict=True):
         try:
-            ours = host_digest(recipe, item)
+            ours = host_digest(spec, item)
         except Exception:
             continue  # an unreadable sample tells nothing of the device; it raises in its own batch
         if theirs.refused:
             raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs.error}")
         if not theirs.digest:
-            run.warn(f"{recipe.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
+            run.warn(f"{spec.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
         elif ours != theirs.digest:
             different = different or item
     if different is None:
         return
-    culprit = _what_differs(recipe, different, open_job)
-    what = f"makes other pixels of {recipe.reader.where(different[0])} than this host. {culprit}"
+    culprit = _what_differs(spec, different, open_job)
+    what = f"makes other pixels of {spec.reader.where(different[0])} than this host. {culprit}"
     versions = _both_sides(handle.versions)
     if allow:
         run.remark(name, f"it {what} ({versions})", "pixels")
         return
-    yours = ", ".join(one.name for one in operator_files(recipe.pipeline))
+    yours = ", ".join(one.name for one in operator_files(spec.pipeline))
     raise DifferentBits(
-        f"{name} {what} (pipeline {recipe.pipeline.to_data()}; {versions}). "
+        f"{name} {what} (pipeline {spec.pipeline.to_data()}; {versions}). "
         + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
         + "Bring Pillow and numpy on both sides to one version, or allow the difference with allow_different_bits=True."
     )
@@ -290,17 +290,17 @@ def _both_sides(theirs: dict[str, str]) -> str:
     return ", ".join(f"{part} {theirs.get(part, '?')} there, {ours[part]} here" for part in ("pillow", "libjpeg", "numpy"))
 
 
-def _what_differs(recipe: Recipe, item: tuple[int, int], open_job: _OpenJob) -> str:
+def _what_differs(spec: EpochSpec, item: tuple[int, int], open_job: _OpenJob) -> str:
     """A sentence that names the operator."""
 
     def ask(pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
         job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)
         try:
-            return job.probe(recipe.seed, recipe.epoch, [item])[0].digest
+            return job.probe(spec.seed, spec.epoch, [item])[0].digest
         finally:
             job.close()
 
-    culprit = first_difference(recipe, item, ask)
+    culprit = first_difference(spec, item, ask)
     if not culprit:
         return "Each of its operators makes the same pixels when the device is asked again, so the device may be faulty"
     return f"What differs is {culprit}"

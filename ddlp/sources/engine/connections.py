@@ -18,7 +18,7 @@ from csd_engine.transforms import Pipeline
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
-from ddlp.sources.engine.dataset_upload import ARRAYS, FILES, Luggage
+from ddlp.sources.engine.dataset_upload import ARRAYS, FILES, DatasetUpload
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.link import EngineLink
@@ -32,7 +32,7 @@ LINGER_S = 5.0  # the embedded engine outlives an epoch by this long, since the 
 _DROPPED = "the loader was dropped while its device was on the way"
 
 
-class Keep:
+class SharedHandle:
     """Held by a loader and by its iterators: an iterator may outlive its loader, and still needs the devices.
 
     Where the last of them lets go, the devices are let go of.
@@ -40,7 +40,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Place:
+class EngineConnection:
     """Where a device is reached: its link, and what travels to it.
 
     ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
@@ -50,7 +50,7 @@ class Place:
 
     name: str
     link: EngineLink
-    luggage: Luggage
+    upload: DatasetUpload
     shared: bool = True
     remark: str = ""
     operators: Path | None = None
@@ -76,14 +76,14 @@ class Place:
         layout: Layout,
         on_event: Callable[[EngineEvent], None],
     ) -> JobHandle:
-        """A job for what `luggage` has described."""
-        luggage = self.luggage
+        """A job for what `upload` has described."""
+        upload = self.upload
         return self.link.open_job(
-            pipeline, dataset, layout, luggage.manifest, on_event, array_part=luggage.array_part, member=member
+            pipeline, dataset, layout, upload.manifest, on_event, array_part=upload.array_part, member=member
         )
 
 
-class Reach:
+class EngineConnections:
     """The devices of one loader; connections are made when first wanted and kept between epochs.
 
     Connecting may take long and holds up nobody but others who want the same device: an epoch's end and `close` never
@@ -100,7 +100,7 @@ class Reach:
         self._lock = threading.RLock()  # at exit, without threads, a finalizer may come in while this very thread holds it
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opening: set[EngineLink] = set()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, EngineConnection] = {}
         self._engine: EmbeddedEngine | None = None
         self._epochs: set[object] = set()  # those under way
         self._timer: threading.Timer | None = None
@@ -149,7 +149,7 @@ class Reach:
         if engine is not None:
             engine.release()
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> EngineConnection:
         """Connect to a device. Blocks; raises what the link raises, and EngineGone once this is closed."""
         with self._lock:
             connecting = self._connecting[name]
@@ -165,7 +165,7 @@ class Reach:
         if self._closed:
             raise EngineGone(_DROPPED)
 
-    def _embedded(self) -> Place:
+    def _embedded(self) -> EngineConnection:
         with self._lock:
             self._check_open()
             engine, place = self._engine, self._places.get(EMBEDDED)
@@ -179,11 +179,13 @@ class Reach:
             files = engine.directory / FILES
             files.mkdir(exist_ok=True)
             shared = self._transfer != "stream"
-            luggage = Luggage(files, files if shared else Path(engine.link.open().spool) / ARRAYS, sent=not shared)
+            upload = DatasetUpload(files, files if shared else Path(engine.link.open().spool) / ARRAYS, sent=not shared)
             with self._lock:
                 self._check_open()
                 self._engine = engine
-                place = Place(EMBEDDED, engine.link, luggage, shared, operators=engine.operators, mapped=engine.mapped)
+                place = EngineConnection(
+                    EMBEDDED, engine.link, upload, shared, operators=engine.operators, mapped=engine.mapped
+                )
                 self._places[EMBEDDED] = place
                 self._end_soon()  # where the epoch is over already
                 return place
@@ -191,7 +193,7 @@ class Reach:
             engine.release()
             raise
 
-    def _named(self, name: str) -> Place:
+    def _named(self, name: str) -> EngineConnection:
         with self._lock:
             self._check_open()
             place = self._places.pop(name, None)
@@ -201,14 +203,14 @@ class Reach:
             link = self._devices[name].link()
             self._opening.add(link)
         if place is not None:
-            place.luggage.close()
+            place.upload.close()
         try:
             made = self._meet(name, link)
             with self._lock:
                 if not self._closed:
                     self._places[name] = made
                     return made
-            made.luggage.close()
+            made.upload.close()
             raise EngineGone(_DROPPED)
         except BaseException:
             link.close()
@@ -217,13 +219,13 @@ class Reach:
             with self._lock:
                 self._opening.discard(link)
 
-    def _meet(self, name: str, link: EngineLink) -> Place:
+    def _meet(self, name: str, link: EngineLink) -> EngineConnection:
         """Choose how batches travel: as the user says, else through the spool where both sides see it."""
         welcome = link.open()
         why = "asked for by transfer='stream'"
         if self._transfer != "stream":
             try:
-                return Place(name, link, share_spool(link), True)
+                return EngineConnection(name, link, share_spool(link), True)
             except DDLPError as error:
                 if self._transfer not in (None, "auto"):
                     raise NotShared(
@@ -234,7 +236,7 @@ class Reach:
                     ) from error
                 why = str(error)
         remark = f"batches are sent over the engine's socket: {why}"
-        return Place(name, link, Luggage.sent_to(welcome.spool), False, remark)
+        return EngineConnection(name, link, DatasetUpload.sent_to(welcome.spool), False, remark)
 
     def close(self) -> None:
         """Let go of all."""
@@ -252,6 +254,6 @@ class Reach:
         for name, place in places.items():
             if name in self._devices:
                 place.link.close()
-                place.luggage.close()
+                place.upload.close()
         if engine is not None:
             engine.release()

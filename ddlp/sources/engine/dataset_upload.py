@@ -86,7 +86,7 @@ class _ArrayFile:
         return rows[start : start + MAX_PART_BYTES]
 
 
-class Luggage:
+class DatasetUpload:
     """Portable descriptions of a loader's data sets, with their files.
 
     ``directory`` holds the manifests, which are always sent. Arrays are put there as well where the device maps them from
@@ -102,7 +102,7 @@ class Luggage:
         self._lock = -1
 
     @classmethod
-    def shared(cls, spool: Path, there: str) -> Luggage:
+    def shared(cls, spool: Path, there: str) -> DatasetUpload:
         """A directory of this process below the spool of an engine that runs by itself; `close` removes it.
 
         Left ones of processes that were killed are removed as well. The engine reads below SPOOL/files without a --root.
@@ -115,24 +115,24 @@ class Luggage:
             _sweep(base)
             directory = base / host_directory(boot())
             directory.mkdir(0o700)
-            luggage = cls(directory, Path(there) / FILES / directory.name)
-            luggage._own()
+            upload = cls(directory, Path(there) / FILES / directory.name)
+            upload._own()
             directory.chmod(0o755)  # the engine may run as another user
         except OSError as error:
             raise DDLPError(
                 f"{base} can't be written ({error.strerror}): what the device needs of the data set is put there. Give this "
                 "user write access to it, or say in Device(spool=...) where this host sees the engine's spool."
             ) from None
-        return luggage
+        return upload
 
     @classmethod
-    def sent_to(cls, there: str) -> Luggage:
+    def sent_to(cls, there: str) -> DatasetUpload:
         """For an engine whose spool ``there`` is not seen here: everything is sent. `close` removes its directory."""
         sweep(tempfile.gettempdir())
         directory = Path(tempfile.mkdtemp(prefix=own_prefix()))
-        luggage = cls(directory, Path(there) / ARRAYS, sent=True)
-        luggage._own()
-        return luggage
+        upload = cls(directory, Path(there) / ARRAYS, sent=True)
+        upload._own()
+        return upload
 
     def _own(self) -> None:
         self._lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

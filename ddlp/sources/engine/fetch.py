@@ -16,10 +16,10 @@ from csd_engine.batchfile.reader import Batch, BatchReceiver, Layout, read_batch
 from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
 from ddlp.sources.engine.job import JobHandle
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.gpu_transfer import FileLanding, Landed
+from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
 from ddlp.transfer.mapped_batch import map_batch
 
-__all__ = ["Fetching"]
+__all__ = ["BatchFetcher"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -29,7 +29,7 @@ _MAPPED_BYTES = 512 << 10  # a smaller file is copied in less time than is mappe
 _LATE = 3  # so many late files one after another: no file is waited for any more
 
 
-class Fetching:
+class BatchFetcher:
     """One job's batches. Any thread may read.
 
     A network file system may show a new file late, NFS after up to a minute (it remembers that there was none). Such a
@@ -51,14 +51,14 @@ class Fetching:
         say: Callable[[str], None],
         mapped: bool = False,
         wanted: Callable[[int], bool] = lambda lease: True,
-        landing: FileLanding | None = None,
+        gpu_transfer: FileTransfer | None = None,
     ) -> None:
         self._handle = handle
         self._shared = shared
         self._mapped = mapped
         self._say = say
         self._wanted = wanted
-        self._landing = landing
+        self._gpu_transfer = gpu_transfer
         self._lock = threading.Lock()
         self._late = 0  # files in a row that had to be fetched over the socket
         self._late_ever = 0
@@ -96,15 +96,15 @@ class Fetching:
         layout: Layout,
         sample: int | None,
         memory: Callable[[], np.ndarray],
-    ) -> Landed | Batch:
+    ) -> OnDevice | Batch:
         """The verified batch, finished on the landing's device; or in ``memory()``, where it came over the socket.
 
-        ``sample``: as `FileLanding.read`. Raises as `read`.
+        ``sample``: as `FileTransfer.read`. Raises as `read`.
         """
 
-        def from_file() -> Landed:
-            assert self._landing is not None  # the spool is seen
-            return self._landing.read(epilogue, path, identity, lease, layout, sample)
+        def from_file() -> OnDevice:
+            assert self._gpu_transfer is not None  # the spool is seen
+            return self._gpu_transfer.read(epilogue, path, identity, lease, layout, sample)
 
         found = self._fetch(
             path,
@@ -112,7 +112,7 @@ class Fetching:
             from_file,
             lambda: self._over_the_socket(identity, lease, layout, memory()),
         )
-        if self._landing is not None and (remark := self._landing.remark) != self._landing_remark:
+        if self._gpu_transfer is not None and (remark := self._gpu_transfer.remark) != self._landing_remark:
             self._landing_remark = remark
             self._say(remark)
         return found

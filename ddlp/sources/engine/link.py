@@ -28,7 +28,7 @@ from csd_engine.service.uploads import pack
 from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.engine.part_stream import PartStream
-from ddlp.sources.engine.wakeup import Bell
+from ddlp.sources.engine.wakeup import Wakeup
 from ddlp.sources.engine.wire import ClientKeys, Wire
 from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
 
@@ -91,7 +91,7 @@ class EngineLink:
         self._asking: deque[queue.SimpleQueue[say.Message | None]] = deque()  # who waits for a status or for sensors
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
-        self._bell: Bell | None = None  # wakes the thread
+        self._wakeup: Wakeup | None = None  # wakes the thread
 
     @property
     def lost(self) -> str | None:
@@ -115,8 +115,8 @@ class EngineLink:
             self._check()
             if self.welcome is not None:
                 return self.welcome
-            self._bell = Bell()
-            thread = threading.Thread(target=self._run, args=(self._bell,), name="ddlp-engine-link", daemon=True)
+            self._wakeup = Wakeup()
+            thread = threading.Thread(target=self._run, args=(self._wakeup,), name="ddlp-engine-link", daemon=True)
             thread.start()
             self._thread = thread  # now that it may be joined: `close` does not wait for this lock
             greeting = self._greeting.get()
@@ -265,18 +265,18 @@ class EngineLink:
             self._awake()
 
     def _awake(self) -> None:
-        if self._bell is not None:
-            self._bell.ring()
+        if self._wakeup is not None:
+            self._wakeup.ring()
 
     # -- the link's thread
 
-    def _run(self, bell: Bell) -> None:
+    def _run(self, wakeup: Wakeup) -> None:
         wire: Wire | None = None
         reason = "the link was closed"
         try:
-            wire = Wire(self.address, self._keys, bell.descriptor)
+            wire = Wire(self.address, self._keys, wakeup.descriptor)
             self._greeting.put(self._greeted(wire))
-            reason = self._serve(wire, bell)
+            reason = self._serve(wire, wakeup)
         except EngineError as error:
             reason = str(error)
             self._greeting.put(error)
@@ -299,7 +299,7 @@ class EngineLink:
                 job._answers.put(EngineGone(reason))
             if wire is not None:
                 wire.close()
-            bell.close()
+            wakeup.close()
 
     def _greeted(self, wire: Wire) -> say.Welcome:
         ended = self._ended or (lambda: None)
@@ -309,15 +309,15 @@ class EngineLink:
             why = ended()
             raise error if why is None else EngineUnreachable(f"no engine answered at {self.address}: {why}") from None
 
-    def _serve(self, wire: Wire, bell: Bell) -> str:
+    def _serve(self, wire: Wire, wakeup: Wakeup) -> str:
         """Carry messages until the end; return the reason of it."""
         heard = last_round = time.monotonic()
         pinged, told_s, gap_s = heard - self._heartbeat_s, -math.inf, min(_PING_GAP_S, self._heartbeat_s)
         told: tuple[str, ...] = ()
         while True:
-            bell.rest()
+            wakeup.rest()
             rest_s = self._heartbeat_s if not self._ping_due else max(0.0, told_s + gap_s - time.monotonic())
-            bell.awake(wire.wait(0.0 if self._outbox or self._stop else rest_s))
+            wakeup.awake(wire.wait(0.0 if self._outbox or self._stop else rest_s))
             now = time.monotonic()
             if now - last_round > self._heartbeat_s + _PAUSE_S:
                 heard += now - last_round

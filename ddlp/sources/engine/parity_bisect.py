@@ -15,7 +15,7 @@ from csd_engine.transforms.containers import Container
 from csd_engine.transforms.masks import Mask
 from csd_engine.transforms.operators import CenterCrop, Operator
 from csd_engine.transforms.user import User
-from ddlp.sources.host.native import Recipe
+from ddlp.sources.host.native import EpochSpec
 
 __all__ = ["first_difference"]
 
@@ -23,23 +23,23 @@ Ask = Callable[[Pipeline, tuple[int, int, int]], str]
 """(pipeline, (height, width, channels) of its result) -> digest of the item as the device makes it."""
 
 
-def first_difference(recipe: Recipe, item: tuple[int, int], ask: Ask) -> str:
+def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
     """Name what makes other pixels of this item on the device: the image itself, or an operator with its parameters.
 
     Empty where it can't be told: what the device makes then changes from time to time, or it refuses all but the whole.
 
     Args:
-        recipe: whose pipeline makes other bits there.
+        spec: whose pipeline makes other bits there.
         item: (source index, occurrence) of which it does.
         ask: has the device make it with another pipeline; raises EngineRefused where it does not take that.
     """
-    with recipe.reader.image(item[0]) as image:
+    with spec.reader.image(item[0]) as image:
         size, kind = image.size, image.format
     unknown: list[str] = []
-    for pipeline, last in _steps(recipe.pipeline):
+    for pipeline, last in _steps(spec.pipeline):
         image_itself = f"the {kind or 'array'} itself, which is another one there or is read otherwise"
         name = image_itself if last is None else _name(last)
-        key = Keyed(recipe.seed, recipe.epoch, *item)
+        key = Keyed(spec.seed, spec.epoch, *item)
         height, width, channels = pipeline.draw(size, key).shape
         if last is None or not _masks(last):
             # Changes nothing, and draws nothing: it says what size this item's result has, since others have other sizes.
@@ -50,7 +50,7 @@ def first_difference(recipe: Recipe, item: tuple[int, int], ask: Ask) -> str:
         except EngineRefused:
             unknown.append(name)
             continue
-        if theirs != _digest(recipe, item, pipeline, (height, width, channels)):
+        if theirs != _digest(spec, item, pipeline, (height, width, channels)):
             return " or ".join([*unknown, name])
         unknown.clear()
     return ""
@@ -81,8 +81,8 @@ def _name(operator: Operator) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in data.items())})"
 
 
-def _digest(recipe: Recipe, item: tuple[int, int], pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
+def _digest(spec: EpochSpec, item: tuple[int, int], pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
     pixels = np.empty(shape, np.uint8)
     boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
-    prepare_sample(recipe.reader, pipeline, item, recipe.seed, recipe.epoch, pixels, boxes)
+    prepare_sample(spec.reader, pipeline, item, spec.seed, spec.epoch, pixels, boxes)
     return sample_digest(pixels, boxes)

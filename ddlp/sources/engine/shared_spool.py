@@ -11,7 +11,7 @@ from pathlib import Path
 
 from csd_engine.service.spool import look_at
 from ddlp.errors import DDLPError
-from ddlp.sources.engine.dataset_upload import Luggage
+from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.sources.engine.link import EngineLink
 from ddlp.transfer.choose_transfer import WAYS
 
@@ -25,7 +25,7 @@ class NotShared(DDLPError):
     """Host and device do not see the same spool; says what was tried."""
 
 
-def share_spool(link: EngineLink) -> Luggage:
+def share_spool(link: EngineLink) -> DatasetUpload:
     """The host's directory in the spool that it shares with the engine of an open link.
 
     Nothing is written before the engine's own sign was seen: the directory of that name here may be somebody else's.
@@ -41,22 +41,22 @@ def share_spool(link: EngineLink) -> Luggage:
         raise NotShared(f"the engine's spool cannot be used at {link.spool}: {error}") from error
 
 
-def _share(link: EngineLink, spool: Path, there: str) -> Luggage:
+def _share(link: EngineLink, spool: Path, there: str) -> DatasetUpload:
     if not os.path.isdir(spool):
         raise NotShared(f"the engine's spool {there} should be {spool} here, which is no directory")
     sign = link.look("")
     if not _seen(spool / sign.own, sign.own_digest):
         raise NotShared(f"{spool} is here, but not what the engine has just shown in its spool {there}: another disk?")
-    luggage = Luggage.shared(spool, there)
+    upload = DatasetUpload.shared(spool, there)
     try:
-        file, digest = luggage.show()
+        file, digest = upload.show()
         for pause_s in _PAUSES_S:
             time.sleep(pause_s)
             if link.look(file).digest == digest:
-                return luggage
+                return upload
         raise NotShared(f"this host sees the engine's spool at {spool}, but the engine does not see what is written there")
     except BaseException:
-        luggage.close()
+        upload.close()
         raise
 
 

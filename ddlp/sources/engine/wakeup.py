@@ -6,10 +6,10 @@ import contextlib
 import os
 import threading
 
-__all__ = ["Bell"]
+__all__ = ["Wakeup"]
 
 
-class Bell:
+class Wakeup:
     """One thread rests, any thread rings.
 
     The one that rests calls `rest`, then looks whether there is work already, then waits for `descriptor` to become readable,

@@ -37,9 +37,9 @@ from csd_engine.keyed import Keyed
 from csd_engine.transforms.compiled import compile_plan
 from ddlp.errors import DDLPError
 from ddlp.sampling.epoch_plan import Item
-from ddlp.sources.host.native import Pixels, Recipe, Rows, Unwanted, no_boxes, prepare_batch, prepare_item
+from ddlp.sources.host.native import EpochSpec, PreparedBatch, Rows, Unwanted, no_boxes, prepare_batch, prepare_item
 from ddlp.transfer.device_stream import NoRoom
-from ddlp.transfer.gpu_transfer import Landing
+from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import Stages
 
 __all__ = ["DaliHost", "Graphs", "require_dali"]
@@ -156,11 +156,11 @@ class Graphs:
         DDLPError: DALI can't work on that GPU, as the first pipeline shows, which is built at once.
     """
 
-    def __init__(self, stages: Stages, landing: Landing | None = None) -> None:
-        self.landing = landing
-        on_gpu = landing is not None and landing.lane.device.type == "cuda"
+    def __init__(self, stages: Stages, gpu_transfer: GpuTransfer | None = None) -> None:
+        self.gpu_transfer = gpu_transfer
+        on_gpu = gpu_transfer is not None and gpu_transfer.stream.device.type == "cuda"
         self.distance = stages.distance(on_gpu)
-        self.stages, self.gpu = stages, landing.lane.device.index if on_gpu and landing is not None else None
+        self.stages, self.gpu = stages, gpu_transfer.stream.device.index if on_gpu and gpu_transfer is not None else None
         self._idle: deque[Graph] = deque()
         if on_gpu:
             try:
@@ -198,25 +198,25 @@ class _OnHost(Rows):
 class _OnDevice:
     """A batch that DALI makes in a GPU's memory, with the face of `Rows`; what our own code makes is copied there."""
 
-    def __init__(self, recipe: Recipe, landing: Landing, samples: int) -> None:
-        self._landing = landing
-        self.boxes = no_boxes(recipe, samples)
-        self._made = np.empty((1, *recipe.shape), np.uint8)
-        with landing.lane.work():
-            self._images = torch.empty((samples, *recipe.shape), dtype=torch.uint8, device=landing.lane.device)
+    def __init__(self, spec: EpochSpec, gpu_transfer: GpuTransfer, samples: int) -> None:
+        self._gpu_transfer = gpu_transfer
+        self.boxes = no_boxes(spec, samples)
+        self._made = np.empty((1, *spec.shape), np.uint8)
+        with gpu_transfer.stream.work():
+            self._images = torch.empty((samples, *spec.shape), dtype=torch.uint8, device=gpu_transfer.stream.device)
 
     def take(self, rows: list[int], images: Any) -> None:
         """Of a run of DALI's. Waits for the copies: it uses that memory again."""
         from nvidia.dali.plugin.pytorch import feed_ndarray
 
-        lane = self._landing.lane
-        with lane.work():
-            stream = torch.cuda.current_stream(lane.device) if lane.device.type == "cuda" else None
+        ours = self._gpu_transfer.stream
+        with ours.work():
+            stream = torch.cuda.current_stream(ours.device) if ours.device.type == "cuda" else None
             try:
                 for k, row in enumerate(rows):
                     feed_ndarray(images[k], self._images[row], cuda_stream=stream)
             finally:
-                lane.mark().wait()
+                ours.event().wait()
 
     def place(self, part: slice) -> np.ndarray:
         """As `Rows`, for one sample."""
@@ -224,24 +224,24 @@ class _OnDevice:
 
     def done(self, part: slice, made: np.ndarray) -> None:
         """As `Rows`. Waits for the copy: there are few, and their memory is used again."""
-        with self._landing.lane.work():
+        with self._gpu_transfer.stream.work():
             self._images[part].copy_(torch.from_numpy(made))
 
-    def pixels(self) -> Pixels:
+    def pixels(self) -> PreparedBatch:
         """The batch, bytes on the device still: a quarter of what it takes when it is finished there, as its turn nears."""
-        return Pixels(self._images, None if self.boxes is None else torch.from_numpy(self.boxes))
+        return PreparedBatch(self._images, None if self.boxes is None else torch.from_numpy(self.boxes))
 
 
 class DaliHost:
     """Prepares an epoch's batches on the host; any number of threads may ask for one.
 
     Args:
-        recipe: of the epoch.
+        spec: of the epoch.
         graphs: DALI's pipelines, and where they deliver.
     """
 
-    def __init__(self, recipe: Recipe, graphs: Graphs) -> None:
-        self._recipe, self._graphs = recipe, graphs
+    def __init__(self, spec: EpochSpec, graphs: Graphs) -> None:
+        self._spec, self._graphs = spec, graphs
         self._lock = threading.Lock()
         self._told = False
         self._by_dali = self._by_us = 0
@@ -250,7 +250,7 @@ class DaliHost:
 
     def begin(
         self, tell: Callable[[str], None], remark: Callable[[str, str], None]
-    ) -> Callable[[int, Callable[[], bool], bool], Pixels]:
+    ) -> Callable[[int, Callable[[], bool], bool], PreparedBatch]:
         """Give `prepare`. ``tell`` warns the user, ``remark(who, text)`` sets a line of the report."""
         self._tell, self._remark = tell, remark
         self._remark("dali", self._graphs.distance)
@@ -260,22 +260,22 @@ class DaliHost:
         """Called when nobody asks for batches any more."""
         self._graphs.epoch_ended()
 
-    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool = False) -> Pixels:
+    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
         """As `ddlp.sources.host.native.prepare_batch`, which makes what DALI can't."""
-        recipe = self._recipe
+        spec = self._spec
         if not wanted():  # as there
             raise Unwanted
-        items = recipe.plan.items(position)
-        landing = self._graphs.landing
+        items = spec.plan.items(position)
+        gpu_transfer = self._graphs.gpu_transfer
         n = len(items)
         try:
-            rows = _OnHost(recipe, n, 1, finished) if landing is None else _OnDevice(recipe, landing, n)
+            rows = _OnHost(spec, n, 1, finished) if gpu_transfer is None else _OnDevice(spec, gpu_transfer, n)
         except NoRoom:  # there; in the host's memory is some
             self._count(0, n)
-            return prepare_batch(recipe, position, wanted, finished)
+            return prepare_batch(spec, position, wanted, finished)
         given: list[_Sample] = []
         ours: list[int] = []
-        with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
+        with ReadAhead(spec.reader, (index for index, _ in items)) as reader:
             for row, item in enumerate(items):
                 if not wanted():
                     raise Unwanted
@@ -293,14 +293,14 @@ class DaliHost:
                 raise Unwanted
             part = slice(row, row + 1)
             made = rows.place(part)
-            prepare_item(recipe, items[row], made[0], None if rows.boxes is None else rows.boxes[row])
+            prepare_item(spec, items[row], made[0], None if rows.boxes is None else rows.boxes[row])
             rows.done(part, made)
         self._count(len(items) - len(ours), len(ours))
         return rows.pixels()
 
     def _take(self, reader: Reader, row: int, item: Item, boxes: np.ndarray | None) -> _Sample | None:
         """The sample as DALI gets it; None: our own code makes it, and says what is wrong with it if it can't."""
-        recipe = self._recipe
+        spec = self._spec
         index, occurrence = item
         with contextlib.suppress(Exception):  # what is raised here is raised again by our own code, in the proper words
             source = reader.open(index)
@@ -313,11 +313,11 @@ class DaliHost:
             size = _size(source.path, data)
             if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
                 return None
-            plan = recipe.pipeline.draw(size, Keyed(recipe.seed, recipe.epoch, index, occurrence))
-            compiled = compile_plan(plan, size, recipe.pipeline)
-            if compiled is None or compiled.rest or plan.shape != recipe.shape:  # it pads, say
+            plan = spec.pipeline.draw(size, Keyed(spec.seed, spec.epoch, index, occurrence))
+            compiled = compile_plan(plan, size, spec.pipeline)
+            if compiled is None or compiled.rest or plan.shape != spec.shape:  # it pads, say
                 return None
-            recipe.pipeline.place_boxes(plan, None if boxes is None else boxes[row])
+            spec.pipeline.place_boxes(plan, None if boxes is None else boxes[row])
             return _Sample(row, np.frombuffer(data, np.uint8), compiled.job, size[0] * size[1])
         return None
 

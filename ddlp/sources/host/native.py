@@ -28,14 +28,14 @@ from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.fileplan import file_plan
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.transfer.device_stream import Mark
+from ddlp.transfer.device_stream import StreamEvent
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.gpu_transfer import Landing
-from ddlp.transfer.memory_pool import Pool
+from ddlp.transfer.gpu_transfer import GpuTransfer
+from ddlp.transfer.memory_pool import MemoryPool
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EpochSpec:
     """All that a sample of this epoch depends on, and the batches to make of them."""
 
     reader: Reader
@@ -45,8 +45,8 @@ class Recipe:
     seed: int
     epoch: int
     plan: EpochPlan
-    pool: Pool  # of batches' memory
-    landing: Landing | None = None  # where batches go that an accelerator's memory is meant for
+    pool: MemoryPool  # of batches' memory
+    gpu_transfer: GpuTransfer | None = None  # where batches go that an accelerator's memory is meant for
 
     @functools.cached_property
     def files(self) -> FilePlan | None:
@@ -72,22 +72,22 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PreparedBatch:
     """A batch: uint8 (batch, height, width, channels) as both sides make it and boxes int32 (batch, masks, 4) or None; or,
-    ``finished``, what the epilogue made of it, and None. ``mark``: it is on a device, to be used after this.
+    ``finished``, what the epilogue made of it, and None. ``event``: it is on a device, to be used after this.
     """
 
     images: torch.Tensor
     boxes: torch.Tensor | None
     finished: bool = False
-    mark: Mark | None = None
+    event: StreamEvent | None = None
 
 
 class Unwanted(Exception):
     """The other side's copy was first; what is left of this one is not worth making."""
 
 
-def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], finished: bool = False) -> Pixels:
+def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
     """Make the batch at this position, into memory of the pool.
 
     ``finished``: as the epilogue delivers it on the CPU. Each part goes through the epilogue while it is in the cache; no
@@ -98,36 +98,36 @@ def prepare_batch(recipe: Recipe, position: int, wanted: Callable[[], bool], fin
     """
     if not wanted():  # a run's later batches may have been delivered meanwhile, and forgotten
         raise Unwanted
-    bulk = recipe.bulk
-    sources, occurrences = recipe.plan.sources(position), recipe.plan.occurrences(position)
+    bulk = spec.bulk
+    sources, occurrences = spec.plan.sources(position), spec.plan.occurrences(position)
     if bulk is not None:  # an array's rows, which always can be read
 
         def make_part(part: slice, rows: Rows) -> None:
-            rows.fill(part, partial(bulk.fill, sources[part], occurrences[part], recipe.seed, recipe.epoch))
+            rows.fill(part, partial(bulk.fill, sources[part], occurrences[part], spec.seed, spec.epoch))
 
-        return _in_parts(recipe, list(bulk.slices(len(sources))), make_part, wanted, finished)
-    files = FileBatch.of(recipe.reader, recipe.pipeline, recipe.files, sources, occurrences, recipe.seed, recipe.epoch)
+        return _in_parts(spec, list(bulk.slices(len(sources))), make_part, wanted, finished)
+    files = FileBatch.of(spec.reader, spec.pipeline, spec.files, sources, occurrences, spec.seed, spec.epoch)
     if files is not None:
         with files:
-            return _of_files(recipe, files, len(sources), wanted, finished)
-    items = recipe.plan.items(position)
-    with ReadAhead(recipe.reader, (index for index, _ in items)) as reader:
+            return _of_files(spec, files, len(sources), wanted, finished)
+    items = spec.plan.items(position)
+    with ReadAhead(spec.reader, (index for index, _ in items)) as reader:
 
         def make_one(part: slice, rows: Rows) -> None:
             made = rows.place(part)
             boxes = None if rows.boxes is None else rows.boxes[part.start]
-            _prepare(reader, recipe, items[part.start], made[0], boxes)
+            _prepare(reader, spec, items[part.start], made[0], boxes)
             rows.done(part, made)
 
-        return _in_parts(recipe, [slice(k, k + 1) for k in range(len(items))], make_one, wanted, finished)
+        return _in_parts(spec, [slice(k, k + 1) for k in range(len(items))], make_one, wanted, finished)
 
 
 def _in_parts(
-    recipe: Recipe, parts: list[slice], make: Callable[[slice, Rows], None], wanted: Callable[[], bool], finished: bool
-) -> Pixels:
+    spec: EpochSpec, parts: list[slice], make: Callable[[slice, Rows], None], wanted: Callable[[], bool], finished: bool
+) -> PreparedBatch:
     """`prepare_batch`: ``make`` makes one part after the other, in the batch's rows."""
     samples, most = (parts[-1].stop, parts[0].stop) if parts else (0, 0)  # no part is larger than the first
-    rows = Rows(recipe, samples, most, finished)
+    rows = Rows(spec, samples, most, finished)
     for part in parts:
         if not wanted():
             raise Unwanted
@@ -135,9 +135,9 @@ def _in_parts(
     return rows.pixels()
 
 
-def _of_files(recipe: Recipe, files: FileBatch, samples: int, wanted: Callable[[], bool], finished: bool) -> Pixels:
+def _of_files(spec: EpochSpec, files: FileBatch, samples: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
     """`prepare_batch`: a few files in each of the kernel's calls."""
-    rows = Rows(recipe, samples, 1, finished)
+    rows = Rows(spec, samples, 1, finished)
     at = 0
     while at < samples:
         if not wanted():
@@ -153,15 +153,15 @@ class Rows:
     Where each part goes through the epilogue at once there is room for the bytes of ``most`` samples only.
     """
 
-    def __init__(self, recipe: Recipe, samples: int, most: int, finished: bool) -> None:
-        epilogue = recipe.epilogue
-        height, width, _ = recipe.shape
+    def __init__(self, spec: EpochSpec, samples: int, most: int, finished: bool) -> None:
+        epilogue = spec.epilogue
+        height, width, _ = spec.shape
         convert = finished and not epilogue.keeps_bytes
         self._epilogue, self._finished = epilogue, finished
-        self._bits = epilogue.empty(samples, height, width, recipe.pool) if convert else None
-        self._pool, self._shape = recipe.pool, (most if convert else samples, *recipe.shape)
+        self._bits = epilogue.empty(samples, height, width, spec.pool) if convert else None
+        self._pool, self._shape = spec.pool, (most if convert else samples, *spec.shape)
         self._bytes: np.ndarray | None = None
-        self.boxes = no_boxes(recipe, samples)
+        self.boxes = no_boxes(spec, samples)
 
     @property
     def _images(self) -> np.ndarray:
@@ -199,15 +199,15 @@ class Rows:
         bits = None if self._bits is None else self._bits[part]
         fill_rows(fill, self._epilogue, lambda: self.place(part), boxes, bits)
 
-    def pixels(self) -> Pixels:
+    def pixels(self) -> PreparedBatch:
         """The batch."""
         boxes = self.boxes
         if not self._finished:
-            return Pixels(torch.from_numpy(self._images), None if boxes is None else torch.from_numpy(boxes))
+            return PreparedBatch(torch.from_numpy(self._images), None if boxes is None else torch.from_numpy(boxes))
         result = self._epilogue.tensor(self._images if self._bits is None else self._bits)
         if boxes is not None:
             self._epilogue.fill(result, boxes)
-        return Pixels(result, None, finished=True)
+        return PreparedBatch(result, None, finished=True)
 
 
 def fill_rows(
@@ -235,26 +235,26 @@ def make_files(files: FileBatch, first: int, epilogue: Epilogue, bits: np.ndarra
     return files.make(first, bits[first:], boxes, table, channels_last)
 
 
-def fresh_rows(recipe: Recipe, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
+def fresh_rows(spec: EpochSpec, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Memory for a batch's images, uint8, and boxes."""
-    return recipe.pool.empty((samples, *recipe.shape), np.uint8), no_boxes(recipe, samples)
+    return spec.pool.empty((samples, *spec.shape), np.uint8), no_boxes(spec, samples)
 
 
-def no_boxes(recipe: Recipe, samples: int) -> np.ndarray | None:
+def no_boxes(spec: EpochSpec, samples: int) -> np.ndarray | None:
     """Memory for a batch's boxes, empty ones."""
-    return np.zeros((samples, recipe.pipeline.boxes, 4), dtype=np.int32) if recipe.pipeline.boxes else None
+    return np.zeros((samples, spec.pipeline.boxes, 4), dtype=np.int32) if spec.pipeline.boxes else None
 
 
-def prepare_item(recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
+def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
     """Make one sample. An unreadable one raises an error of the kind that the data set itself would have raised."""
-    _prepare(recipe.reader, recipe, item, out, boxes)
+    _prepare(spec.reader, spec, item, out, boxes)
 
 
 def _prepare(
-    reader: Reader, recipe: Recipe, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None
+    reader: Reader, spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None
 ) -> None:
     with _as_the_dataset_tells():
-        prepare_sample(reader, recipe.pipeline, item, recipe.seed, recipe.epoch, out, boxes)
+        prepare_sample(reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
 
 
 @contextlib.contextmanager

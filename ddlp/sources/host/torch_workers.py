@@ -29,7 +29,7 @@ from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.report import Counts
-from ddlp.transfer.to_device import Finish
+from ddlp.transfer.to_device import MoveAndTransform
 
 
 class _KeyedSampler:
@@ -255,7 +255,7 @@ class _Finishing:
     on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
 
     def __init__(self, loader: Any, view: Any, counts: Counts) -> None:
-        self._finish = Finish(loader._target, loader.batch_transform)
+        self._finish = MoveAndTransform(loader._target, loader.batch_transform)
         self._in_batches = loader._auto_collation
         self.counts = counts
         self.view = self.memory = view
@@ -299,7 +299,7 @@ class _Finishing:
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
         self.counts = _counts(epoch, resume)
-        self._finish = Finish(loader._target, loader.batch_transform)
+        self._finish = MoveAndTransform(loader._target, loader.batch_transform)
         self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         if resume.seed is not None:
             self._base_seed = resume.seed

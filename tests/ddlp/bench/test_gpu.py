@@ -13,7 +13,7 @@ from engine_process import children
 from ddlp.bench import gpu, train
 from ddlp.bench.train import Line, Result, aims, table
 from ddlp.cli import main
-from ddlp.transfer.file_readers import PinnedWay
+from ddlp.transfer.file_readers import PinnedReader
 from ddlp.transfer.mapped_batch import may_map
 
 
@@ -42,13 +42,13 @@ def test_each_way_beside_its_bound(capsys, tmp_path):
 
 
 def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monkeypatch):
-    made, begin = set(), PinnedWay.__init__
+    made, begin = set(), PinnedReader.__init__
 
     def seen(self, lane, *sizes):
         made.add(sizes)
         begin(self, lane, *sizes)
 
-    monkeypatch.setattr(PinnedWay, "__init__", seen)
+    monkeypatch.setattr(PinnedReader, "__init__", seen)
     small = ["--batch", "4", "--size", "64", "--rounds", "1", "--reads", "3", "--files", "2", "--spool", str(tmp_path)]
     command = ["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "--pinned", "3x1", "8x16", "--json"]
     assert main(command) == 0
@@ -65,7 +65,7 @@ def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monke
 
 def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkeypatch):
     """Five reads of two files: in each turn every file is forgotten before each of its reads, and at no other time."""
-    files, forget, read = [], gpu._forget, PinnedWay.read
+    files, forget, read = [], gpu._forget, PinnedReader.read
 
     def forgetting(path):
         files.append(("forgotten", path))
@@ -76,7 +76,7 @@ def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkey
         return read(self, path, *others)
 
     monkeypatch.setattr(gpu, "_forget", forgetting)
-    monkeypatch.setattr(PinnedWay, "read", reading)
+    monkeypatch.setattr(PinnedReader, "read", reading)
     small = ["--batch", "2", "--size", "32", "--rounds", "1", "--reads", "5", "--files", "2", "--spool", str(tmp_path)]
     assert main(["bench", "gpu", "--device", "cpu", "--cold", *small, "--ways", "pinned"]) == 0
     assert "read from the disk" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from csd_engine.errors import SpoolError
 from csd_engine.service.spool import Spool
 from ddlp.deploy.spooldir import FOREIGN, REMOVE
-from ddlp.sources.engine.dataset_upload import Luggage
+from ddlp.sources.engine.dataset_upload import DatasetUpload
 
 HEX = "0123456789abcdef" * 2
 OURS = (
@@ -91,7 +91,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 def test_what_a_host_that_was_killed_has_left_is_ours(tmp_path: Path) -> None:
     assert taken(tmp_path) == ""
     (tmp_path / "ddlp-spool").unlink()
-    luggage = Luggage.shared(tmp_path, str(tmp_path))
+    luggage = DatasetUpload.shared(tmp_path, str(tmp_path))
     luggage.show()
     assert [path.name for path in tmp_path.glob("files/*/*") if path.name == "look"]
     assert shell(tmp_path, f"{FOREIGN}foreign") == "" == taken(tmp_path)

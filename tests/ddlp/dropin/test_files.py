@@ -108,7 +108,7 @@ def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_ke
 
     monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)
     iterator = iter(DDLPLoader(numbered(paths, RANDOM), batch_size=20))
-    recipe = iterator.recipe
+    spec = iterator.spec
     iterator.run.close()
     asked: list[bool] = []
 
@@ -117,5 +117,5 @@ def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_ke
         return len(asked) < 5
 
     with pytest.raises(Unwanted):
-        prepare_batch(recipe, 0, wanted)
+        prepare_batch(spec, 0, wanted)
     assert len(asked) == 5

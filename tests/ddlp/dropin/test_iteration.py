@@ -20,8 +20,8 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
-from ddlp.epoch.executor import EpochRun
-from ddlp.sources.engine import connections as reach
+from ddlp.epoch.executor import EpochExecutor
+from ddlp.sources.engine import connections
 
 KINDS = (DataLoader, DDLPLoader)
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
@@ -285,19 +285,19 @@ class FailsOnce:
 
 
 def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeypatch):
-    monkeypatch.setattr(reach, "LINGER_S", 0.05)
+    monkeypatch.setattr(connections, "LINGER_S", 0.05)
     loader = DDLPLoader(numbered(paths), batch_sampler=FailsOnce(), strategy="csd", spool=str(tmp_path))
     with pytest.raises(KeyError, match="not today"):
         iter(loader)
     assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first one has not begun
-    while loader._reach._engine is not None:
+    while loader._connections._engine is not None:
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("strategy", "threads"), [("cpu", ["ddlp-0"]), ("csd", ["ddlp-1", "ddlp-2"])])
 def test_an_error_in_a_thread_of_ours_ends_the_epoch(paths, engine, monkeypatch, strategy, threads):
     """What it had in hand would be waited for for ever."""
-    act, failed = EpochRun._act, []
+    act, failed = EpochExecutor._act, []
 
     def act_once(run):
         if threading.current_thread().name in threads and not failed:
@@ -305,7 +305,7 @@ def test_an_error_in_a_thread_of_ours_ends_the_epoch(paths, engine, monkeypatch,
             raise MemoryError("no room for a lease")
         act(run)
 
-    monkeypatch.setattr(EpochRun, "_act", act_once)
+    monkeypatch.setattr(EpochExecutor, "_act", act_once)
     loader = DDLPLoader(numbered(paths), 4, strategy=strategy, num_workers=1, spool=engine, timeout=20)
     iterator = iter(loader)
     with pytest.raises(MemoryError, match="no room for a lease"):
@@ -326,7 +326,7 @@ def test_descriptors_may_have_large_numbers(paths, tmp_path):
         held += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
         loader = DDLPLoader(numbered(paths), 4, strategy="csd", spool=str(tmp_path))
         assert len(list(loader)) == loader.report().batches_csd == 11
-        loader._reach.close()
+        loader._connections.close()
     finally:
         for descriptor in held:
             os.close(descriptor)

@@ -17,7 +17,7 @@ from torchvision import transforms
 import ddlp.epoch.executor
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.epoch.waiting import Waiting
-from ddlp.schedule.claim_chunks import Runs
+from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES
@@ -30,7 +30,7 @@ def lengths(monkeypatch) -> list[int]:
     """All batches count as short ones: what each claim of a worker took."""
     seen: list[int] = []
 
-    class Seen(Runs):
+    class Seen(ClaimChunker):
         def claim(self, now: float) -> list[tuple[int, int]]:
             run = super().claim(now)
             seen.append(len(run))
@@ -86,7 +86,7 @@ def test_an_unreadable_file_raises_in_its_place(paths, tmp_path, lengths, worker
 def test_a_worker_is_woken_for_a_whole_run_or_where_training_waits():
     ledger, rates = Ledger(1000, host_slots=8), Rates()
     strategy = STRATEGIES["cpu"](ledger, rates)
-    runs = Runs(ledger, strategy, rates.host)
+    runs = ClaimChunker(ledger, strategy, rates.host)
     waiting = Waiting(ledger, strategy, runs)
     woken, rests = threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from scene import make_loader, train, until
 
-from ddlp.sources.engine.attach import CsdJob, DifferentBits
+from ddlp.sources.engine.attach import DifferentBits, EngineJob
 
 
 def flip(path: Path, _: Path) -> None:
@@ -245,7 +245,7 @@ def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data,
     """While the audited batch is made again: it is not looked for any more, though it would be back at once."""
     wrong_engine(4)
     loader = make_loader(data, "csd", audit=1)
-    check = CsdJob._check
+    check = EngineJob._check
 
     def check_late(*arguments):
         for name in loader._last.run.ledger.devices:
@@ -253,7 +253,7 @@ def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data,
         check(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(CsdJob, "_check", check_late)
+        patched.setattr(EngineJob, "_check", check_late)
         truth.check(train(loader))
     assert loader._last.run._barred == set(loader._last.run.ledger.devices)
     assert len(told) == 2 and "switched off" in told[0] and "other pixels" in told[1], list(told)
@@ -263,7 +263,7 @@ def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, t
     """Two batches of the device come into memory in the first part, and the second is audited."""
     wrong_engine(4)
     loader = make_loader(data, "mte", ratio=0.5, audit=2)
-    check, ready = CsdJob._check, []
+    check, ready = EngineJob._check, []
 
     def check_late(*arguments):
         until(lambda: ready or loader._last.run.ledger.ready_csd, 20, "one that is ready")
@@ -274,6 +274,6 @@ def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, t
         until(lambda: loader._last.run._barred, 20, "the end of the audit")
 
     with monkeypatch.context() as patched:
-        patched.setattr(CsdJob, "_check", check_late)
+        patched.setattr(EngineJob, "_check", check_late)
         truth.check(train(loader, at={0: audited}))
     assert ready and loader.report().batches_csd == 0

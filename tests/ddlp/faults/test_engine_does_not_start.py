@@ -125,10 +125,10 @@ def test_killed_when_it_is_about_to_join(data, truth, told, monkeypatch, strateg
 def test_killed_while_bits_are_compared(data, truth, told, monkeypatch):
     compare, kills = csd.host_digest, []
 
-    def digest(recipe, item):
+    def digest(spec, item):
         if not kills:
             kills.append(os.kill(engine_pid(), signal.SIGKILL))
-        return compare(recipe, item)
+        return compare(spec, item)
 
     monkeypatch.setattr(csd, "host_digest", digest)
     monkeypatch.setattr(csd, "FIRST_PAUSE_S", 0.1)

@@ -8,8 +8,8 @@ import pytest
 from scene import device, make_loader, train, until
 
 from ddlp.sources.engine import attach as csd
-from ddlp.sources.engine import connections as reach
-from ddlp.sources.engine.attach import CsdJob
+from ddlp.sources.engine import connections
+from ddlp.sources.engine.attach import EngineJob
 
 
 @pytest.fixture
@@ -18,14 +18,14 @@ def spool_that_hangs(monkeypatch):
     monkeypatch.setattr("ddlp.schedule.strategies.STALLED_S", 1.0)
     monkeypatch.setattr("ddlp.schedule.strategies.STALLED_BATCHES", 0)
     monkeypatch.setattr("ddlp.epoch.executor.STALLED_AT_LEAST_S", 1.0)
-    read, hangs, ends = CsdJob.read, [], threading.Event()
+    read, hangs, ends = EngineJob.read, [], threading.Event()
 
     def hung(job, *arguments):
         if job.handle._link.address in hangs:
             ends.wait()
         return read(job, *arguments)
 
-    monkeypatch.setattr(CsdJob, "read", hung)
+    monkeypatch.setattr(EngineJob, "read", hung)
     yield hangs, ends
     ends.set()
 
@@ -90,13 +90,13 @@ def test_no_thread_can_be_started_for_those_that_hang(engines, data, truth, told
 def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, images, monkeypatch):
     """The engine itself is well. Nobody waits for it for ever, and it takes part once its spool answers."""
     monkeypatch.setattr("ddlp.schedule.strategies.STALLED_S", 1.0)
-    share, ends = reach.share_spool, threading.Event()
+    share, ends = connections.share_spool, threading.Event()
 
     def hung(link):
         ends.wait()
         return share(link)
 
-    monkeypatch.setattr(reach, "share_spool", hung)
+    monkeypatch.setattr(connections, "share_spool", hung)
     engine = engines("--root", str(images))
     loader = make_loader(data, "csd", csd=device(engine))
 

@@ -101,13 +101,13 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
     engine = EngineProcess(spool, *arguments, listen=f"tcp://{address}:7711", within=within)
     try:
         loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=tmp_path / "none"))
-        reach = loader._reached()
+        connections = loader._reached()
         truth.check(train(loader, 0.02))
         assert loader.report().batches_csd and not len(told)
         truth.check(train(loader, 0.03, at={5: lambda: ip("link", "set", f"dd{name}", "down")}), 1)
         until(lambda: not job_directories(engine), 10, "an empty spool")
         ip("link", "set", f"dd{name}", "up")
-        until(lambda: reach._places[engine.address].link.lost, 10, "the loss to be noticed")
+        until(lambda: connections._places[engine.address].link.lost, 10, "the loss to be noticed")
         truth.check(train(loader, 0.03), 2)
         assert loader.report().batches_csd
         assert len(told) <= 1, list(told)  # none where the epoch was over before the silence had lasted long enough
@@ -118,7 +118,7 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
 
 def fetched(loader) -> list[int]:
     """Batches that came from each device, over its socket."""
-    return [loader._reach._places[device.address].link.stream._fetches for device in loader._devices]
+    return [loader._connections._places[device.address].link.stream._fetches for device in loader._devices]
 
 
 def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, told, images, tmp_path):

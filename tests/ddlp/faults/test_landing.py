@@ -16,10 +16,10 @@ from test_damage import Vandal, flip
 
 from ddlp.epoch.gpu_prefetch import AHEAD
 from ddlp.errors import DDLPError
-from ddlp.transfer.choose_transfer import landing_on, ways
-from ddlp.transfer.device_stream import NoRoom, PlainLane
+from ddlp.transfer.choose_transfer import transfer_to, ways
+from ddlp.transfer.device_stream import NoRoom, PlainStream
 from ddlp.transfer.gds.needs import place_of
-from ddlp.transfer.gpu_transfer import FileLanding, Landing
+from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -32,8 +32,8 @@ def lands(request, monkeypatch):
     def plain(device, transfer):
         if device is None:  # the reference
             return None
-        lane = PlainLane(torch.device(device))
-        return Landing(lane, ways(lane, plain.transfer or transfer))
+        lane = PlainStream(torch.device(device))
+        return GpuTransfer(lane, ways(lane, plain.transfer or transfer))
 
     def options(transfer=None, **others):
         if request.param == "cuda":
@@ -102,7 +102,7 @@ def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkey
     """The audited sample is the file's own: a host that reckons otherwise is told so."""
     loader = make_loader(data, "csd", audit=1, **lands("pinned"))
     assert len(train(loader)) == 40 and not len(told), list(told)
-    monkeypatch.setattr("ddlp.sources.engine.attach.host_digest", lambda recipe, item: "other")
+    monkeypatch.setattr("ddlp.sources.engine.attach.host_digest", lambda spec, item: "other")
     monkeypatch.setattr("ddlp.sources.engine.attach._compare_bits", lambda *_: None)
     train(make_loader(data, "csd", audit=1, **lands("pinned")))
     assert any("has other pixels than the host computes" in text for text in told), list(told)
@@ -138,14 +138,14 @@ def test_on_a_network_file_system_nothing_is_mapped(leaves_nothing, data, truth,
 
 def test_few_finished_batches_wait_on_the_device(leaves_nothing, data, truth, lands, monkeypatch):
     """The next ones are brought before training asks for them; the others of seventeen wait as bytes."""
-    ledgers, brought, there, ready, bring = [], [], [], [], Landing.bring
+    ledgers, brought, there, ready, bring = [], [], [], [], GpuTransfer.bring
 
     def counted(self, *batch):
         brought.append(1)
         there.extend(len(brought) - len(ledger.delivered) for ledger in ledgers)
         return bring(self, *batch)
 
-    monkeypatch.setattr(Landing, "bring", counted)
+    monkeypatch.setattr(GpuTransfer, "bring", counted)
     iterator, got = iter(make_loader(data, "cpu", num_workers=4, prefetch_factor=4, **lands())), []
     ledgers.append(iterator.run.ledger)
     for batch in iterator:
@@ -161,14 +161,14 @@ def test_few_finished_batches_wait_on_the_device(leaves_nothing, data, truth, la
 
 def test_a_batch_for_which_there_is_no_room_is_not_lost(leaves_nothing, data, truth, told, lands, monkeypatch):
     """Training is told so, and may ask for it again, as often as it likes."""
-    full, bring = threading.Event(), Landing.bring
+    full, bring = threading.Event(), GpuTransfer.bring
 
     def refusing(self, *batch):
         if full.is_set():
             raise NoRoom("CUDA out of memory")
         return bring(self, *batch)
 
-    monkeypatch.setattr(Landing, "bring", refusing)
+    monkeypatch.setattr(GpuTransfer, "bring", refusing)
     iterator, got, refused = iter(make_loader(data, "cpu", num_workers=2, **lands())), [], 0
     while True:
         try:
@@ -187,7 +187,7 @@ def test_a_batch_for_which_there_is_no_room_is_not_lost(leaves_nothing, data, tr
 
 
 def test_a_devices_batch_for_which_there_is_no_room_is_the_hosts(leaves_nothing, data, truth, told, lands, monkeypatch):
-    reads, read = [], FileLanding.read
+    reads, read = [], FileTransfer.read
 
     def refusing(self, *batch, **options):
         reads.append(len(reads))
@@ -195,7 +195,7 @@ def test_a_devices_batch_for_which_there_is_no_room_is_the_hosts(leaves_nothing,
             raise NoRoom("CUDA out of memory")
         return read(self, *batch, **options)
 
-    monkeypatch.setattr(FileLanding, "read", refusing)
+    monkeypatch.setattr(FileTransfer, "read", refusing)
     loader = make_loader(data, "csd", **lands("pinned"))
     truth.check(on_cpu(train(loader)))
     assert len(told) == 1 and "was not used (CUDA out of memory); the host prepares it again" in told[0], list(told)
@@ -203,7 +203,7 @@ def test_a_devices_batch_for_which_there_is_no_room_is_the_hosts(leaves_nothing,
 
 
 def test_what_else_goes_wrong_on_the_way_is_raised_once_in_its_place(leaves_nothing, data, lands, monkeypatch):
-    calls, bring = [], Landing.bring
+    calls, bring = [], GpuTransfer.bring
 
     def failing(self, *batch):
         calls.append(len(calls))
@@ -211,7 +211,7 @@ def test_what_else_goes_wrong_on_the_way_is_raised_once_in_its_place(leaves_noth
             raise ValueError("the fifth")
         return bring(self, *batch)
 
-    monkeypatch.setattr(Landing, "bring", failing)
+    monkeypatch.setattr(GpuTransfer, "bring", failing)
     iterator, got = iter(make_loader(data, "cpu", **lands())), []
     for _ in range(40):
         try:
@@ -246,4 +246,4 @@ def test_ways_into_a_gpu_want_a_gpu(data):
 def test_no_gpu_is_said_in_one_line(leaves_nothing, data):
     with pytest.raises(DDLPError, match=r"device='cuda:1': torch .* finds no GPU here\. See what `nvidia-smi` says"):
         iter(make_loader(data, "cpu", device="cuda:1"))
-    assert landing_on("cpu", None) is None and landing_on(None, None) is None
+    assert transfer_to("cpu", None) is None and transfer_to(None, None) is None

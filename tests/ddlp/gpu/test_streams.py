@@ -69,16 +69,16 @@ def test_the_training_thread_never_waits_for_the_gpu(data, sums, strategy):
 
 def test_a_batch_is_used_after_it_is_there(data, sums, monkeypatch):
     """Copies and epilogues come late: the step, whose stream is idle, must not read before them."""
-    from ddlp.transfer.device_stream import CudaLane
+    from ddlp.transfer.device_stream import CudaStream
 
-    work = CudaLane.work
+    work = CudaStream.work
 
     def late(self):
         with work(self):
             torch.cuda._sleep(LONG // 20)
         return work(self)
 
-    monkeypatch.setattr(CudaLane, "work", late)
+    monkeypatch.setattr(CudaStream, "work", late)
     found = [(total(images), labels) for images, labels in loader(data, "cpu")]
     check(found, sums)
 
@@ -137,7 +137,7 @@ def test_host_batches_are_made_in_page_locked_memory(data):
     one = loader(data, "cpu")
     iterator = iter(one)
     next(iterator)
-    pool = iterator.recipe.pool
+    pool = iterator.spec.pool
     assert torch.from_numpy(pool.empty((BATCH, 64, 64, 3), np.uint8)).is_pinned()
 
 

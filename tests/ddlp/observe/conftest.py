@@ -18,7 +18,7 @@ from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageArrays, load_operators
 from ddlp.observe.energy import EnergyMeter, save
-from ddlp.sources.engine.fetch import Fetching
+from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.translate.datasets import _PartReader
 
 
@@ -59,7 +59,7 @@ class Delays:
         if read_s:
             self._patch.setattr(_PartReader, "open", self._slow("read", read_s, _PartReader.open))
         if fetch_s:
-            self._patch.setattr(Fetching, "read", self._slow("fetch", fetch_s, Fetching.read))
+            self._patch.setattr(BatchFetcher, "read", self._slow("fetch", fetch_s, BatchFetcher.read))
         operators = load_operators(Path(__file__).with_name("slow.py"))
         slow = operators.slow(log=str(self._log), host=os.getpid(), host_s=host_s, device_s=device_s)
         images = ImageArrays(

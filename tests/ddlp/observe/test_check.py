@@ -16,15 +16,15 @@ from torchvision import transforms
 import ddlp.epoch.executor
 from csd_engine.batchfile.reader import BatchReceiver
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.epoch.executor import EpochRun
+from ddlp.epoch.executor import EpochExecutor
 from ddlp.observe import Refuted, checked
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.schedule.strategies import Ordered
 from ddlp.sources.engine import fetch as fetching
-from ddlp.sources.engine.attach import CsdJob
-from ddlp.sources.host.native import Pixels
-from ddlp.transfer.memory_pool import Pool
+from ddlp.sources.engine.attach import EngineJob
+from ddlp.sources.host.native import PreparedBatch
+from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.datasets import PortableSet
 
 ALL = [ONCE, ORDER, BITS, LABELS, COMPLETE, UNCHANGED]
@@ -145,27 +145,27 @@ def test_where_it_can_not_look(data):
 
 
 def test_a_batch_that_comes_twice(data, monkeypatch):
-    honest, last = EpochRun.next_batch, []
+    honest, last = EpochExecutor.next_batch, []
 
     def repeats(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
         last.append(delivered)
         return last[3] if len(last) == 6 else delivered
 
-    monkeypatch.setattr(EpochRun, "next_batch", repeats)
+    monkeypatch.setattr(EpochExecutor, "next_batch", repeats)
     verdict = verdict_on(data)
     assert ONCE in refuted(verdict)
     assert "batch 3 came twice" in str(verdict.claims[ONCE].against) and "never came: 5" in str(verdict.claims[ONCE].against)
 
 
 def test_a_batch_that_is_lost(data, monkeypatch):
-    honest = EpochRun.next_batch
+    honest = EpochExecutor.next_batch
 
     def loses(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
         return honest(self, timeout_s) if delivered is not None and delivered.position == 19 else delivered
 
-    monkeypatch.setattr(EpochRun, "next_batch", loses)
+    monkeypatch.setattr(EpochExecutor, "next_batch", loses)
     assert refuted(verdict_on(data)) == [ONCE]
 
 
@@ -207,8 +207,8 @@ def test_another_order_of_samples(data, monkeypatch):
 def test_other_bits(data, monkeypatch, what):
     honest = ddlp.epoch.executor.prepare_batch
 
-    def other(recipe, position, *others):
-        made = honest(recipe, position, *others)
+    def other(spec, position, *others):
+        made = honest(spec, position, *others)
         if position == 9:
             if what == "value":
                 made.images[2, 1, 5, 5] += 0.25
@@ -272,30 +272,30 @@ def test_a_batch_used_before_it_was_read(data, monkeypatch):
             position = self.ledger.devices[device].outstanding.get(lease)
             if position is not None and self.ledger.published(device, lease):
                 self.ledger.fetch(position)
-                self._ready[position] = Pixels(torch.zeros((4, 3, 32, 32)), None, finished=True)
+                self._ready[position] = PreparedBatch(torch.zeros((4, 3, 32, 32)), None, finished=True)
                 self.ledger.verified(lease)
             self._act()
 
-    monkeypatch.setattr(EpochRun, "published", at_once)
+    monkeypatch.setattr(EpochExecutor, "published", at_once)
     verdict = verdict_on(data, "csd")
     assert refuted(verdict) == [BITS, COMPLETE] and "before its file was read" in verdict.claims[COMPLETE].against[0]
 
 
 def test_half_a_file(data, monkeypatch):
     """The reader is back before the bytes are."""
-    honest = CsdJob.read
+    honest = EngineJob.read
 
     def too_early(self, lease, position, path):
         made = honest(self, lease, position, path)
         made.images[2:] = 0
         return made
 
-    monkeypatch.setattr(CsdJob, "read", too_early)
+    monkeypatch.setattr(EngineJob, "read", too_early)
     assert refuted(verdict_on(data, "csd")) == [BITS, COMPLETE]
 
 
 def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):
-    honest = EpochRun.next_batch
+    honest = EpochExecutor.next_batch
 
     def early(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
@@ -303,7 +303,7 @@ def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):
             delivered.position = 15  # nobody has made that one yet: the host has five in its hands at most
         return delivered
 
-    monkeypatch.setattr(EpochRun, "next_batch", early)
+    monkeypatch.setattr(EpochExecutor, "next_batch", early)
     assert COMPLETE in refuted(verdict_on(data))
 
 
@@ -316,7 +316,7 @@ def test_memory_that_is_used_again(data, monkeypatch, strategy):
     """
     monkeypatch.setattr("ddlp.observe.check.KEPT", 1000)
     lent: dict[int, list[np.ndarray]] = {}
-    honest = Pool._used
+    honest = MemoryPool._used
 
     def too_soon(self, size):
         blocks = lent.setdefault(size, [])
@@ -331,7 +331,7 @@ def test_memory_that_is_used_again(data, monkeypatch, strategy):
         blocks.append(pool.fresh(size))
         return blocks[-1]
 
-    monkeypatch.setattr(Pool, "_used", too_soon)
+    monkeypatch.setattr(MemoryPool, "_used", too_soon)
     loader = DDLPLoader(data, 4, strategy=strategy, seed=3)
     watched, held = checked(loader, every=1, say=None), []
     for batch in watched:

@@ -16,7 +16,7 @@ from engine_process import until
 from torchvision import transforms
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.epoch.executor import EpochRun
+from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.observe import Recorder, analyse, read_epoch, read_run
 from ddlp.observe.events import (
@@ -44,7 +44,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
 def test_off_it_is_not_there(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     iterator = iter(small())
-    assert type(iterator) is EpochIterator and type(iterator.run) is EpochRun
+    assert type(iterator) is EpochIterator and type(iterator.run) is EpochExecutor
     assert len(list(iterator)) == 12 and not list(tmp_path.iterdir())
 
 
@@ -173,7 +173,7 @@ def test_an_epoch_that_can_not_begin_leaves_no_file(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError("no threads left")
 
-    monkeypatch.setattr(EpochRun, "_preparing", fails)
+    monkeypatch.setattr(EpochExecutor, "_preparing", fails)
     with pytest.raises(OSError, match="no threads"):
         iter(small(record=tmp_path))
     assert not list(tmp_path.iterdir())

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from ddlp.epoch.device_events import Heard
-from ddlp.epoch.user_messages import Tidings
+from ddlp.epoch.device_events import DeviceEvents
+from ddlp.epoch.user_messages import UserMessages
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Mte
@@ -15,7 +15,7 @@ from ddlp.schedule.strategies import Mte
 BATCH = 8
 
 
-class Listener(Heard):
+class Listener(DeviceEvents):
     """What listens in an epoch, without its threads."""
 
     def __init__(self, strategy_of: int) -> None:
@@ -23,7 +23,7 @@ class Listener(Heard):
         self.rates = Rates()
         self.strategy = Mte(self.ledger, self.rates)
         self.rates.full_batch = BATCH
-        self._lock, self._tidings = threading.RLock(), Tidings()
+        self._lock, self._messages = threading.RLock(), UserMessages()
         self.acted = 0
 
     def _act(self) -> None:

@@ -336,7 +336,7 @@ def test_somebody_elses_directory_is_not_used(spool):
 @pytest.mark.parametrize("after_lower", [True, False], ids=["rank-after-rank", "in-turn"])
 def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, after_lower):
     """Two ranks with leases waiting: whose batch is made when, and what the other one hears of it."""
-    recipe = Recipe(tmp_path, make_jpegs(tmp_path, np.random.default_rng(7)), tmp_path / "manifest")
+    spec = Recipe(tmp_path, make_jpegs(tmp_path, np.random.default_rng(7)), tmp_path / "manifest")
     options = EmbeddedOptions(spool=str(spool), slowdown=30.0).resolved()  # files' times tell 4 ms apart
     engines = [JointEngine(options, JointEngine.end, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
     assert engines[0].pid == engines[1].pid
@@ -349,9 +349,9 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
                 made.put((event.path.stat().st_mtime_ns, number))
             events[number].put(event)
 
-        parts = (recipe.pipeline, recipe.dataset, recipe.layout)
+        parts = (spec.pipeline, spec.dataset, spec.layout)
         member = Member(RUN, number, after_lower)
-        return engines[number].link.open_job(*parts, lambda _: recipe.manifest, on_event, member=member)
+        return engines[number].link.open_job(*parts, lambda _: spec.manifest, on_event, member=member)
 
     try:
         jobs = {number: open_job(number) for number in (1, 0)}
@@ -360,7 +360,7 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
         os.kill(worker, signal.SIGSTOP)
         for number in (1, 0):
             for lease in range(1, 5):
-                recipe.lease(jobs[number], lease, lease)
+                spec.lease(jobs[number], lease, lease)
         for engine in engines:
             engine.link.status()  # all leases are there
         os.kill(worker, signal.SIGCONT)
@@ -371,7 +371,7 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
             assert order in ([0, 1] * 4, [1, 0] * 4)
         for number in (0, 1):
             heard = wait_for(events[number], RanksMeasured)
-            assert all(samples == recipe.layout.batch and busy_s > 0 for samples, busy_s in heard.batches)
+            assert all(samples == spec.layout.batch and busy_s > 0 for samples, busy_s in heard.batches)
         jobs[0].close(5)
         events[0] = SimpleQueue()
         late = open_job(0)  # a job that joins the others is told at once

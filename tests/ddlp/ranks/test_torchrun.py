@@ -81,7 +81,7 @@ def test_one_process_alone_has_an_engine_of_its_own(images, tmp_path, monkeypatc
     loader = DDLPLoader(dataset(images), BATCH, strategy="csd", seed=SEED, spool=str(tmp_path))
     iterator = iter(loader)
     next(iterator)
-    engine = loader._reach._engine
+    engine = loader._connections._engine
     assert engine is not None and not isinstance(engine, JointEngine)
     del iterator, loader
     until(lambda: not os.listdir(tmp_path), 5)

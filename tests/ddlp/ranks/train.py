@@ -23,7 +23,7 @@ from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.epoch import iterator
-from ddlp.epoch.executor import EpochRun
+from ddlp.epoch.executor import EpochExecutor
 
 SEED, BATCH = 3, 4
 DEVICE = "embedded engine"
@@ -41,14 +41,14 @@ def digest(image: torch.Tensor) -> str:
 
 
 def engine_of(loader: DDLPLoader) -> int | None:
-    engine = loader._reach._engine
+    engine = loader._connections._engine
     return None if engine is None else engine.pid
 
 
 told: list[tuple[int, float]] = []  # of batches that the engine has made for the other rank
 
 
-class Listening(EpochRun):
+class Listening(EpochExecutor):
     """Notes what is heard of the other rank."""
 
     def measured(self, device: str, batches: Any) -> None:
@@ -56,7 +56,7 @@ class Listening(EpochRun):
         super().measured(device, batches)
 
 
-def offered(run: EpochRun, known: bool) -> bool:
+def offered(run: EpochExecutor, known: bool) -> bool:
     """Whether the engine has its part: its speed is known, or a batch of its own is ready."""
     return run.rates.device(DEVICE).known() if known else bool(run.ledger.ready_csd)
 

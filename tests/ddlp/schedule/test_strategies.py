@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ddlp.planning.simulate import Simulation, World, paper_epoch
-from ddlp.schedule.claim_chunks import LONGEST, Runs
+from ddlp.schedule.claim_chunks import LONGEST, ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte
@@ -113,7 +113,7 @@ class InRuns(Watched):
 
     def __init__(self, *arguments, run_s, **options):
         super().__init__(*arguments, **options)
-        self.runs = Runs(self.ledger, self.strategy, self.rates.host, run_s)
+        self.runs = ClaimChunker(self.ledger, self.strategy, self.rates.host, run_s)
         self.lengths = set()
 
     def _claim(self):

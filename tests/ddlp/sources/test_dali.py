@@ -22,8 +22,8 @@ from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.host import dali
 from ddlp.transfer.choose_transfer import ways
-from ddlp.transfer.device_stream import PlainLane
-from ddlp.transfer.gpu_transfer import Landing
+from ddlp.transfer.device_stream import PlainStream
+from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import DISTANCES, Stages
 from ddlp.translate.dali import stages as dali_stages
 
@@ -255,42 +255,42 @@ def test_what_can_not_travel_is_refused_as_for_other_settings(paths):
 # -- delivered on a device ---------------------------------------------------------------------------------------------
 
 
-class Copying(PlainLane):
+class Copying(PlainStream):
     """This machine's CPU as a device without streams; says whether something is being put on it, and who waited for it."""
 
     within = waits = 0
 
     def work(self):
-        outer, lane = super().work(), self
+        outer, stream = super().work(), self
 
         class Within:
             def __enter__(self):
-                lane.within += 1
+                stream.within += 1
                 return outer.__enter__()
 
             def __exit__(self, *details):
-                lane.within -= 1
+                stream.within -= 1
                 return outer.__exit__(*details)
 
         return Within()
 
-    def mark(self):
-        lane, mark = self, super().mark()
-        wait = mark.wait
+    def event(self):
+        stream, event = self, super().event()
+        wait = event.wait
 
         def waited():
-            lane.waits += 1
+            stream.waits += 1
             wait()
 
-        mark.wait = waited
-        return mark
+        event.wait = waited
+        return event
 
 
 @pytest.fixture
-def lane(monkeypatch):
+def stream(monkeypatch):
     """Where batches of loaders with ``device="cpu"`` land."""
     made = Copying(torch.device("cpu"))
-    monkeypatch.setattr("ddlp.loader.landing_on", lambda device, _: device and Landing(made, ways(made, None)))
+    monkeypatch.setattr("ddlp.loader.landing_on", lambda device, _: device and GpuTransfer(made, ways(made, None)))
     return made
 
 
@@ -315,9 +315,9 @@ def test_on_a_gpu_decoding_is_mixed_and_all_that_follows_is_the_gpus():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and DALI may decode there")
 def test_where_dali_has_no_gpu_one_line_says_so_and_what_to_do():
-    nowhere = PlainLane(torch.device("cuda", 0))
+    nowhere = PlainStream(torch.device("cuda", 0))
     with pytest.raises(DDLPError, match=r"DALI can't decode on GPU 0 \(.*CUDA.*\). Take backend='dali_cpu'") as caught:
-        dali.Graphs(Stages(None, False, False, False), Landing(nowhere, lambda *_: []))
+        dali.Graphs(Stages(None, False, False, False), GpuTransfer(nowhere, lambda *_: []))
     assert "\n" not in str(caught.value)
 
 
@@ -325,7 +325,7 @@ LAST = dict(output=torch.uint8, memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("options", [dict(num_workers=2), LAST, dict(batch=None)])
-def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, lane, monkeypatch, options):
+def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, stream, monkeypatch, options):
     """Runs of a part of a batch, files that our own code makes among DALI's, masks: all where batches land."""
     monkeypatch.setattr(dali, "SAMPLES", 3)
     picture(1, (50, 60)).convert("P").save(tmp_path / "ours.png")
@@ -338,9 +338,9 @@ def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, 
 
     def watched(rows, given, images):
         copied.extend(given)
-        before = lane.waits
+        before = stream.waits
         take(rows, given, images)
-        assert lane.waits > before, "DALI would use its memory again while it is being copied"
+        assert stream.waits > before, "DALI would use its memory again while it is being copied"
 
     monkeypatch.setattr(dali._OnDevice, "take", watched)
     expected = list(DDLPLoader(data, batch, seed=SEED, **options))
@@ -352,23 +352,23 @@ def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, 
     assert len(copied) == 60 and "; 1 of the host's 61 samples by ddlp's own code" in there.report().notes[0]
     for images, (ours, _) in zip(kept, expected, strict=True):  # no memory was handed out that is used again
         assert torch.equal(images, ours)
-    assert lane.within == 0
+    assert stream.within == 0
 
 
-def test_dali_on_the_cpu_for_a_device_is_a_choice(paths, lane, monkeypatch):
+def test_dali_on_the_cpu_for_a_device_is_a_choice(paths, stream, monkeypatch):
     monkeypatch.setattr(dali, "_OnDevice", None)
     found = samples(loader(paths, CROP, backend="dali_cpu", device="cpu"))
     assert all(torch.equal(image, found[k]) for k, image in samples(loader(paths, CROP)).items())
 
 
-def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memory_back(paths, lane, monkeypatch):
+def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memory_back(paths, stream, monkeypatch):
     """Half of a run's images were copied already."""
     from nvidia.dali.plugin import pytorch
 
     feed, fed = pytorch.feed_ndarray, []
 
     def failing(image, place, cuda_stream):
-        assert lane.within > 0, "copies go on the lane"
+        assert stream.within > 0, "copies go on the lane"
         fed.append(place)
         if len(fed) == 3:
             raise RuntimeError("CUDA: it failed")
@@ -383,7 +383,7 @@ def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memo
 
 
 @pytest.mark.parametrize("strategy", ["mte", "wrr"])
-def test_both_sides_land(paths, lane, strategy, tmp_path):
+def test_both_sides_land(paths, stream, strategy, tmp_path):
     truth = samples(loader(paths, CROP))
     both = loader(paths, CROP, strategy=strategy, spool=str(tmp_path), backend="dali", device="cpu", num_workers=1)
     for batches in until_both(both):

@@ -8,7 +8,7 @@ import pytest
 from csd_engine.data.datasets import ArraySet, FileSet
 from csd_engine.data.manifest import Manifest
 from ddlp import ImageArrays, ImageFiles
-from ddlp.sources.engine.dataset_upload import Luggage
+from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.translate.datasets import translate_dataset
 
 
@@ -25,46 +25,46 @@ from ddlp.translate.datasets import translate_dataset
     ],
 )
 def test_root_and_names_of_files(tmp_path, paths, root, names):
-    luggage = Luggage(tmp_path, tmp_path)
-    told = luggage.describe(translate_dataset(ImageFiles(paths, paths)))
+    upload = DatasetUpload(tmp_path, tmp_path)
+    told = upload.describe(translate_dataset(ImageFiles(paths, paths)))
     assert isinstance(told, FileSet) and told.root == root
-    manifest = Manifest.open(luggage.manifest(told.manifest))
+    manifest = Manifest.open(upload.manifest(told.manifest))
     assert [manifest[k] for k in range(len(manifest))] == names
 
 
 def test_relative_paths_are_those_of_the_working_directory(tmp_path, monkeypatch):
-    luggage = Luggage(tmp_path, tmp_path)
+    upload = DatasetUpload(tmp_path, tmp_path)
     dataset = translate_dataset(ImageFiles(["a.jpg", "b/c.jpg"], [0, 1]))
     roots = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        told = luggage.describe(dataset)
+        told = upload.describe(dataset)
         assert isinstance(told, FileSet)
         roots.append(told.root)
     assert roots == [os.path.join(os.path.realpath(tmp_path), name) for name in ("one", "two")]
 
 
 def test_a_list_that_was_edited_is_described_anew(tmp_path):
-    luggage = Luggage(tmp_path, tmp_path)
+    upload = DatasetUpload(tmp_path, tmp_path)
     paths = ["/d/a.jpg", "/d/b.jpg"]
     dataset = ImageFiles(paths, [0, 1])
-    first, again = (luggage.describe(translate_dataset(dataset)) for _ in range(2))
+    first, again = (upload.describe(translate_dataset(dataset)) for _ in range(2))
     paths[0] = "/d/c.jpg"
-    changed = luggage.describe(translate_dataset(dataset))
+    changed = upload.describe(translate_dataset(dataset))
     assert first == again and isinstance(first, FileSet) and isinstance(changed, FileSet)
     assert changed.manifest != first.manifest
 
 
 def test_arrays_are_written_once_and_known_by_their_content(tmp_path):
-    luggage = Luggage(tmp_path / "here", tmp_path / "there")
+    upload = DatasetUpload(tmp_path / "here", tmp_path / "there")
     (tmp_path / "here").mkdir()
     images = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
     dataset = translate_dataset(ImageArrays(images, range(5)))
-    first = luggage.describe(dataset)
+    first = upload.describe(dataset)
     assert isinstance(first, ArraySet) and first.path.startswith(str(tmp_path / "there"))
     written = list((tmp_path / "here").iterdir())
-    assert luggage.describe(dataset) == first and list((tmp_path / "here").iterdir()) == written
+    assert upload.describe(dataset) == first and list((tmp_path / "here").iterdir()) == written
     assert np.array_equal(np.load(written[0]), images)
     images[2] = 0
-    assert luggage.describe(dataset) != first
+    assert upload.describe(dataset) != first

@@ -20,7 +20,7 @@ from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
 from ddlp.process.system import PREFIX, boot, own_prefix
 from ddlp.sources.engine import dataset_upload as travel
 from ddlp.sources.engine import embedded
-from ddlp.sources.engine.dataset_upload import Luggage
+from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.events import EngineLost, LeasePublished
@@ -45,7 +45,7 @@ def jpegs(tmp_path_factory):
 
 
 def test_loaders_share_it_and_the_last_one_ends_it(options, jpegs, tmp_path):
-    recipe = Recipe(*jpegs, tmp_path / "manifest")
+    spec = Recipe(*jpegs, tmp_path / "manifest")
     first, second = acquire(options), acquire(options)
     assert first is second
     workers = until(lambda: children(first.pid))
@@ -53,23 +53,23 @@ def test_loaders_share_it_and_the_last_one_ends_it(options, jpegs, tmp_path):
     assert first.directory.stat().st_mode & 0o777 == 0o700
     first.release()
     events = SimpleQueue()
-    job = recipe.open(second.link, events)
-    items = recipe.lease(job, 1)
-    recipe.check(wait_for(events, LeasePublished).path, 1, items)
+    job = spec.open(second.link, events)
+    items = spec.lease(job, 1)
+    spec.check(wait_for(events, LeasePublished).path, 1, items)
     second.release()
     assert not alive(first.pid) and not any(map(alive, workers))
 
 
 def test_a_killed_engine_is_replaced_and_leaves_nothing(options, jpegs, tmp_path):
-    recipe = Recipe(*jpegs, tmp_path / "manifest")
+    spec = Recipe(*jpegs, tmp_path / "manifest")
     first = acquire(options)
     events = SimpleQueue()
-    recipe.open(first.link, events)
+    spec.open(first.link, events)
     workers = until(lambda: children(first.pid))
     os.kill(first.pid, signal.SIGKILL)
     assert wait_for(events, EngineLost).reason
     with pytest.raises(EngineGone):
-        recipe.open(first.link, events)
+        spec.open(first.link, events)
     second = acquire(options)
     assert second is not first and alive(second.pid)
     first.release()
@@ -189,7 +189,7 @@ def test_what_another_machine_may_have_made_is_left_alone(tmp_path, monkeypatch,
     files = tmp_path / "files"
     files.mkdir()
     ours, others = dead(files, f"{boot()}-x"), dead(files, "01234567-x")
-    Luggage.shared(tmp_path, str(tmp_path)).close()
+    DatasetUpload.shared(tmp_path, str(tmp_path)).close()
     assert not ours.exists() and others.exists() == (kind == "nfs4")
 
 

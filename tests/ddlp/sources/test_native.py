@@ -20,8 +20,8 @@ from csd_engine.prepare import sample as samples
 from ddlp import ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.sources.host import native as host
-from ddlp.sources.host.native import Recipe, Unwanted, prepare_batch
-from ddlp.transfer.memory_pool import Pool
+from ddlp.sources.host.native import EpochSpec, Unwanted, prepare_batch
+from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transforms import Cutout
 from ddlp.translate.datasets import translate_dataset
 from ddlp.translate.portable import portable
@@ -52,11 +52,11 @@ def way(request, monkeypatch):
         request.getfixturevalue("need_kernel")
 
 
-def recipe(data, dtype=torch.float32, memory_format=torch.contiguous_format):
+def spec(data, dtype=torch.float32, memory_format=torch.contiguous_format):
     loader = DataLoader(data, BATCH)
     found = portable(loader, dtype, memory_format)
     plan = EpochPlan(loader.batch_sampler, found.dataset, whole=True, batched=True)
-    return Recipe(found.dataset.reader(), found.pipeline, found.epilogue, found.shape, 3, 1, plan, Pool(4))
+    return EpochSpec(found.dataset.reader(), found.pipeline, found.epilogue, found.shape, 3, 1, plan, MemoryPool(4))
 
 
 def files(paths, *masks):
@@ -74,7 +74,7 @@ def arrays(*masks):
 def test_sample_by_sample_is_the_batch_through_the_epilogue(paths, dtype, memory_format, masks, kind):
     if dtype == torch.uint8 and masks:
         pytest.skip("the mask's fill is no byte's value")
-    made = recipe(files(paths, *masks) if kind == "files" else arrays(*masks), dtype, memory_format)
+    made = spec(files(paths, *masks) if kind == "files" else arrays(*masks), dtype, memory_format)
     for position in range(COUNT // BATCH):
         raw = prepare_batch(made, position, lambda: True)
         assert raw.images.dtype == torch.uint8 and (raw.boxes is not None) == bool(masks)
@@ -84,7 +84,7 @@ def test_sample_by_sample_is_the_batch_through_the_epilogue(paths, dtype, memory
 
 
 def test_memory_is_used_again_but_not_while_a_batch_is_held(paths):
-    made = recipe(files(paths))
+    made = spec(files(paths))
     first = prepare_batch(made, 0, lambda: True, finished=True).images
     kept, place = first[1, 2], first.data_ptr()
     before = kept.clone()
@@ -114,21 +114,21 @@ def bytes_read() -> int:
 def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
     large = shutil.copy(paths[1], tmp_path / "large.jpg")
     os.truncate(large, MAX_FILE_BYTES + 1)  # zeros behind the image, which take no space
-    expected = prepare_batch(recipe(files(paths)), 0, lambda: True).images
+    expected = prepare_batch(spec(files(paths)), 0, lambda: True).images
     before, read = descriptors(), bytes_read()
-    found = prepare_batch(recipe(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
+    found = prepare_batch(spec(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
     assert torch.equal(found, expected)
     assert bytes_read() - read < 16 << 20 and descriptors() == before
 
 
 def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # each call of the kernel makes one sample
-    made = recipe(files(paths))
+    made = spec(files(paths))
     prepare_batch(made, 0, lambda: True)
     before = descriptors()
     answers = iter([True, True, False])
     with pytest.raises(Unwanted):
         prepare_batch(made, 0, lambda: next(answers), finished=True)
     with pytest.raises(FileNotFoundError, match="gone"):
-        prepare_batch(recipe(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
+        prepare_batch(spec(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
     assert descriptors() == before

@@ -7,7 +7,7 @@ import torch
 
 import ddlp.transfer.epilogue
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.memory_pool import Pool
+from ddlp.transfer.memory_pool import MemoryPool
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -106,7 +106,7 @@ def test_bytes_stay_bytes():
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8])
 def test_sample_by_sample_is_the_same_as_the_batch(dtype, layout):
     table, images = TABLES["divide"], batch()
-    epilogue, pool = Epilogue(table, no_fills(table), dtype, layout), Pool(spare=2)
+    epilogue, pool = Epilogue(table, no_fills(table), dtype, layout), MemoryPool(spare=2)
     assert epilogue.keeps_bytes == (dtype == torch.uint8 and layout == torch.channels_last)
     bits = epilogue.empty(*images.shape[:3], pool)
     for k, image in enumerate(images.numpy()):

@@ -21,29 +21,29 @@ from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.transfer.device_checksum import padded, sum_blocks
-from ddlp.transfer.device_stream import CudaLane, PlainLane
+from ddlp.transfer.device_stream import CudaStream, PlainStream
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.file_readers import MappedWay, PinnedWay
-from ddlp.transfer.gpu_transfer import Landing
+from ddlp.transfer.file_readers import MappedReader, PinnedReader
+from ddlp.transfer.gpu_transfer import GpuTransfer
 
 IDENTITY, LEASE = "5" * 32, 7
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-LANES = {"plain": lambda: PlainLane(torch.device("cpu")), "cuda": lambda: CudaLane(torch.device("cuda"))}
+LANES = {"plain": lambda: PlainStream(torch.device("cpu")), "cuda": lambda: CudaStream(torch.device("cuda"))}
 WAYS = {
-    "pinned": lambda lane: PinnedWay(lane, readers=3, block_bytes=5000),
-    "mmap": MappedWay,
+    "pinned": lambda stream: PinnedReader(stream, readers=3, block_bytes=5000),
+    "mmap": MappedReader,
 }
 TABLE = torch.arange(256, dtype=torch.float32).div(255).repeat(3, 1)
 
 
 @pytest.fixture(params=["plain", pytest.param("cuda", marks=NO_GPU)])
-def lane(request):
+def stream(request):
     return LANES[request.param]()
 
 
 @pytest.fixture(params=WAYS)
-def landing(request, lane):
-    made = Landing(lane, lambda *_: [WAYS[request.param](lane)])
+def gpu_transfer(request, stream):
+    made = GpuTransfer(stream, lambda *_: [WAYS[request.param](stream)])
     yield made.open(Path(), mapped=True)
     made.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("ddlp-read")]
@@ -58,8 +58,8 @@ class File:
     images: np.ndarray
     boxes: np.ndarray | None
 
-    def read(self, landing, epilogue, **options):
-        return landing.read(epilogue, self.path, IDENTITY, LEASE, self.layout, **options)
+    def read(self, gpu_transfer, epilogue, **options):
+        return gpu_transfer.read(epilogue, self.path, IDENTITY, LEASE, self.layout, **options)
 
 
 def write(directory, shape, boxes=0, seed=0):
@@ -83,11 +83,11 @@ SHAPES = [(1, 1, 1, 1), (3, 7, 5, 3), (2, 64, 128, 2), (2, 64, 128, 3), (5, 61, 
 
 @pytest.mark.parametrize("boxes", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_what_lands_is_what_the_cpu_makes_of_the_file(tmp_path, landing, shape, boxes):
+def test_what_lands_is_what_the_cpu_makes_of_the_file(tmp_path, gpu_transfer, shape, boxes):
     file = write(tmp_path, shape, boxes)
     epilogue = epilogue_for(file)
-    landed = file.read(landing, epilogue, sample=shape[0] - 1)
-    landed.mark.before_use(landed.images)
+    landed = file.read(gpu_transfer, epilogue, sample=shape[0] - 1)
+    landed.event.before_use(landed.images)
     expected = epilogue(torch.from_numpy(file.images), None if file.boxes is None else torch.from_numpy(file.boxes))
     assert torch.equal(landed.images.cpu(), expected)
     image, corners = landed.sample
@@ -97,13 +97,13 @@ def test_what_lands_is_what_the_cpu_makes_of_the_file(tmp_path, landing, shape, 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32])
-def test_memory_that_was_handed_out_is_never_read_into_again(tmp_path, landing, dtype, layout):
+def test_memory_that_was_handed_out_is_never_read_into_again(tmp_path, gpu_transfer, dtype, layout):
     files = [write(tmp_path / str(k), (4, 33, 31, 3), seed=k) for k in range(3)]
     epilogue = epilogue_for(files[0], dtype, layout)
     landed = []
     for file in files * 2:
-        one = file.read(landing, epilogue, sample=2)
-        one.mark.before_use(one.images)
+        one = file.read(gpu_transfer, epilogue, sample=2)
+        one.event.before_use(one.images)
         landed.append((one.images, one.sample[0]))
     for number, (result, sample) in enumerate(landed):
         images = files[number % 3].images
@@ -111,16 +111,16 @@ def test_memory_that_was_handed_out_is_never_read_into_again(tmp_path, landing, 
         result.zero_()  # the caller's to change
 
 
-def test_a_small_file_after_a_large_one_and_before_a_larger_one(tmp_path, landing):
+def test_a_small_file_after_a_large_one_and_before_a_larger_one(tmp_path, gpu_transfer):
     """The memory that it is read into holds what was there before, behind its end too."""
     for number, samples in enumerate((9, 2, 30, 1)):
         file = write(tmp_path / str(number), (samples, 64, 64, 3), seed=number)
         epilogue = epilogue_for(file, torch.uint8)
-        assert torch.equal(file.read(landing, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
+        assert torch.equal(file.read(gpu_transfer, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
-def test_one_changed_bit_anywhere_is_found(tmp_path, landing, shape):
+def test_one_changed_bit_anywhere_is_found(tmp_path, gpu_transfer, shape):
     file = write(tmp_path, shape, boxes=1)
     content = file.path.read_bytes()
     for position in {4096, 4096 + 1, 4096 + BLOCK_BYTES, len(content) // 2 + 2048, len(content) - 17, len(content) - 1}:
@@ -129,50 +129,50 @@ def test_one_changed_bit_anywhere_is_found(tmp_path, landing, shape):
             damaged[position] ^= 64
             file.path.write_bytes(damaged)
             with pytest.raises(DamagedBatch, match="its checksum is .*, its header promises"):
-                file.read(landing, epilogue_for(file))
+                file.read(gpu_transfer, epilogue_for(file))
     file.path.write_bytes(content)
-    file.read(landing, epilogue_for(file))  # the memory of the failed ones is free again
+    file.read(gpu_transfer, epilogue_for(file))  # the memory of the failed ones is free again
 
 
-def test_other_damage_is_told_as_on_the_cpu(tmp_path, landing):
+def test_other_damage_is_told_as_on_the_cpu(tmp_path, gpu_transfer):
     file = write(tmp_path, (2, 64, 64, 3))
     content = file.path.read_bytes()
     with pytest.raises(DamagedBatch, match="it was made for lease"):
-        landing.read(epilogue_for(file), file.path, IDENTITY, LEASE + 1, file.layout)
+        gpu_transfer.read(epilogue_for(file), file.path, IDENTITY, LEASE + 1, file.layout)
     file.path.write_bytes(content[:9000])
     with pytest.raises(MissingBatch, match=f"it has 9000 bytes, expected were {len(content)}"):
-        file.read(landing, epilogue_for(file))
+        file.read(gpu_transfer, epilogue_for(file))
     file.path.unlink()
     with pytest.raises(MissingBatch, match="No such file"):
-        file.read(landing, epilogue_for(file))
+        file.read(gpu_transfer, epilogue_for(file))
     os.mkfifo(file.path)
     with pytest.raises(DamagedBatch, match="not a regular file"):
-        file.read(landing, epilogue_for(file))
+        file.read(gpu_transfer, epilogue_for(file))
 
 
-def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, lane):
+def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, stream):
     """Each block is asked for until it is whole; the rest of the file's never comes."""
     file = write(tmp_path, (4, 64, 64, 3))
 
-    class Cutting(PinnedWay):
+    class Cutting(PinnedReader):
         def read(self, path, descriptor, buffer, size):
             os.truncate(path, 4096 + 12000)
             return super().read(path, descriptor, buffer, size)
 
-    landing = Landing(lane, lambda *_: [Cutting(lane, readers=2, block_bytes=5000)])
+    gpu_transfer = GpuTransfer(stream, lambda *_: [Cutting(stream, readers=2, block_bytes=5000)])
     with pytest.raises(MissingBatch, match="the file ended early"):
-        file.read(landing.open(tmp_path, mapped=False), epilogue_for(file))
-    landing.close()
+        file.read(gpu_transfer.open(tmp_path, mapped=False), epilogue_for(file))
+    gpu_transfer.close()
 
 
-def test_many_threads_read_many_files(tmp_path, landing):
+def test_many_threads_read_many_files(tmp_path, gpu_transfer):
     files = [write(tmp_path / str(k), (3, 40 + k, 41, 3), boxes=k % 2, seed=k) for k in range(8)]
 
     def check(number):
         file = files[number % 8]
         epilogue = epilogue_for(file)
-        landed = file.read(landing, epilogue)
-        landed.mark.wait()
+        landed = file.read(gpu_transfer, epilogue)
+        landed.event.wait()
         boxes = None if file.boxes is None else torch.from_numpy(file.boxes)
         assert torch.equal(landed.images.cpu(), epilogue(torch.from_numpy(file.images), boxes))
 
@@ -180,12 +180,12 @@ def test_many_threads_read_many_files(tmp_path, landing):
         list(threads.map(check, range(64)))
 
 
-def test_the_fastest_way_is_taken_and_said(tmp_path, lane):
+def test_the_fastest_way_is_taken_and_said(tmp_path, stream):
     """The slow one really is: it reads the file twenty times."""
     file = write(tmp_path, (8, 200, 200, 3))
     closed = []
 
-    class Slow(PinnedWay):
+    class Slow(PinnedReader):
         name = "slow"
 
         def read(self, *arguments):
@@ -197,38 +197,38 @@ def test_the_fastest_way_is_taken_and_said(tmp_path, lane):
             closed.append(self.name)
             super().close()
 
-    landing = Landing(lane, lambda *_: [Slow(lane, readers=1, block_bytes=5000), MappedWay(lane)])
-    files = landing.open(tmp_path, mapped=True)
+    gpu_transfer = GpuTransfer(stream, lambda *_: [Slow(stream, readers=1, block_bytes=5000), MappedReader(stream)])
+    files = gpu_transfer.open(tmp_path, mapped=True)
     assert files.remark == ""
     epilogue = epilogue_for(file)
     assert torch.equal(file.read(files, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
     assert files.remark.startswith("batches come by transfer='mmap', the fastest for the first one (slow 0.")
     assert closed == ["slow"]
-    landing.close()
+    gpu_transfer.close()
 
 
-def test_a_way_that_fails_is_not_taken(tmp_path, lane):
+def test_a_way_that_fails_is_not_taken(tmp_path, stream):
     file = write(tmp_path, (8, 30, 30, 3))
 
-    class Failing(MappedWay):
+    class Failing(MappedReader):
         name = "failing"
 
         def read(self, *arguments):
             raise OSError(5, "Input/output error")
 
-    landing = Landing(lane, lambda *_: [Failing(lane), PinnedWay(lane, readers=2)])
-    files = landing.open(tmp_path, mapped=True)
+    gpu_transfer = GpuTransfer(stream, lambda *_: [Failing(stream), PinnedReader(stream, readers=2)])
+    files = gpu_transfer.open(tmp_path, mapped=True)
     file.read(files, epilogue_for(file))
     assert files.remark.startswith("batches come by transfer='pinned', the fastest")
     assert "(failing failed, pinned 0." in files.remark
-    landing.close()
+    gpu_transfer.close()
 
 
-def test_what_a_comparison_has_prepared_is_forgotten_where_it_fails(tmp_path, lane):
+def test_what_a_comparison_has_prepared_is_forgotten_where_it_fails(tmp_path, stream):
     file = write(tmp_path, (2, 30, 30, 3))
     prepared = []
 
-    class Registering(PinnedWay):
+    class Registering(PinnedReader):
         def prepare(self, buffer):
             prepared.append(buffer.data_ptr())
 
@@ -241,23 +241,23 @@ def test_what_a_comparison_has_prepared_is_forgotten_where_it_fails(tmp_path, la
         def read(self, *arguments):
             raise MissingBatch("the file ended early")
 
-    landing = Landing(lane, lambda *_: [Registering(lane, readers=1), Short(lane, readers=1)])
+    gpu_transfer = GpuTransfer(stream, lambda *_: [Registering(stream, readers=1), Short(stream, readers=1)])
     with pytest.raises(MissingBatch):
-        file.read(landing.open(tmp_path, mapped=False), epilogue_for(file))
+        file.read(gpu_transfer.open(tmp_path, mapped=False), epilogue_for(file))
     assert prepared == []
-    landing.close()
+    gpu_transfer.close()
 
 
-def test_each_file_system_has_its_way(tmp_path, lane):
+def test_each_file_system_has_its_way(tmp_path, stream):
     """Two devices' spools on different ones; and another directory on the first, as an engine that is started again has it."""
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is one file system here")
     opened, closed = [], []
 
-    class Named(PinnedWay):
+    class Named(PinnedReader):
         def __init__(self, name):
-            super().__init__(lane, readers=1)
+            super().__init__(stream, readers=1)
             self.name, self.files = name, []
 
         def read(self, path, *others):
@@ -275,8 +275,8 @@ def test_each_file_system_has_its_way(tmp_path, lane):
     with tempfile.TemporaryDirectory(dir=shared) as other:
         spools = [tmp_path / "first", tmp_path / "again", Path(other)]
         files = [write(spool, (2, 20, 20, 3), seed=seed) for seed, spool in enumerate(spools)]
-        landing = Landing(lane, open_ways)
-        found = [landing.open(spool, mapped=False) for spool in spools]
+        gpu_transfer = GpuTransfer(stream, open_ways)
+        found = [gpu_transfer.open(spool, mapped=False) for spool in spools]
         for file, one in zip(files, found, strict=True):
             epilogue = epilogue_for(file)
             assert torch.equal(file.read(one, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
@@ -284,28 +284,28 @@ def test_each_file_system_has_its_way(tmp_path, lane):
         assert [one.remark for one in found] == [
             f"batches come by transfer='{name} False'" for name in ("first", "first", Path(other).name)
         ]
-        assert landing.open(spools[0], mapped=True) is not found[0]
-        landing.close()
+        assert gpu_transfer.open(spools[0], mapped=True) is not found[0]
+        gpu_transfer.close()
     assert sorted(closed) == sorted(way.name for way in opened) and len(closed) == 3
 
 
-def test_a_batch_of_the_hosts_own(lane):
-    landing = Landing(lane, lambda *_: [])
+def test_a_batch_of_the_hosts_own(stream):
+    gpu_transfer = GpuTransfer(stream, lambda *_: [])
     images = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, 30, 31, 3), dtype=np.uint8))
     boxes = torch.tensor([[[0, 0, 9, 9]]] * 4, dtype=torch.int32)
     epilogue = Epilogue(TABLE, torch.zeros(1, 3))
-    landed = landing.bring(epilogue, images, boxes)
-    landed.mark.before_use(landed.images)
-    assert landed.images.device == lane.device and torch.equal(landed.images.cpu(), epilogue(images, boxes))
-    landing.close()
+    landed = gpu_transfer.bring(epilogue, images, boxes)
+    landed.event.before_use(landed.images)
+    assert landed.images.device == stream.device and torch.equal(landed.images.cpu(), epilogue(images, boxes))
+    gpu_transfer.close()
 
 
 @pytest.mark.parametrize("count", [1, *(BLOCK_BYTES + k for k in (-1, 0, 1)), 5 * BLOCK_BYTES + 77, 4097 * BLOCK_BYTES - 3])
-def test_the_sum_is_the_engines(lane, count):
+def test_the_sum_is_the_engines(stream, count):
     """4097 blocks are more than are added at a time."""
     data = np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8)
     checksum = Checksum()
     checksum.update(data.data)
     memory = torch.zeros(padded(count), dtype=torch.uint8)
     memory[:count] = torch.from_numpy(data)
-    assert digest(sum_blocks(memory.to(lane.device)).cpu().numpy().view(np.uint32)) == checksum.hexdigest()
+    assert digest(sum_blocks(memory.to(stream.device)).cpu().numpy().view(np.uint32)) == checksum.hexdigest()

@@ -174,7 +174,7 @@ def test_where_files_are_not_mapped_they_are_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(torch, "from_file", refused)
     assert map_batch(path, NAME, 4, LAYOUT) is None
     monkeypatch.setattr(fetching, "_MAPPED_BYTES", 0)
-    way = fetching.Fetching(None, True, print, mapped=True)  # type: ignore[arg-type]
+    way = fetching.BatchFetcher(None, True, print, mapped=True)  # type: ignore[arg-type]
     memory = np.empty(LAYOUT.image_shape, np.uint8)
     found = way.read(path, NAME, 4, LAYOUT, lambda: memory)
     assert np.shares_memory(found.images, memory)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from at_once import at_once
 
-from ddlp.transfer.memory_pool import SIZES, SMALL_BYTES, Pool
+from ddlp.transfer.memory_pool import SIZES, SMALL_BYTES, MemoryPool
 
 SHAPE = (4, 37, 53, 3)
 
@@ -38,7 +38,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_a_block_is_not_used_again_while_anything_sees_it(name):
-    pool = Pool(spare=4)
+    pool = MemoryPool(spare=4)
     array = pool.empty(SHAPE, np.uint8)
     array[...] = 1
     first = address(array)
@@ -55,7 +55,7 @@ def test_a_block_is_not_used_again_while_anything_sees_it(name):
 
 @pytest.mark.parametrize("shape", [(1,), SHAPE, (64, 224, 224, 3)])
 def test_blocks_begin_with_a_page(shape):
-    pool = Pool(spare=2)
+    pool = MemoryPool(spare=2)
     held = [pool.empty(shape, np.uint8) for _ in range(3)]
     assert [address(array) % 4096 for array in held] == [0, 0, 0]
     del held
@@ -63,7 +63,7 @@ def test_blocks_begin_with_a_page(shape):
 
 
 def test_arrays_are_as_asked_for():
-    pool = Pool(spare=2)
+    pool = MemoryPool(spare=2)
     for dtype in (np.uint8, np.int16, np.int32, np.float32):
         array = pool.empty((3, 5, 7), dtype)
         assert array.shape == (3, 5, 7) and array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable
@@ -72,7 +72,7 @@ def test_arrays_are_as_asked_for():
 
 
 def test_blocks_of_another_size_stay_for_later():
-    pool = Pool(spare=3)
+    pool = MemoryPool(spare=3)
     small, large = pool.empty((10,), np.uint8), pool.empty((1000,), np.float32)
     places = address(small), address(large)
     del small, large
@@ -91,7 +91,7 @@ def blocks_alive(pool, count, size):
 @pytest.mark.parametrize(("size", "waiting"), [(SMALL_BYTES, 3), (SMALL_BYTES // 4, 4), (SMALL_BYTES // 6, 6), (100, 10)])
 def test_what_waits_is_bounded_and_goes_at_the_end(size, waiting):
     """Three blocks, or of small ones as many as a few MiB hold."""
-    pool = Pool(spare=3)
+    pool = MemoryPool(spare=3)
     kept = pool.empty((size,), np.uint8)
     assert len(blocks_alive(pool, 10, size)) == waiting
     pool.close()
@@ -109,7 +109,7 @@ def waiting_bytes(pool):
 
 def test_what_waits_is_bounded_over_all_sizes_and_the_size_used_longest_ago_goes():
     """As with Poisson sampling: each batch has another number of samples."""
-    pool = Pool(spare=2)
+    pool = MemoryPool(spare=2)
     largest = SMALL_BYTES // 2 + 200
     usual = address(pool.empty((100,), np.uint8))
     for k in range(200):
@@ -122,7 +122,7 @@ def test_what_waits_is_bounded_over_all_sizes_and_the_size_used_longest_ago_goes
 
 
 def test_threads_share_a_pool():
-    pool = Pool(spare=4)
+    pool = MemoryPool(spare=4)
     wrong = []
     inbox = [[] for _ in range(4)]
 
