@@ -85,7 +85,7 @@ def test_stopped_engine(leaves_nothing, data, truth, told, strategy, monkeypatch
 @pytest.mark.parametrize("strategy", ("csd",))
 def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy, monkeypatch):
     """The service answers every ping, but its only worker is at one lease for ever."""
-    monkeypatch.setattr("ddlp.schedule.strategies.STALLED_AT_LEAST_S", 2.0)
+    monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_AT_LEAST_S", 2.0)
     loader = make_loader(data, strategy, **options(strategy))
     train(loader, 0.02)
     (worker,) = worker_pids()

@@ -15,8 +15,8 @@ from ddlp.sources.engine.attach import EngineJob
 @pytest.fixture
 def spool_that_hangs(monkeypatch):
     """(address of the device whose batches can't be read, what ends that); a device's fetch is given up after a second."""
-    monkeypatch.setattr("ddlp.schedule.strategies.STALLED_S", 1.0)
-    monkeypatch.setattr("ddlp.schedule.strategies.STALLED_BATCHES", 0)
+    monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_S", 1.0)
+    monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_BATCHES", 0)
     monkeypatch.setattr("ddlp.epoch.executor.STALLED_AT_LEAST_S", 1.0)
     read, hangs, ends = EngineJob.read, [], threading.Event()
 
@@ -89,7 +89,7 @@ def test_no_thread_can_be_started_for_those_that_hang(engines, data, truth, told
 
 def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, images, monkeypatch):
     """The engine itself is well. Nobody waits for it for ever, and it takes part once its spool answers."""
-    monkeypatch.setattr("ddlp.schedule.strategies.STALLED_S", 1.0)
+    monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_S", 1.0)
     share, ends = connections.share_spool, threading.Event()
 
     def hung(link):
