@@ -41,10 +41,10 @@ def check_change(loader: DDLPLoader, name: str) -> None:
 
 def check_arguments(loader: DDLPLoader) -> None:
     """Raises ValueError for the first that can't be; ImportError for ``backend="dali"`` without DALI."""
-    if loader.strategy is not None and loader.strategy not in STRATEGIES:
-        raise ValueError(f"strategy={loader.strategy!r}: expected one of {', '.join(STRATEGIES)}, or None")
-    if loader.ratio is not None and (loader.strategy != "mte" or not 0 <= loader.ratio <= 1):
-        raise ValueError(f"ratio={loader.ratio!r}: the host's share, 0 to 1, and only with strategy='mte'")
+    strategy = loader._wanted_strategy()
+    if loader.ratio is not None and (not strategy.takes_ratio or not 0 <= loader.ratio <= 1):
+        takes = " or ".join(repr(name) for name, one in STRATEGIES.items() if one.takes_ratio)
+        raise ValueError(f"ratio={loader.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
     if loader.transfer not in (None, *TRANSFERS):
         raise ValueError(f"transfer={loader.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
     if loader.audit is not None and (not isinstance(loader.audit, int) or loader.audit < 1):
@@ -63,21 +63,24 @@ def check_arguments(loader: DDLPLoader) -> None:
         raise ValueError(f"decode={loader.decode!r}: expected one of {', '.join(DECODES)}")
     if loader.backend not in BACKENDS:
         raise ValueError(f"backend={loader.backend!r}: expected one of {', '.join(BACKENDS)}")
-    if (loader.csd is not None or loader.strategy == "csd") and (other := other_system()) is not None:
+    if (loader.csd is not None or strategy.needs_device) and (other := other_system()) is not None:
         raise other
     if loader.backend != "native":
-        if loader.strategy == "csd":
-            raise ValueError(f"backend={loader.backend!r} with strategy='csd': the host would prepare nothing; leave one out")
+        if strategy.needs_device:
+            with_it = f"backend={loader.backend!r} with strategy={strategy.name!r}"
+            raise ValueError(f"{with_it}: the host would prepare nothing; leave one out")
         require_dali()
     for one in loader._devices:
         if not isinstance(one, Device):
             raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
-    if loader.csd is not None and loader.strategy == "cpu":
-        raise ValueError("csd= with strategy='cpu': the device would have nothing to do; leave one of them out")
-    if loader.strategy == "mte" and not is_built_in(loader._index_sampler):
+    if loader.csd is not None and not strategy.uses_device:
         raise ValueError(
-            f"strategy='mte' needs the whole epoch's batches when it begins; {type(loader._index_sampler).__name__} is "
-            "read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
+            f"csd= with strategy={strategy.name!r}: the device would have nothing to do; leave one of them out"
+        )
+    if strategy.needs_length and not is_built_in(loader._index_sampler):
+        raise ValueError(
+            f"strategy={strategy.name!r} needs the whole epoch's batches when it begins; "
+            f"{type(loader._index_sampler).__name__} is read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
         )
     target = loader._target
     if loader.transfer in WAYS and (target is None or target.type != "cuda"):

@@ -52,7 +52,7 @@ def explain(loader: DDLPLoader) -> Explanation:
 def _lines(loader: DDLPLoader) -> list[str]:
     strategy = loader._wanted_strategy()
     chosen = "given" if loader.strategy is not None else "by default"
-    lines = [f"strategy   {strategy} ({chosen}): {ORDER[strategy]}"]
+    lines = [f"strategy   {strategy.name} ({chosen}): {strategy.line}"]
     try:
         found = loader._as_described(portable(loader, loader._output, loader.memory_format, loader.decode))
     except Untranslatable as error:
@@ -103,9 +103,9 @@ def _lines(loader: DDLPLoader) -> list[str]:
     unused = [name for name in ("worker_init_fn", "multiprocessing_context") if getattr(loader, name) is not None]
     if unused:
         lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
-    if strategy != "cpu":
+    if strategy.uses_device:
         lines.append(f"transfer   {TRANSFER[loader.transfer]}")
-    if strategy == "cpu":
+    else:
         lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
     return lines
 
@@ -127,11 +127,4 @@ TRANSFER = {
     "pinned": "from the device's spool into page-locked memory and on to the GPU",
     "mmap": "from the device's spool, mapped, to the GPU",
     "stream": "over the engine's socket",
-}
-ORDER = {
-    "cpu": "this host alone, in the sampler's order",
-    "csd": "the device alone, in the sampler's order",
-    "mte": "the host's batches first, ascending, then the device's, descending",
-    "wrr": "whichever side is ready, so the order of batches changes from run to run, their content does not",
-    "ordered": "both sides, in the sampler's order",
 }

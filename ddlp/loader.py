@@ -28,9 +28,7 @@ from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
-from ddlp.schedule.ledger import Ledger
-from ddlp.schedule.rates import Rates
-from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy
+from ddlp.schedule.strategies import Cpu, Order, Ordered, Strategy, Wrr, strategy_class
 from ddlp.sources.engine.attach import attend
 from ddlp.sources.engine.connections import EngineConnections, SharedHandle
 from ddlp.sources.engine.embedded import EmbeddedOptions
@@ -60,7 +58,7 @@ class DDLPLoader(DataLoader):
         strategy: where each step's batch comes from: ``"cpu"`` the host alone; ``"csd"`` the device alone; ``"mte"`` the host's
             batches first, then the device's; ``"wrr"`` whichever is ready, the device's first; ``"ordered"`` both, in the
             sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` where the order is random anyway, else
-            ``"ordered"``.
+            ``"ordered"``. Or a class of your own, a subclass of `ddlp.schedule.strategies.Strategy` (docs/extending.md).
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
             keys), or several. None with a strategy that needs one: an engine is started on this machine.
         device: where batches are delivered, e.g. ``"cuda"``, or a GPU's number; None: CPU tensors, as DataLoader. Copies to a
@@ -122,7 +120,7 @@ class DDLPLoader(DataLoader):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        strategy: str | None = None,
+        strategy: str | type[Strategy] | None = None,
         csd: str | Device | Iterable[str | Device] | None = None,
         device: str | int | torch.device | None = None,
         seed: int | None = None,
@@ -218,13 +216,13 @@ class DDLPLoader(DataLoader):
         given = () if self.csd is None else (self.csd,) if isinstance(self.csd, (str, Device)) else tuple(self.csd)
         return tuple(Device.at(one) if isinstance(one, str) else one for one in given)
 
-    def _wanted_strategy(self) -> str:
-        """The strategy by the arguments alone."""
+    def _wanted_strategy(self) -> type[Strategy]:
+        """The strategy by the arguments alone. Raises ValueError where ``strategy`` is none."""
         if self.strategy is not None:
-            return self.strategy
+            return strategy_class(self.strategy)
         if self.csd is None:
-            return "cpu"
-        return "wrr" if self._order_is_free() else "ordered"
+            return Cpu
+        return Wrr if self._order_is_free() else Ordered
 
     def _order_is_free(self) -> bool:
         """Whether another order of the batches is none the worse."""
@@ -251,7 +249,7 @@ class DDLPLoader(DataLoader):
             found = portable(self, self._output, self.memory_format, self.decode)
             return self._as_described(found) if compare else found
         except Untranslatable as error:
-            if self._wanted_strategy() == "csd":
+            if self._wanted_strategy().needs_device:
                 raise
             ours = self.output is not None or self.memory_format is not None or self.decode != "exact"
             if ours or self.backend != "native":
@@ -260,7 +258,7 @@ class DDLPLoader(DataLoader):
             error.__traceback__ = None  # a frame that names the error makes a circle, which would keep our caller's iterator
             if isinstance(error, OtherSystem):
                 warn_once(error.operator)
-            elif (self._wanted_strategy() != "cpu" or self._otherwise is not None) and str(error) not in self._told:
+            elif (self._wanted_strategy().uses_device or self._otherwise is not None) and str(error) not in self._told:
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
             elif compare and not self._told and has_images(self.dataset):  # an epoch begins, and could be faster
@@ -313,7 +311,7 @@ class DDLPLoader(DataLoader):
         now = self._portable_now()
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:
-            in_order = self.in_order if now is None else self._wanted_strategy() not in ("wrr", "mte")
+            in_order = self.in_order if now is None else self._wanted_strategy().order is Order.SAMPLER
             self._prepared.begin(epoch, in_order)
         cut = resuming.cut(self, portable=now is not None)
         resume.check(cut)
@@ -346,14 +344,14 @@ class DDLPLoader(DataLoader):
     def _epoch_iterator(
         self, now: Portable, seed: int | None, base_seed: int | None, epoch: int, resume: resuming.Resume
     ) -> EpochIterator:
-        name = self._wanted_strategy()
+        strategy = self._wanted_strategy()
         gpu_transfer = self._gpu_transfer_for_target()
         graphs = self._graphs_for(now, gpu_transfer)
-        connections = None if name == "cpu" else self._reached()
+        connections = self._reached() if strategy.uses_device else None
         devices = () if connections is None else connections.names
         ended = (lambda: None) if connections is None else connections.epoch_began()
         try:
-            if connections is not None and name == "csd":
+            if connections is not None and strategy.needs_device:
                 connections.check_embedded()  # nobody else may prepare a batch: it is told here
             iterator = iterator_kind(self)(
                 self,
@@ -362,7 +360,7 @@ class DDLPLoader(DataLoader):
                 base_seed=base_seed,
                 epoch=epoch,
                 resume=resume,
-                make_strategy=lambda ledger, rates: self._strategy(name, ledger, rates),
+                make_strategy=lambda ledger, rates: strategy.make(ledger, rates, self.ratio),
                 devices=devices,
                 gpu_transfer=gpu_transfer,
                 graphs=graphs,
@@ -378,11 +376,6 @@ class DDLPLoader(DataLoader):
                 arguments = (iterator.run, device, now.dataset, connections, iterator.largest, self.audit, self.allow_different_bits)
                 threading.Thread(target=attend, args=arguments, name=f"ddlp-attend-{device}", daemon=True).start()
         return iterator
-
-    def _strategy(self, name: str, ledger: Ledger, rates: Rates) -> Strategy:
-        if name != "mte":
-            return STRATEGIES[name](ledger, rates)
-        return Mte(ledger, rates, None if self.ratio is None else round(ledger.length * self.ratio))
 
     def _reached(self) -> EngineConnections:
         if self._connections is None or self._connections.pid != os.getpid():  # else inherited over a fork: the parent's

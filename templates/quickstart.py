@@ -34,6 +34,7 @@ from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader
 from ddlp.observe import progress
 from ddlp.sampledata import SampleDataError, make_imagefolder
+from ddlp.schedule.strategies import STRATEGIES
 from ddlp.tryout.compare import compare
 from ddlp.tryout.results import new_directory, write
 from ddlp.tryout.terminal import text
@@ -85,7 +86,7 @@ def arguments() -> argparse.Namespace:
         "--strategies",
         nargs="+",
         default=["dataloader", "wrr"],
-        choices=["dataloader", "cpu", "csd", "mte", "wrr", "ordered"],
+        choices=["dataloader", *STRATEGIES],
         metavar="NAME",
         help="what the model is trained with, in this order: %(choices)s; dataloader is torch's (default: dataloader wrr)",
     )
@@ -158,7 +159,8 @@ def make_loader(strategy: str, train: ImageFolder, options: argparse.Namespace) 
     }
     if strategy == "dataloader":
         return DataLoader(train, **ordinary)
-    return DDLPLoader(train, **ordinary, strategy=strategy, csd=options.csd if strategy != "cpu" else None, seed=0)
+    csd = options.csd if STRATEGIES[strategy].uses_device else None
+    return DDLPLoader(train, **ordinary, strategy=strategy, csd=csd, seed=0)
 
 
 def run(strategy: str, train: ImageFolder, val: ImageFolder, options: argparse.Namespace) -> Outcome:

@@ -24,6 +24,7 @@ from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader, Untranslatable
 from ddlp.observe import progress
+from ddlp.schedule.strategies import STRATEGIES as OURS
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Task:
 
     def backend(self, strategy: str, device: str) -> str:
         """Who prepares the host's batches: 'torch', 'native', 'dali' (by the CPU) or 'dali_gpu' (there are none under csd)."""
-        if strategy == "csd":
-            return "native"
         if strategy == "dataloader":
             return "torch"
+        if OURS[strategy].needs_device:
+            return "native"
         given = str(self.loader_options.get("backend", "native"))
         if given == "dali" and torch.device(device).type == "cuda":
             return "dali_gpu"
@@ -71,11 +72,11 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
         return DataLoader(task.train, **common)
     common.update(
         strategy=strategy,
-        csd=None if strategy == "cpu" else options.csd,
+        csd=options.csd if OURS[strategy].uses_device else None,
         device=device,
         seed=seed,
         record=record_directory(options, strategy, seed),
-        **(task.loader_options if strategy != "csd" else {}),
+        **({} if OURS[strategy].needs_device else task.loader_options),
     )
     if task.channels_last:
         # Not for transforms of your own: torch's workers run them, and to_device brings their batches into this layout.
@@ -89,7 +90,7 @@ def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
 
     Keep the loader that is returned: an engine on this machine ends with the last one. None where none is used.
     """
-    if strategy in ("dataloader", "cpu"):
+    if strategy == "dataloader" or not OURS[strategy].uses_device:
         return None
     few: Any = Subset(task.train, range(min(options.batch_size, len(task.train))))
     try:

@@ -135,15 +135,15 @@ def rules(name: str, n: int) -> tuple[float, float]:
     before = most = resident_mib()
     began = time.thread_time()
     ledger = Ledger(n, host_slots=5, fetch_slots=3)
-    if name != "cpu":
+    strategy = STRATEGIES[name].make(ledger, rates)
+    if strategy.uses_device:
         ledger.join("d", quota=_QUOTA, window=2)
-    strategy = STRATEGIES[name](ledger, rates)
     look = max(1, n // 20)
     both_s = 1.0 / (1.0 + 1.0 / _DEVICE_S)
     for step in itertools.count(1):
         now = step * both_s
-        if name != "cpu":
-            _device(ledger, strategy, now, step % 4 == 0 or name == "csd")
+        if strategy.uses_device:
+            _device(ledger, strategy, now, step % 4 == 0 or strategy.needs_device)
         while (position := strategy.next_claim(now)) is not None:
             ledger.made(ledger.claim(position))
         if (position := strategy.next_delivery()) is not None:

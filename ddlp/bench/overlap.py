@@ -29,6 +29,7 @@ from ddlp.bench.bare import Bare, Timed, both_at_once, delivered_as
 from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, ratios, rotated, say, spread, two_cpus
 from ddlp.bench.metronome import Metronome
 from ddlp.loader import DDLPLoader
+from ddlp.schedule.strategies import STRATEGIES
 
 Speeds = tuple[float, float]  # of the host's and of the engine's core
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
@@ -110,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time of a training step, as a part of the bound of preparing one batch; above 1 it is the bound (%(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=5, help="each contender's turns (%(default)s)")
-    parser.add_argument("--strategies", nargs="+", default=["cpu", "csd", "mte", "wrr", "ordered"], metavar="S")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="S")
     parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="what is delivered (%(default)s)")
     parser.add_argument("--host-cpu", type=int, help="the first usable one that is not the engine's")
     parser.add_argument("--csd-cpu", type=int, help="the second usable one, the first if the host has that")

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Subset
 from ddlp.bench import data
 from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread
 from ddlp.loader import DDLPLoader
+from ddlp.schedule.strategies import called
 from ddlp.sources.engine.shared_engines import acquire
 
 BASELINE = "DataLoader"
@@ -208,7 +209,7 @@ def _baseline(options: argparse.Namespace, workers: int, batches: int) -> DataLo
 def _ours(options: argparse.Namespace, strategy: str, workers: int) -> DDLPLoader:
     return DDLPLoader(
         _dataset(options, options.batches), options.batch, shuffle=True, num_workers=workers, strategy=strategy,
-        device=options.device, transfer=None if strategy == "cpu" else options.transfer, seed=0,
+        device=options.device, transfer=options.transfer if called(strategy).uses_device else None, seed=0,
     )  # fmt: skip
 
 

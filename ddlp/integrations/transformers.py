@@ -17,6 +17,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 from ddlp.frameworks.shards import is_shared
 from ddlp.loader import DDLPLoader
 from ddlp.sampling.sampler_order import gives_each_once
+from ddlp.schedule.strategies import Order, strategy_class
 
 OF_TRAINING = (
     "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order", "generator", "collate_fn", "batch_transform",
@@ -100,7 +101,8 @@ class DDLPTrainerMixin:
             return kept[1]
         options = self._ddlp_options(self.args.eval_batch_size)
         options.update((name, value) for name, value in self.ddlp_options.items() if name not in OF_TRAINING)
-        if options.get("strategy") not in (None, "cpu", "csd"):
+        given = options.get("strategy")
+        if given is not None and strategy_class(given).order is not Order.SAMPLER:
             options["strategy"] = "ordered"
         if not isinstance(dataset, IterableDataset):
             options.update(drop_last=self.args.dataloader_drop_last, sampler=self._get_eval_sampler(dataset))

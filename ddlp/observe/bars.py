@@ -24,6 +24,7 @@ from ddlp.observe.pace import Pace, Window, overall
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.ranks import here
 from ddlp.schedule.ledger import Side
+from ddlp.schedule.strategies import called
 from ddlp.sources.host.torch_workers import samples_in
 from ddlp.stats.live import Life, Live, Sums, counted, length
 from ddlp.stats.report import Counts
@@ -190,7 +191,7 @@ def figures(live: Live, pace: Pace, long: bool = False) -> str:
     if bound:
         of = f" ({_rate(bound)} img/s)" if long else ""
         parts.append(f"{pace.samples_per_s / bound:.0%} of bound{of}")
-    if report.strategy != "cpu":
+    if called(report.strategy).uses_device:
         share = report.batches_csd / max(1, report.batches_cpu + report.batches_csd)
         parts.append(f"host {1 - share:.0%}, csd {share:.0%}" if long else f"csd {share:.0%}")
     cause, part = max(pace.waiting.items(), key=lambda one: one[1])

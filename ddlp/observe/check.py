@@ -29,6 +29,7 @@ from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED,
 from ddlp.observe.watched import Observer, WatchedIterator
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
+from ddlp.schedule.strategies import Order
 from ddlp.sources.host.native import EpochSpec, PreparedBatch
 from ddlp.translate.portable import Portable
 
@@ -134,6 +135,7 @@ class EpochCheck(Observer):
     """The checker's books on one epoch. Threads of the epoch write into sets of their own; the training thread judges."""
 
     wants_whole = True
+    _order: Order  # that the strategy promises
     _spec: EpochSpec
     _portable: Portable
     _collate: Callable[[Any], Any]
@@ -153,7 +155,7 @@ class EpochCheck(Observer):
         self._verified: set[int] = set()  # positions of which a device's file was read, and was what it says
         self._delivered = RangeSet()
         self._before = 0  # batches delivered before a resume
-        self._down = False  # mte's second part has begun
+        self._down = False  # from both ends: the second part has begun
         self._steps = {Side.HOST: 0, Side.CSD: 0}
         self._kept: list[tuple[int, weakref.ref[torch.Tensor], int, str]] = []
 
@@ -166,6 +168,7 @@ class EpochCheck(Observer):
         self._delivered = RangeSet(iterator.run.delivered())
         self._before = len(self._delivered)
         self.verdict.epoch, self.verdict.strategy = event.epoch, event.strategy
+        self._order = iterator.run.strategy.order
 
     def saw(self, event: Event) -> None:
         """As `Observer.saw`."""
@@ -259,12 +262,12 @@ class EpochCheck(Observer):
 
     def _check_order(self, position: int) -> None:
         claim, strategy = self.verdict.claims[ORDER], self.verdict.strategy
-        if strategy == "wrr":
-            claim.unseen = "wrr promises none"
+        if self._order is Order.ANY:
+            claim.unseen = f"{strategy} promises none"
             return
         claim.looked_at += 1
         first, last = self._delivered.first_missing(), self._delivered.last_missing(len(self._spec.plan))
-        if strategy == "mte":
+        if self._order is Order.FROM_BOTH_ENDS:
             self._down = self._down or (position == last and position != first)
             expected = last if self._down else first
         else:

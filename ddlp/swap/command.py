@@ -28,6 +28,7 @@ from typing import NoReturn
 
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
+from ddlp.schedule.strategies import STRATEGIES
 from ddlp.swap.hook import VARIABLE, Settings
 
 __all__ = ["add_arguments", "run"]
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.usage = "ddlp run [OPTIONS] -- SCRIPT.py ... | -m MODULE ... | COMMAND ..."
     parser.add_argument(
-        "--strategy", choices=("cpu", "wrr", "mte", "ordered"),
+        "--strategy", choices=[name for name, one in STRATEGIES.items() if not one.needs_device],
         help="where batches come from, see docs/strategies.md; a loader whose order is not random gets ordered in place of wrr "
         "and mte. Default: cpu; with --csd wrr, or ordered. Without --csd, all but cpu start an engine on this machine",
     )  # fmt: skip
@@ -56,8 +57,8 @@ def run(options: argparse.Namespace) -> NoReturn:
     words = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
     if not words:
         raise DDLPError("ddlp run: nothing to run. Write it after --, e.g. ddlp run -- train.py --epochs 3")
-    if options.csd and options.strategy == "cpu":
-        raise DDLPError("--csd with --strategy cpu: the device would have nothing to do. Leave one of them out")
+    if options.csd and options.strategy is not None and not STRATEGIES[options.strategy].uses_device:
+        raise DDLPError(f"--csd with --strategy {options.strategy}: the device would have nothing to do. Leave one of them out")
     for name in options.csd:
         try:
             Device.at(name)

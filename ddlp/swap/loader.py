@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader
 
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import Untranslatable
-from ddlp.explain import ORDER
 from ddlp.loader import DDLPLoader
 from ddlp.sampling.epoch_plan import is_built_in
+from ddlp.schedule.strategies import Order, Ordered, Strategy, strategy_class
 from ddlp.swap.comparison import BATCHES, compare
 from ddlp.swap.hook import settings
 from ddlp.swap.told import made_at, place_of
@@ -34,12 +34,13 @@ class SwappedLoader(DDLPLoader):
         self._made_at = made_at()
         super().__init__(*args, **{"csd": settings().csd or None, "record": settings().record, **kwargs})
 
-    def _wanted_strategy(self) -> str:
-        given = settings().strategy
-        if given is None or self.strategy is not None:
+    def _wanted_strategy(self) -> type[Strategy]:
+        name = settings().strategy
+        if name is None or self.strategy is not None:
             return super()._wanted_strategy()
-        free = self._order_is_free() and (given != "mte" or is_built_in(self._index_sampler))
-        return given if free or given not in ("wrr", "mte") else "ordered"
+        given = strategy_class(name)
+        free = self._order_is_free() and (not given.needs_length or is_built_in(self._index_sampler))
+        return given if free or given.order is Order.SAMPLER else Ordered
 
     def _portable_now(self, compare: bool = True) -> Portable | None:
         try:
@@ -58,9 +59,9 @@ class SwappedLoader(DDLPLoader):
             kept._reset(self)
             return kept
         strategy, given = self._wanted_strategy(), settings().strategy
-        instead = "" if given in (None, strategy) else f" ({given} would change the order)"
+        instead = "" if given in (None, strategy.name) else f" ({given} would change the order)"
         first = f"; timing DataLoader's own workers first, on {BATCHES} batches" if settings().compare else ""
-        place.say(f"swapped, {strategy}: {ORDER[strategy]}{instead}{first}")
+        place.say(f"swapped, {strategy.name}: {strategy.line}{instead}{first}")
         if place.compared is None:
             place.compared = compare(self) if settings().compare else "--no-compare"
         iterator = super()._begin(kept)

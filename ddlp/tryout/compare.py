@@ -25,6 +25,7 @@ from csd_engine.kernels import why_not
 from ddlp.bench.common import pinned, rotated, say
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
+from ddlp.schedule.strategies import called
 from ddlp.sources.host.torch_workers import samples_in
 from ddlp.tryout.comparison import Comparison, Row
 from ddlp.tryout.cores import Cores, choose_cores
@@ -191,7 +192,7 @@ class _Comparing:
     # -- the loaders ---------------------------------------------------------------------------------------------------
 
     def _ours(self, strategy: str) -> DDLPLoader:
-        csd = None if strategy == "cpu" else self._csd
+        csd = self._csd if called(strategy).uses_device else None
         sampler = SubsetRandomSampler(self._order)
         return DDLPLoader(self._dataset, self._batch_size, sampler=sampler, num_workers=1, strategy=strategy, csd=csd, seed=0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddlp.schedule.strategies import called
+
 __all__ = ["CSD", "HOST", "PaperModel", "Tariff"]
 
 HOST, CSD = "cpu", "csd"  # the two parts that the paper counts
@@ -26,8 +28,9 @@ class PaperModel:
 
         ``strategy`` None: nothing of a CSD is known, the host alone.
         """
-        host = {} if strategy == "csd" else {HOST: self.watts_per_process * ranks * (1 + workers)}
-        return host if strategy in (None, "cpu") else {**host, CSD: self.watts_csd * devices}
+        kind = called("cpu" if strategy is None else strategy)
+        host = {} if kind.needs_device else {HOST: self.watts_per_process * ranks * (1 + workers)}
+        return {**host, CSD: self.watts_csd * devices} if kind.uses_device else host
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,44 @@
-"""The choice of the next source: what the host takes up, what a device is given, what is delivered next."""
+"""The choice of the next source: what the host takes up, what a device is given, what is delivered next.
 
-from ddlp.schedule.strategies.base import STALLED_AT_LEAST_S, STRATEGIES, Mte, Ordered, Strategy
+A strategy is a class in a file of its own and a line in `STRATEGIES`. Users' own classes live elsewhere and are given to the
+loader as they are. What the rest of ddlp wants to know of a strategy stands in its class attributes: nobody asks for names.
+Pure, like the ledger that they read: no torch, no thread, file, socket or clock.
+"""
 
-__all__ = ["STALLED_AT_LEAST_S", "STRATEGIES", "Mte", "Ordered", "Strategy"]
+from __future__ import annotations
+
+from ddlp.schedule.strategies.base import STALLED_AT_LEAST_S, Order, Strategy
+from ddlp.schedule.strategies.baselines import Cpu, Csd
+from ddlp.schedule.strategies.mte import Mte
+from ddlp.schedule.strategies.ordered import Ordered
+from ddlp.schedule.strategies.wrr import Wrr
+
+__all__ = [
+    "STALLED_AT_LEAST_S", "STRATEGIES", "Cpu", "Csd", "Mte", "Order", "Ordered", "Strategy", "Wrr", "called", "strategy_class",
+]  # fmt: skip
+
+STRATEGIES: dict[str, type[Strategy]] = {one.name: one for one in (Cpu, Csd, Mte, Wrr, Ordered)}
+
+
+def strategy_class(given: object) -> type[Strategy]:
+    """The class that ``strategy=given`` means: one of ddlp's by its name, or a subclass of `Strategy`.
+
+    Raises ValueError for anything else, and for a class without a name of its own.
+    """
+    if isinstance(given, str) and given in STRATEGIES:
+        return STRATEGIES[given]
+    if not (isinstance(given, type) and issubclass(given, Strategy)):
+        raise ValueError(
+            f"strategy={given!r}: expected one of {', '.join(STRATEGIES)}, a subclass of {__name__}.Strategy, or None"
+        )
+    if not given.name or STRATEGIES.get(given.name, given) is not given:
+        raise ValueError(
+            f"strategy={given.__name__}: its name is {given.name!r}, and reports tell strategies apart by their names. Give "
+            "the class attribute `name` a short text that no other strategy has"
+        )
+    return given
+
+
+def called(name: str) -> type[Strategy]:
+    """What a report calls so: one of ddlp's; `Strategy` itself for a user's own, of which nothing more is known."""
+    return STRATEGIES.get(name, Strategy)

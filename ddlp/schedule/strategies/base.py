@@ -1,17 +1,19 @@
-"""The choice of the next source: what the host takes up, what a device is given, what is delivered next.
+"""`Strategy`: how it describes itself, the questions that it answers, and the rules that all strategies share.
 
-Pure, like the ledger they look at. A strategy is told no events; it reads the ledger and the rates and answers four
-questions, with None for "nothing now": `next_claim`, `next_lease`, `next_fetch`, `next_delivery`. And by `hanging_fetch` and
-`late_device` it tells what is not to be waited for any more.
+A strategy is told no events. It reads the ledger and the rates and answers four questions, with None for "nothing now":
+`next_claim`, `next_lease`, `next_fetch`, `next_delivery`. `hanging_fetch` and `late_device` say what is not waited for any
+more.
 
-Two rules hold in every strategy, so that no schedule locks up: a batch that came back is the host's, before all else or,
-where the order is fixed, in that order; and there one host slot and one fetch slot are kept for the batch whose turn it is.
+Two rules hold in every strategy, so that no schedule locks up. A batch that came back is the host's: before all others, or in
+the order of delivery where that is fixed. And where it is fixed, one host slot and one fetch slot are kept for the batch whose
+turn it is.
 """
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Iterable
+from typing import ClassVar
 
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
@@ -27,37 +29,79 @@ STALLED_BATCHES = 4  # the time of so many batches: its turn may come after anot
 SLOWEST_BYTES_S = 1 << 19  # of a fetch, beside others: through a link that brings less a device is of no use
 
 
-class Strategy:
-    """What all strategies share; the order of delivery and of the leases is the subclass's."""
+class Order(enum.Enum):
+    """The order in which a strategy promises to deliver an epoch's batches."""
 
-    name = ""
-    rank_after_rank = False  # of several ranks, a device works for the lowest that has leases, instead of in turn
+    SAMPLER = "the sampler's"
+    FROM_BOTH_ENDS = "up from the first batch, and from some batch on down from the last"
+    ANY = "any"
+
+
+class Strategy:
+    """The choices of one epoch. A subclass says in class attributes what it is, and overrides what it decides otherwise.
+
+    As it stands here, a batch that is ready is delivered: in the sampler's order if `order` says so, else a device's before
+    the host's. The host works from the head of the epoch, devices from its tail.
+
+    Attributes:
+        name: a short one of its own, for reports and recordings. A class without one can't be given to a loader.
+        line: what it does, in one line, for ``explain()``.
+        order: what it promises of the order of batches. ddlp's checker holds it to that.
+        uses_device: False: no device is asked for, and no engine is started.
+        needs_device: True: the host only steps in for a device that fails. Samples that can't travel, and an engine that does
+            not start, are errors.
+        needs_length: True: it needs the whole epoch's batches when it begins, so one of torch's own samplers.
+        takes_ratio: True: the loader's argument ``ratio`` is for it.
+        rank_after_rank: of several ranks, a device works for the lowest that has leases, instead of in turn.
+    """
+
+    name: ClassVar[str] = ""
+    line: ClassVar[str] = ""
+    order: ClassVar[Order] = Order.ANY
+    uses_device: ClassVar[bool] = True
+    needs_device: ClassVar[bool] = False
+    needs_length: ClassVar[bool] = False
+    takes_ratio: ClassVar[bool] = False
+    rank_after_rank: ClassVar[bool] = False
 
     def __init__(self, ledger: Ledger, rates: Rates) -> None:
+        if self.needs_length and not ledger.closed:
+            raise ValueError(f"{self.name} needs the epoch's length")
         self.ledger = ledger
         self.rates = rates
         self.sample_bytes = 0  # of a device's batch; 0: not known
+
+    @classmethod
+    def make(cls, ledger: Ledger, rates: Rates, ratio: float | None = None) -> Strategy:
+        """The strategy of an epoch. ``ratio``: the host's share, 0 to 1, as the loader was given it; else None."""
+        return cls(ledger, rates)
 
     # -- what a subclass answers ---------------------------------------------------------------------------------
 
     def turn(self) -> int | None:
         """The only batch that may be delivered next; None where any may, or where it is not known yet."""
-        raise NotImplementedError
+        if self.order is not Order.SAMPLER:
+            return None
+        first = self.ledger.delivered.first_missing()
+        return first if first < self.ledger.length else None
 
-    def _next_free(self) -> int | None:
+    def free_for_host(self) -> int | None:
         """The free batch that the host should take up."""
         return self.first(self.ledger.free) if self.ledger.free else None
 
-    def _next_to_lease(self, device: str) -> int | None:
+    def free_for_device(self, device: str) -> int | None:
         """The free batch to give to a device that has room."""
-        return self.ledger.free.last() if self.ledger.free and self._worth_leasing(device) else None
+        return self.ledger.free.last() if self.ledger.free and self.worth_leasing(device) else None
 
     # -- the four questions --------------------------------------------------------------------------------------
 
     def next_delivery(self) -> int | None:
         """The batch to train on now."""
         turn = self.turn()
-        return turn if turn is not None and self.ledger.is_ready(turn) else None
+        if turn is not None:
+            return turn if self.ledger.is_ready(turn) else None
+        ready = self.ledger.ready_csd or self.ledger.ready_host
+        return ready.first() if ready else None
 
     def next_claim(self, now: float) -> int | None:
         """The batch that an idle worker of the host should take up."""
@@ -72,7 +116,7 @@ class Strategy:
             slots -= 1
         if slots < 1:
             return None
-        free = self._next_free()
+        free = self.free_for_host()
         if ledger.returned:
             back = self.first(ledger.returned)
             # What is due later is not made sooner: it would fill the slots until its turn, and the host make one at a time.
@@ -81,7 +125,7 @@ class Strategy:
 
     def next_lease(self, device: str) -> int | None:
         """The batch to lease to a device now."""
-        return self._next_to_lease(device) if self.ledger.can_lease(device) else None
+        return self.free_for_device(device) if self.ledger.can_lease(device) else None
 
     def next_fetch(self) -> int | None:
         """The published batch to bring into memory now."""
@@ -167,14 +211,14 @@ class Strategy:
         rate = self.rates.device(device)
         return self._backlog(device) / rate.per_s + rate.seconds if rate.per_s is not None else None
 
-    def _worth_leasing(self, device: str) -> bool:
+    def worth_leasing(self, device: str) -> bool:
         """True where the device would be ready with one more batch before the host has made all that is left."""
         r_cpu, ready_s = self.rates.host.per_s, self._ready_s(device)
         if r_cpu is None or ready_s is None:
             return True
         return ready_s <= (len(self.ledger.free) + 0.5 * self.ledger.host_in_work) / r_cpu
 
-    def _made_meanwhile(self, device: str) -> int:
+    def made_meanwhile(self, device: str) -> int:
         """Free batches that must lie before one that is leased now, so that it is ready when its turn comes.
 
         What the host makes while the device makes its backlog and this batch, and some more: a batch that is early waits in
@@ -184,175 +228,3 @@ class Strategy:
         if r_cpu is None or ready_s is None:
             return min(math.ceil(GUESS * (self._backlog(device) + 1)), len(self.ledger.free) // 2)
         return math.ceil(r_cpu * (ready_s + SLACK * self.rates.device(device).seconds)) + 1
-
-
-class Cpu(Strategy):
-    """The host alone, in the sampler's order: the baseline, and the drop-in without a device."""
-
-    name = "cpu"
-
-    def turn(self) -> int | None:
-        """The first undelivered batch."""
-        first = self.ledger.delivered.first_missing()
-        return first if first < self.ledger.length else None
-
-    def _next_to_lease(self, device: str) -> int | None:
-        return None
-
-
-class Csd(Cpu):
-    """The devices alone, in the sampler's order: the other baseline. The host steps in for what they can't do."""
-
-    name = "csd"
-
-    def _next_free(self) -> int | None:
-        return None if self.ledger.devices_there else super()._next_free()
-
-    def _claim_turn(self, turn: int, entry: Entry | None, now: float) -> bool:
-        if entry is None:
-            return turn in self.ledger.returned or not self.ledger.devices_there
-        return entry.csd is CsdCopy.LEASED and self._stalled(entry, now)
-
-    def _take_back(self, now: float) -> int | None:
-        return None
-
-    def _next_to_lease(self, device: str) -> int | None:
-        return self.ledger.free.first() if self.ledger.free else None
-
-
-class Ordered(Cpu):
-    """The sampler's order with both sides at work: a device gets batches so far ahead that they are ready in time."""
-
-    name = "ordered"
-
-    def _next_to_lease(self, device: str) -> int | None:
-        free, ahead = self.ledger.free, self._made_meanwhile(device)
-        if ahead < len(free):
-            return free.nth(ahead)
-        return super(Cpu, self)._next_to_lease(device)  # the epoch's last ones: as long as it pays
-
-
-class Wrr(Strategy):
-    """Weighted round robin: what a device has ready, else what the host has. Follows the speeds; order not fixed."""
-
-    name = "wrr"
-
-    def turn(self) -> int | None:
-        """Any batch may be next."""
-        return None
-
-    def next_delivery(self) -> int | None:
-        """A device's batch if one is ready, else the host's first."""
-        for ready in (self.ledger.ready_csd, self.ledger.ready_host):
-            if ready:
-                return ready.first()
-        return None
-
-
-class Mte(Strategy):
-    """Moving towards each other: the first batches ascending, all of them the host's; then from the end, descending.
-
-    ``host_batches`` is the split s; None calibrates: until both rates are known the host's batches are trained on as they
-    come, then `split` chooses. Neither side ever rests: while training goes down from the end the host makes batches of that
-    part too. So the devices leave out every so many-th of them, evenly spread: by the time training has come to one of those
-    the host has made it, and its slot is free again for the next.
-    """
-
-    name = "mte"
-    rank_after_rank = True  # as the paper's: one rank's directory is filled before the next one's
-    # A split that is too small costs nothing, one that is too large costs time; and the rates are known within 5 %.
-    EARLY, SURE = 0.9, 0.95
-
-    def __init__(self, ledger: Ledger, rates: Rates, host_batches: int | None = None) -> None:
-        super().__init__(ledger, rates)
-        if not ledger.closed:
-            raise ValueError("mte needs the epoch's length")
-        self.host_batches = None if host_batches is None else min(max(host_batches, 0), ledger.length)
-        self._frontier = ledger.length - 1  # down to here each batch was leased, or left to the host
-        self._due = 0.0  # the host's part of the batches so far, less what was left to it
-
-    def turn(self) -> int | None:
-        """Ascending up to the split, then descending from the end."""
-        head = self.ledger.delivered.first_missing()
-        if head < self._split():
-            return head
-        last = self.ledger.delivered.last_missing(self.ledger.length)
-        return last if last >= 0 else None
-
-    def first(self, positions: RangeSet) -> int:
-        first = positions.first()
-        return first if first < self._split() else positions.last()
-
-    def _split(self) -> int:
-        if self.host_batches is None:
-            self.host_batches = self._calibrated()
-        return self.ledger.length if self.host_batches is None else self.host_batches
-
-    def _calibrated(self) -> int | None:
-        ledger, n = self.ledger, self.ledger.length
-        if not ledger.devices_there:
-            return None  # nobody to share with: the host's order it stays
-        joined = [name for name, a in ledger.devices.items() if a.at_work]
-        known = joined and all(self.rates.device(name).known() for name in joined) and self.rates.host.known()
-        if not known:
-            if ledger.free or ledger.returned:
-                return None
-            return n  # too short to calibrate: they have met, and the turn must not jump over what the host holds
-        committed = ledger.free.first() if ledger.free else n  # up to here the host has made them: no going back
-        begun = ledger.delivered.first_missing()
-        quota = sum(ledger.devices[name].quota for name in joined)
-        share = self.split(n - len(ledger.delivered), self.rates, ledger.devices_there, quota)
-        return None if share is None else min(n, max(begun + share, committed))
-
-    @classmethod
-    def split(cls, n: int, rates: Rates, devices: Iterable[str], quota: int) -> int | None:
-        """How many of ``n`` batches are trained on ascending, at these rates; None where one of them is not known.
-
-        The paper's n * r_cpu / (r_cpu + r_csd) at most. The host has made its s after s / r_cpu, and training on the others
-        takes (n - s) * t then, with t for a step. Both stay within T = n / (r_cpu + r_csd) where
-        s <= (T - n * t) / (1 / r_cpu - t); where training is what limits (T < n * t < n / r_cpu), it must not wait for the
-        host at all: s = 0. And what the devices make in the first part must fit into their spools, from which nothing
-        drains before the second: s / r_cpu <= quota / r_csd.
-
-        Where R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of what the devices
-        make (`Rate.per_s`): ranks train in step, so all are given as much, whoever's directory is filled first.
-        """
-        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(devices)
-        if r_cpu is None or r_csd is None:
-            return None
-        paper = n * r_cpu / (r_cpu + r_csd)
-        share = min(paper, cls.EARLY * quota * r_cpu / r_csd)
-        step_s = rates.training.seconds if rates.training.count else 0.0
-        if 0.0 < step_s < 1.0 / r_cpu:
-            spare_s = max(0.0, cls.SURE * n / (r_cpu + r_csd) - n * step_s)
-            share = min(share, cls.EARLY * spare_s / (1.0 / r_cpu - step_s))
-        return round(share)
-
-    def _next_to_lease(self, device: str) -> int | None:
-        free, split = self.ledger.free, self._split()
-        if not free or self.host_batches is None:
-            return super()._next_to_lease(device)
-        ahead = self._made_meanwhile(device)
-        while (position := free.at_most(self._frontier)) is not None and position >= split:
-            self._frontier = position - 1
-            before = len(free) - (position + 1 - split)  # free batches that come earlier
-            self._due += self._hosts_part(before, position + 1 - split)
-            if self._due < 1.0 and before >= ahead:
-                return position
-            self._due = max(0.0, self._due - 1.0)
-        if not self._worth_leasing(device):
-            return None
-        last = free.at_least(split)  # in the order of delivery
-        return free.last() if last is None else last
-
-    def _hosts_part(self, before: int, after: int) -> float:
-        """The part (0 to 1) that the host should make of these ``after`` batches, beside the ``before`` earlier ones."""
-        r_cpu, r_csd = self.rates.host.per_s, self.rates.csd_per_s(self.ledger.devices_there)
-        if r_cpu is None or r_csd is None:
-            return 0.0
-        backlog = sum(self._backlog(name) for name in self.ledger.devices)
-        hosts = (before + after + backlog) * r_cpu / (r_cpu + r_csd)
-        return min(max((hosts - before) / max(1, after), 0.0), 1.0)
-
-
-STRATEGIES: dict[str, type[Strategy]] = {s.name: s for s in (Cpu, Csd, Mte, Wrr, Ordered)}

@@ -212,7 +212,7 @@ def join(
     except DifferentBits as error:
         run.lost(name, str(error), None if name in connections.met else error)
     except (EngineError, DDLPError, OSError) as error:
-        if name == EMBEDDED and name not in connections.met and run.strategy.name != "csd":
+        if name == EMBEDDED and name not in connections.met and not run.strategy.needs_device:
             connections.told_absent = run.absent(name, str(error), connections.told_absent)
         else:
             run.lost(name, str(error), None if name in connections.met else error)

@@ -39,7 +39,7 @@ class Watched(Simulation):
             assert not ledger.free and not ledger.returned, "an idle worker, a slot and a batch to prepare"
         for device, account in ledger.devices.items():
             if name != "cpu" and account.at_work and not account.outstanding and account.held < account.quota:
-                pays = name == "csd" or self.strategy._worth_leasing(device)
+                pays = name == "csd" or self.strategy.worth_leasing(device)
                 assert not (ledger.free and pays), "an idle device and work for it"
 
 

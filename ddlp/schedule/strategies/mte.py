@@ -1,0 +1,123 @@
+"""`Mte`, the paper's MTE: the host's batches first, then the device's, from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.ranges import RangeSet
+from ddlp.schedule.rates import Rates
+from ddlp.schedule.strategies.base import Order, Strategy
+
+
+class Mte(Strategy):
+    """Moving towards each other: the first batches ascending, all of them the host's; then from the end, descending.
+
+    ``host_batches`` is the split s; None calibrates: until both rates are known the host's batches are trained on as they
+    come, then `split` chooses. Neither side ever rests: while training goes down from the end the host makes batches of that
+    part too. So the devices leave out every so many-th of them, evenly spread: by the time training has come to one of those
+    the host has made it, and its slot is free again for the next.
+    """
+
+    name = "mte"
+    line = "the host's batches first, ascending, then the device's, descending"
+    order = Order.FROM_BOTH_ENDS
+    needs_length = True
+    takes_ratio = True
+    rank_after_rank = True  # as the paper's: one rank's directory is filled before the next one's
+    # A split that is too small costs nothing, one that is too large costs time; and the rates are known within 5 %.
+    EARLY, SURE = 0.9, 0.95
+
+    def __init__(self, ledger: Ledger, rates: Rates, host_batches: int | None = None) -> None:
+        super().__init__(ledger, rates)
+        self.host_batches = None if host_batches is None else min(max(host_batches, 0), ledger.length)
+        self._frontier = ledger.length - 1  # down to here each batch was leased, or left to the host
+        self._due = 0.0  # the host's part of the batches so far, less what was left to it
+
+    @classmethod
+    def make(cls, ledger: Ledger, rates: Rates, ratio: float | None = None) -> Mte:
+        """``ratio``: the host's share of the epoch's batches; None calibrates."""
+        return cls(ledger, rates, None if ratio is None else round(ledger.length * ratio))
+
+    def turn(self) -> int | None:
+        """Ascending up to the split, then descending from the end."""
+        head = self.ledger.delivered.first_missing()
+        if head < self._split():
+            return head
+        last = self.ledger.delivered.last_missing(self.ledger.length)
+        return last if last >= 0 else None
+
+    def first(self, positions: RangeSet) -> int:
+        first = positions.first()
+        return first if first < self._split() else positions.last()
+
+    def _split(self) -> int:
+        if self.host_batches is None:
+            self.host_batches = self._calibrated()
+        return self.ledger.length if self.host_batches is None else self.host_batches
+
+    def _calibrated(self) -> int | None:
+        ledger, n = self.ledger, self.ledger.length
+        if not ledger.devices_there:
+            return None  # nobody to share with: the host's order it stays
+        joined = [name for name, a in ledger.devices.items() if a.at_work]
+        known = joined and all(self.rates.device(name).known() for name in joined) and self.rates.host.known()
+        if not known:
+            if ledger.free or ledger.returned:
+                return None
+            return n  # too short to calibrate: they have met, and the turn must not jump over what the host holds
+        committed = ledger.free.first() if ledger.free else n  # up to here the host has made them: no going back
+        begun = ledger.delivered.first_missing()
+        quota = sum(ledger.devices[name].quota for name in joined)
+        share = self.split(n - len(ledger.delivered), self.rates, ledger.devices_there, quota)
+        return None if share is None else min(n, max(begun + share, committed))
+
+    @classmethod
+    def split(cls, n: int, rates: Rates, devices: Iterable[str], quota: int) -> int | None:
+        """How many of ``n`` batches are trained on ascending, at these rates; None where one of them is not known.
+
+        The paper's n * r_cpu / (r_cpu + r_csd) at most. The host has made its s after s / r_cpu, and training on the others
+        takes (n - s) * t then, with t for a step. Both stay within T = n / (r_cpu + r_csd) where
+        s <= (T - n * t) / (1 / r_cpu - t); where training is what limits (T < n * t < n / r_cpu), it must not wait for the
+        host at all: s = 0. And what the devices make in the first part must fit into their spools, from which nothing
+        drains before the second: s / r_cpu <= quota / r_csd.
+
+        Where R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of what the devices
+        make (`Rate.per_s`): ranks train in step, so all are given as much, whoever's directory is filled first.
+        """
+        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(devices)
+        if r_cpu is None or r_csd is None:
+            return None
+        paper = n * r_cpu / (r_cpu + r_csd)
+        share = min(paper, cls.EARLY * quota * r_cpu / r_csd)
+        step_s = rates.training.seconds if rates.training.count else 0.0
+        if 0.0 < step_s < 1.0 / r_cpu:
+            spare_s = max(0.0, cls.SURE * n / (r_cpu + r_csd) - n * step_s)
+            share = min(share, cls.EARLY * spare_s / (1.0 / r_cpu - step_s))
+        return round(share)
+
+    def free_for_device(self, device: str) -> int | None:
+        free, split = self.ledger.free, self._split()
+        if not free or self.host_batches is None:
+            return super().free_for_device(device)
+        ahead = self.made_meanwhile(device)
+        while (position := free.at_most(self._frontier)) is not None and position >= split:
+            self._frontier = position - 1
+            before = len(free) - (position + 1 - split)  # free batches that come earlier
+            self._due += self._hosts_part(before, position + 1 - split)
+            if self._due < 1.0 and before >= ahead:
+                return position
+            self._due = max(0.0, self._due - 1.0)
+        if not self.worth_leasing(device):
+            return None
+        last = free.at_least(split)  # in the order of delivery
+        return free.last() if last is None else last
+
+    def _hosts_part(self, before: int, after: int) -> float:
+        """The part (0 to 1) that the host should make of these ``after`` batches, beside the ``before`` earlier ones."""
+        r_cpu, r_csd = self.rates.host.per_s, self.rates.csd_per_s(self.ledger.devices_there)
+        if r_cpu is None or r_csd is None:
+            return 0.0
+        backlog = sum(self._backlog(name) for name in self.ledger.devices)
+        hosts = (before + after + backlog) * r_cpu / (r_cpu + r_csd)
+        return min(max((hosts - before) / max(1, after), 0.0), 1.0)
