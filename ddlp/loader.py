@@ -22,14 +22,14 @@ from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
 from ddlp.frameworks.shards import warn_if_not_shared
 from ddlp.observe.pace import live
-from ddlp.observe.record import Recorder, iterator_kind, warn_if_not_recorded
+from ddlp.recording.recorder import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
 from ddlp.schedule.strategies import Cpu, Order, Ordered, Strategy, Wrr, strategy_class
-from ddlp.sources.engine.attach import attend
+from ddlp.sources.engine.source import attend
 from ddlp.sources.engine.connections import EngineConnections, SharedHandle
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.host import stateful_workers as stateful

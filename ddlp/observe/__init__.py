@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddlp.observe.check import Checked, Refuted, Verdict, checked
     from ddlp.observe.metrics import MetricsServer, prometheus_text, serve_metrics
     from ddlp.observe.pace import Live, live
-    from ddlp.observe.record import Recorder
+    from ddlp.recording.recorder import Recorder
     from ddlp.observe.run import EpochTrace, read_epoch, read_run
     from ddlp.observe.scalars import Scalars
     from ddlp.observe.trace import chrome_trace

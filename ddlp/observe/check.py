@@ -23,10 +23,10 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from ddlp.epoch.prepared import Delivered
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
-from ddlp.observe.events import EpochBegan, Event, HostBatch, LeaseGiven, Published
+from ddlp.recording.events import EpochBegan, Event, HostBatch, LeaseGiven, Published
 from ddlp.observe.reference import Header, checksum, digest, expected_images, expected_targets, own_target, read_header
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED, Claim, Refuted, Verdict
-from ddlp.observe.watched import Observer, WatchedIterator
+from ddlp.recording.watch import Observer, WatchedIterator
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.strategies import Order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ddlp.observe.events import Joined, LeaseCancelled, LeaseFailed, LeaseGiven, Lost, Published
+from ddlp.recording.events import Joined, LeaseCancelled, LeaseFailed, LeaseGiven, Lost, Published
 from ddlp.observe.run import EpochTrace
 from ddlp.observe.spans import Span
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlp.observe.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Step
+from ddlp.recording.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Step
 from ddlp.observe.run import EpochTrace
 
 __all__ = ["Happened", "happened"]

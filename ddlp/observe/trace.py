@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlp.errors import DDLPError
 from ddlp.observe.engine_time import device_times, on_workers
-from ddlp.observe.events import Fetched, HostBatch, Rested, Step
+from ddlp.recording.events import Fetched, HostBatch, Rested, Step
 from ddlp.observe.happened import happened
 from ddlp.observe.run import EpochTrace, epoch_files, read_epoch, training_spans
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 import ddlp
 from ddlp.observe.analysis import START, TRAINING, WAITING, Analysis, by_size
-from ddlp.observe.events import Joined
+from ddlp.recording.events import Joined
 from ddlp.observe.happened import happened
 from ddlp.observe.report import figures
 from ddlp.observe.report.energy import energy_section

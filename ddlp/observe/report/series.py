@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddlp.observe.engine_time import DeviceTime, device_times, on_workers
-from ddlp.observe.events import Fetched, HostBatch, Published, Step
+from ddlp.recording.events import Fetched, HostBatch, Published, Step
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.protocol import codec as say
 from csd_engine.service.uploads import ARRAY, read_part
-from ddlp.sources.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
+from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
 
 if TYPE_CHECKING:
     from ddlp.sources.engine.link import EngineLink

@@ -30,7 +30,7 @@ from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.wakeup import Wakeup
 from ddlp.sources.engine.wire import ClientKeys, Wire
-from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
+from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
 
 __all__ = ["EngineLink"]
 

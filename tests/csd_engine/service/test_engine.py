@@ -21,7 +21,7 @@ from csd_engine.errors import EngineRefused, MissingBatch
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol.keys import make_keys
 from ddlp.sources.engine import fetch as fetching
-from ddlp.sources.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.engine.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
 
 
 @pytest.mark.parametrize("listen", [None, "tcp://127.0.0.1:*"])

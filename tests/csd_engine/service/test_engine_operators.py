@@ -21,7 +21,7 @@ from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol.keys import make_keys
 from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.job import Probed
-from ddlp.sources.events import LeaseFailed, LeasePublished
+from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 PLAIN = pipeline()

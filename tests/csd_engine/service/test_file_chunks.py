@@ -19,7 +19,7 @@ from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import DamagedBatch, EngineGone
 from csd_engine.protocol import codec as say
 from ddlp.sources.engine.part_stream import WINDOW
-from ddlp.sources.events import LeasePublished
+from ddlp.sources.engine.events import LeasePublished
 
 TCP = "tcp://127.0.0.1:*"
 

@@ -16,7 +16,7 @@ from csd_engine.errors import EngineGone
 from csd_engine.machine.computer import process_memory
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from ddlp.sources.engine.link import EngineLink
-from ddlp.sources.events import LeasePublished
+from ddlp.sources.engine.events import LeasePublished
 
 
 def test_jobs_memory_and_spool(start, recipe, tmp_path):

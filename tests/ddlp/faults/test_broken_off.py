@@ -13,7 +13,7 @@ from scene import engine_pid, make_loader, train, until
 
 import ddlp.epoch.executor
 from ddlp.process import finalizers as ending
-from ddlp.sources.engine import attach as csd
+from ddlp.sources.engine import source as attach as csd
 from ddlp.sources.engine.connections import EMBEDDED
 
 

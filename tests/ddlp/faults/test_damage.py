@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from scene import make_loader, train, until
 
-from ddlp.sources.engine.attach import DifferentBits, EngineJob
+from ddlp.sources.engine.source import DifferentBits, EngineJob
 
 
 def flip(path: Path, _: Path) -> None:

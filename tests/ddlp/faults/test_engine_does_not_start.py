@@ -12,7 +12,7 @@ import pytest
 from scene import engine_pid, make_loader, train, until
 
 from csd_engine.errors import EngineError, EngineUnreachable
-from ddlp.sources.engine import attach as csd
+from ddlp.sources.engine import source as attach as csd
 from ddlp.sources.engine.embedded import EmbeddedEngine
 
 STRATEGIES = ("mte", "wrr", "ordered")

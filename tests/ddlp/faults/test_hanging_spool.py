@@ -7,9 +7,9 @@ import threading
 import pytest
 from scene import device, make_loader, train, until
 
-from ddlp.sources.engine import attach as csd
+from ddlp.sources.engine import source as attach as csd
 from ddlp.sources.engine import connections
-from ddlp.sources.engine.attach import EngineJob
+from ddlp.sources.engine.source import EngineJob
 
 
 @pytest.fixture

@@ -102,8 +102,8 @@ def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkey
     """The audited sample is the file's own: a host that reckons otherwise is told so."""
     loader = make_loader(data, "csd", audit=1, **lands("pinned"))
     assert len(train(loader)) == 40 and not len(told), list(told)
-    monkeypatch.setattr("ddlp.sources.engine.attach.host_digest", lambda spec, item: "other")
-    monkeypatch.setattr("ddlp.sources.engine.attach._compare_bits", lambda *_: None)
+    monkeypatch.setattr("ddlp.sources.engine.source.host_digest", lambda spec, item: "other")
+    monkeypatch.setattr("ddlp.sources.engine.source._compare_bits", lambda *_: None)
     train(make_loader(data, "csd", audit=1, **lands("pinned")))
     assert any("has other pixels than the host computes" in text for text in told), list(told)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddlp.observe.events import (
+from ddlp.recording.events import (
     FORMAT,
     EpochBegan,
     EpochEnded,

@@ -11,7 +11,7 @@ from by_hand import BEGAN, TWO_SIDES, written
 from ddlp.cli import main
 from ddlp.observe import analyse, chrome_trace, read_epoch
 from ddlp.observe.analysis import CPU, CSD, READ, SPOOL, START, TRAINING, TRANSFER
-from ddlp.observe.events import (
+from ddlp.recording.events import (
     EpochBegan,
     EpochEnded,
     Exhausted,

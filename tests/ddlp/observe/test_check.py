@@ -22,7 +22,7 @@ from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.schedule.strategies import Ordered
 from ddlp.sources.engine import fetch as fetching
-from ddlp.sources.engine.attach import EngineJob
+from ddlp.sources.engine.source import EngineJob
 from ddlp.sources.host.native import PreparedBatch
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.datasets import PortableSet

@@ -19,7 +19,7 @@ from ddlp import DDLPError, DDLPLoader, ImageArrays
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.observe import Recorder, analyse, read_epoch, read_run
-from ddlp.observe.events import (
+from ddlp.recording.events import (
     FORMAT,
     EpochBegan,
     EpochEnded,
@@ -32,7 +32,7 @@ from ddlp.observe.events import (
     Step,
     to_line,
 )
-from ddlp.observe.record import Recording
+from ddlp.recording.recorder import Recording
 from ddlp.observe.run import epoch_files
 
 

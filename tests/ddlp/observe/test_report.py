@@ -18,7 +18,7 @@ from ddlp.cli import main
 from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.energy import load
-from ddlp.observe.events import (
+from ddlp.recording.events import (
     EpochEnded,
     Exhausted,
     Fetched,

@@ -16,7 +16,7 @@ from by_hand import BEGAN, TWO_SIDES, written
 
 from ddlp.cli import main
 from ddlp.observe import analyse, chrome_trace, read_epoch, read_run
-from ddlp.observe.events import Joined, LeaseGiven, Published
+from ddlp.recording.events import Joined, LeaseGiven, Published
 
 FIELDS = {  # phase: what it must have, beside name and pid
     "X": {"ts", "dur", "tid", "cat"}, "i": {"ts", "tid", "s"}, "C": {"ts", "args"}, "M": {"args"},

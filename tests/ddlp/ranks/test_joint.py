@@ -27,7 +27,7 @@ from ddlp.sources.engine.embedded import PREFIX, EmbeddedOptions
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.joint import JointEngine
 from ddlp.sources.engine.shared_engines import acquire
-from ddlp.sources.events import LeasePublished, RanksMeasured
+from ddlp.sources.engine.events import LeasePublished, RanksMeasured
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RUN = "0123456789abcdef" * 2

@@ -17,7 +17,7 @@ from train import BATCH, SEED, dataset
 from csd_engine.service.groups import CALIBRATION
 from ddlp import DDLPLoader
 from ddlp.observe import read_run
-from ddlp.observe.events import Joined
+from ddlp.recording.events import Joined
 from ddlp.sources.engine.joint import JointEngine
 
 

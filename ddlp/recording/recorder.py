@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ddlp.epoch.iterator import EpochIterator
-from ddlp.observe.events import EpochBegan, EpochEnded, Event, to_line
-from ddlp.observe.watched import Observer, WatchedIterator
+from ddlp.recording.events import EpochBegan, EpochEnded, Event, to_line
+from ddlp.recording.watch import Observer, WatchedIterator
 from ddlp.process.user_warnings import warn_user
 
 if TYPE_CHECKING:

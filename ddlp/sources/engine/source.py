@@ -32,7 +32,7 @@ from ddlp.sources.engine.connections import EMBEDDED, EngineConnections
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.parity_bisect import first_difference
-from ddlp.sources.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished, RanksMeasured
+from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished, RanksMeasured
 from ddlp.sources.host.native import EpochSpec, PreparedBatch, fresh_rows, prepare_item
 from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
 from ddlp.translate.datasets import PortableSet

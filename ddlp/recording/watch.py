@@ -16,7 +16,7 @@ from ddlp.epoch.executor import FETCHERS, EpochExecutor
 from ddlp.epoch.gpu_prefetch import PendingTransfer
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.epoch.prepared import Delivered
-from ddlp.observe.events import (
+from ddlp.recording.events import (
     FORMAT,
     EpochBegan,
     Event,
