@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ddlp.process.version import __version__
+
 if TYPE_CHECKING:
     from ddlp.datasets import ImageArrays, ImageFiles
     from ddlp.devices.device import Device
@@ -24,9 +26,9 @@ __all__ = [
     "ImageArrays",
     "ImageFiles",
     "Untranslatable",
+    "__version__",
     "load_operators",
 ]
-__version__ = "0.1.0"
 
 _WHERE = {
     "DDLPError": "ddlp.errors",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -11,13 +11,11 @@ from ddlp.devices.device import Device
 from ddlp.process.platforms import other_system
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import STRATEGIES
+from ddlp.sources.base import is_lease_source
 from ddlp.sources.engine.shared_spool import TRANSFERS
 from ddlp.sources.host.dali import require_dali
 from ddlp.transfer.choose_transfer import WAYS
 from ddlp.transfer.epilogue import DTYPES
-
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
 
 __all__ = ["OUTPUTS", "check_arguments", "check_change"]
 
@@ -30,7 +28,7 @@ _KEPT_IN = {  # what is made once for all epochs, and of which arguments
 }
 
 
-def check_change(loader: DDLPLoader, name: str) -> None:
+def check_change(loader: Any, name: str) -> None:
     """Raises ValueError where an attribute is set of which something was made that all epochs share."""
     for kept, arguments in _KEPT_IN.items():
         if name in arguments and getattr(loader, kept, None) is not None:
@@ -39,7 +37,7 @@ def check_change(loader: DDLPLoader, name: str) -> None:
             )
 
 
-def check_arguments(loader: DDLPLoader) -> None:
+def check_arguments(loader: Any) -> None:
     """Raises ValueError for the first that can't be; ImportError for ``backend="dali"`` without DALI."""
     strategy = loader._wanted_strategy()
     if loader.ratio is not None and (not strategy.takes_ratio or not 0 <= loader.ratio <= 1):
@@ -71,7 +69,7 @@ def check_arguments(loader: DDLPLoader) -> None:
             raise ValueError(f"{with_it}: the host would prepare nothing; leave one out")
         require_dali()
     for one in loader._devices:
-        if not isinstance(one, Device):
+        if not isinstance(one, Device) and not is_lease_source(one):
             raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
     if loader.csd is not None and not strategy.uses_device:
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch.utils.data import IterableDataset
 
@@ -16,9 +16,6 @@ from ddlp.translate.obstacles import has_images, obstacles
 from ddlp.translate.portable import portable
 from ddlp.translate.user_operators import operator_files
 from ddlp.translate.values import KEEP
-
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
 
 
 class Explanation(str):
@@ -44,12 +41,12 @@ def _cell() -> int | None:
     return None if shell is None else shell.execution_count
 
 
-def explain(loader: DDLPLoader) -> Explanation:
+def explain(loader: Any) -> Explanation:
     """A few lines for a person."""
     return Explanation("\n".join(_lines(loader)))
 
 
-def _lines(loader: DDLPLoader) -> list[str]:
+def _lines(loader: Any) -> list[str]:
     strategy = loader._wanted_strategy()
     chosen = "given" if loader.strategy is not None else "by default"
     lines = [f"strategy   {strategy.name} ({chosen}): {strategy.line}"]

@@ -7,6 +7,8 @@ import os
 import threading
 import types
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,29 +16,31 @@ from torch.utils.data import DataLoader
 
 from ddlp.arguments import OUTPUTS, check_arguments, check_change
 from ddlp.devices.device import Device
-from ddlp.epoch.iterator import EpochIterator, EpochMemory
+from ddlp.epoch.hooks import EpochHooks
+from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Explanation, explain
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
 from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
 from ddlp.frameworks.shards import warn_if_not_shared
-from ddlp.observe.pace import live
-from ddlp.recording.recorder import Recorder, iterator_kind, warn_if_not_recorded
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.user_warnings import warn_user
+from ddlp.recording.recorder import Recorder, hooks_of
+from ddlp.recording.watch import Observer
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
 from ddlp.schedule.strategies import Cpu, Order, Ordered, Strategy, Wrr, strategy_class
-from ddlp.sources.engine.source import attend
+from ddlp.sources.base import LeaseSource, is_lease_source
 from ddlp.sources.engine.connections import EngineConnections, SharedHandle
 from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.source import EngineSource
 from ddlp.sources.host import stateful_workers as stateful
 from ddlp.sources.host.dali import Graphs
 from ddlp.sources.host.keyed_samples import KeyedSamples
 from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator
-from ddlp.stats.live import Life, Live
+from ddlp.stats.live import Life, Live, counted, length
 from ddlp.stats.report import EpochReport
 from ddlp.transfer.choose_transfer import transfer_to
 from ddlp.transfer.gpu_transfer import GpuTransfer
@@ -60,7 +64,8 @@ class DDLPLoader(DataLoader):
             sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` where the order is random anyway, else
             ``"ordered"``. Or a class of your own, a subclass of `ddlp.schedule.strategies.Strategy` (docs/extending.md).
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
-            keys), or several. None with a strategy that needs one: an engine is started on this machine.
+            keys), or several. None with a strategy that needs one: an engine is started on this machine. Or a source of your
+            own, a `ddlp.sources.base.LeaseSource` (docs/extending.md).
         device: where batches are delivered, e.g. ``"cuda"``, or a GPU's number; None: CPU tensors, as DataLoader. Copies to a
             GPU and what is left of the transform there run beside the training step.
         seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
@@ -97,7 +102,7 @@ class DDLPLoader(DataLoader):
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
-    _watchers: tuple[Any, ...] = ()  # of the next epoch, see ddlp.observe.checked
+    _observers: tuple[Observer, ...] = ()  # of the next epoch, see ddlp.observe.checked
     get_sampler = resuming.sampler_of  # accelerate's save_state asks the loader of a stream for it
 
     def __init__(
@@ -121,7 +126,7 @@ class DDLPLoader(DataLoader):
         pin_memory_device: str = "",
         in_order: bool = True,
         strategy: str | type[Strategy] | None = None,
-        csd: str | Device | Iterable[str | Device] | None = None,
+        csd: str | Device | LeaseSource | Iterable[str | Device | LeaseSource] | None = None,
         device: str | int | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
@@ -212,8 +217,11 @@ class DDLPLoader(DataLoader):
         return None if self.device is None else torch.device(self.device)
 
     @property
-    def _devices(self) -> tuple[Device, ...]:
-        given = () if self.csd is None else (self.csd,) if isinstance(self.csd, (str, Device)) else tuple(self.csd)
+    def _devices(self) -> tuple[Device | LeaseSource, ...]:
+        if self.csd is None:
+            return ()
+        one = isinstance(self.csd, (str, Device)) or is_lease_source(self.csd)
+        given: Any = (self.csd,) if one else self.csd
         return tuple(Device.at(one) if isinstance(one, str) else one for one in given)
 
     def _wanted_strategy(self) -> type[Strategy]:
@@ -307,7 +315,7 @@ class DDLPLoader(DataLoader):
     def _begin(self, kept: Any) -> Any:
         """The iterator over the next epoch; ``kept`` is the one before, where its workers persist."""
         warn_if_not_shared(self)
-        self._before = live(self) if self._last is not None and not self._resume.partly else None
+        self._before = self.live() if self._last is not None and not self._resume.partly else None
         now = self._portable_now()
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:
@@ -331,7 +339,9 @@ class DDLPLoader(DataLoader):
         return iterator
 
     def _user_code(self, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume) -> UserCodeIterator:
-        warn_if_not_recorded(self)
+        if self.record is not None and "record" not in self._told:
+            self._told.add("record")
+            warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
         if isinstance(kept, UserCodeIterator) and resume.workers is None:
             kept.restart(self, seed, epoch, resume)
         else:
@@ -347,40 +357,60 @@ class DDLPLoader(DataLoader):
         strategy = self._wanted_strategy()
         gpu_transfer = self._gpu_transfer_for_target()
         graphs = self._graphs_for(now, gpu_transfer)
-        connections = self._reached() if strategy.uses_device else None
-        devices = () if connections is None else connections.names
+        sources = self._lease_sources() if strategy.uses_device else ()
+        connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
         ended = (lambda: None) if connections is None else connections.epoch_began()
+        observers, self._observers = self._observers, ()
+        hooks: EpochHooks | None = None
         try:
             if connections is not None and strategy.needs_device:
                 connections.check_embedded()  # nobody else may prepare a batch: it is told here
-            iterator = iterator_kind(self)(
+            hooks = hooks_of(self.record, observers)
+            iterator = EpochIterator(
                 self,
-                now,
-                seed=seed,
-                base_seed=base_seed,
-                epoch=epoch,
-                resume=resume,
-                make_strategy=lambda ledger, rates: strategy.make(ledger, rates, self.ratio),
-                devices=devices,
-                gpu_transfer=gpu_transfer,
-                graphs=graphs,
-                life=self._life,
-                on_closed=ended,
+                EpochArguments(
+                    portable=now,
+                    seed=seed,
+                    base_seed=base_seed,
+                    epoch=epoch,
+                    resume=resume,
+                    strategy=partial(strategy.make, ratio=self.ratio),
+                    rank_after_rank=strategy.rank_after_rank,
+                    sources=sources,
+                    gpu_transfer=gpu_transfer,
+                    graphs=graphs,
+                    life=self._life,
+                    hooks=hooks,
+                    on_closed=ended,
+                ),
             )
         except BaseException:
             ended()
+            if hooks is not None:
+                hooks.closed()
             raise
         iterator.keep = tuple(self._keeps)
-        if connections is not None:
-            for device in devices:
-                arguments = (iterator.run, device, now.dataset, connections, iterator.largest, self.audit, self.allow_different_bits)
-                threading.Thread(target=attend, args=arguments, name=f"ddlp-attend-{device}", daemon=True).start()
+        for source in sources:
+            name = f"ddlp-attach-{source.name}"
+            threading.Thread(target=source.attach, args=(iterator.executor,), name=name, daemon=True).start()
         return iterator
+
+    def _lease_sources(self) -> tuple[LeaseSource, ...]:
+        """What prepares batches beside this host: the engines of the devices, and sources of the user's own."""
+        own = tuple(one for one in self._devices if not isinstance(one, Device))
+        if own and len(own) == len(self._devices):
+            return own
+        connections = self._reached()
+        engines = (
+            EngineSource(name, connections, self.audit, self.allow_different_bits) for name in connections.names
+        )
+        return (*engines, *own)
 
     def _reached(self) -> EngineConnections:
         if self._connections is None or self._connections.pid != os.getpid():  # else inherited over a fork: the parent's
+            devices = tuple(one for one in self._devices if isinstance(one, Device))
             options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
-            self._connections = EngineConnections(self._devices, options, self.transfer)
+            self._connections = EngineConnections(devices, options, self.transfer)
             self._keeps.append(SharedHandle())
             when_dropped(self._keeps[-1], self._connections.close)
         return self._connections
@@ -452,10 +482,26 @@ class DDLPLoader(DataLoader):
 
         Of what torch's own workers prepare there are no rates, and no processor time.
         """
-        now = live(self)
+        now = self.live()
         if not now.total.epochs:
             raise DDLPError("report(): no epoch has begun; iterate over the loader first")
         return now.report
+
+    def live(self) -> Live:
+        """The loader's numbers now. Quick, and from any thread: it holds the epoch's lock for some microseconds.
+
+        An epoch of which no batch was asked for yet is not shown, the one before is: Keras begins one after its last.
+
+        Of batches that torch's own workers prepare there are no rates and no processor time. Before the first epoch all is 0.
+        """
+        life, last = self._life, self._last
+        if isinstance(last, EpochMemory):
+            now = last.executor.live(life)
+        else:
+            now = counted(life.last, life.total(), length(self))
+        if self._before is None or now.report.samples or now.waiting_now_s:
+            return now
+        return replace(self._before, total=now.total)
 
     def explain(self) -> Explanation:
         """What travels to a device, what does not, and why; printed and returned, as a str that notebooks don't show twice."""

@@ -15,8 +15,8 @@ from csd_engine.batchfile.reader import Layout, identity
 from csd_engine.data.datasets import FileSet, fingerprint, write_manifest
 from csd_engine.machine.computer import process_memory
 from ddlp.deploy.prove import standard_pipeline
-from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
+from ddlp.sources.engine.link import EngineLink
 
 LIMIT_BYTES = 100_000_000
 IMAGENET_FILES = 1_281_167

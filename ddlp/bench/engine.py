@@ -37,10 +37,10 @@ from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.shared_engines import acquire
-from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
 
 SIZE = 224
 IMAGES = Path("data/bench/110kb")

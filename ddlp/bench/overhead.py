@@ -29,12 +29,12 @@ from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, ratios, say, spread
 from ddlp.datasets import ImageArrays
-from ddlp.epoch.prepared import Delivered
 from ddlp.loader import DDLPLoader
-from ddlp.schedule.ledger import Ledger, Side
+from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Strategy
-from ddlp.sources.host.native import PreparedBatch, prepare_batch
+from ddlp.sources.base import BatchState, PreparedBatch
+from ddlp.sources.host.native import prepare_batch
 from ddlp.transfer.mapped_batch import map_batch
 from ddlp.transfer.memory_pool import MemoryPool
 
@@ -183,12 +183,12 @@ def bare(n: int = 2000) -> tuple[float, float]:
     """
     iterator = iter(DDLPLoader(dataset(n), 1, seed=0))
     spec = iterator.spec
-    iterator.run.close()  # its threads; what is left makes a batch
+    iterator.executor.close()  # its threads; what is left makes a batch
     spec = dataclasses.replace(spec, pool=MemoryPool(2))
     began = time.thread_time()
     for k in range(n):
         made = prepare_batch(spec, k, lambda: True, finished=True)
-        iterator._finish(Delivered(k, Side.HOST, made))
+        iterator._assemble(k, made)
     host_us = 1e6 * (time.thread_time() - began) / n
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as spool:
         layout, name = Layout(1, 1, 1, 3), f"{0:032x}"
@@ -200,7 +200,7 @@ def bare(n: int = 2000) -> tuple[float, float]:
             batch = map_batch(path, name, 0, layout)
             assert batch is not None
             pixels = spec.epilogue(torch.from_numpy(batch.images), pool=spec.pool)
-            iterator._finish(Delivered(k, Side.CSD, PreparedBatch(pixels, None, finished=True)))
+            iterator._assemble(k, PreparedBatch(pixels, None, BatchState.TENSORS))
         return host_us, 1e6 * (time.thread_time() - began) / n
 
 
@@ -228,7 +228,7 @@ def idle() -> float:
     batches = iter(made)
     for _ in range(100):
         next(batches)
-    accounts, until = batches.run.ledger.devices.values(), time.monotonic() + _FILLED_S
+    accounts, until = batches.executor.ledger.devices.values(), time.monotonic() + _FILLED_S
     while not all(account.held == account.quota > 0 for account in accounts) and time.monotonic() < until:
         time.sleep(0.1)
     time.sleep(0.5)  # all that may be prepared ahead is, on both sides

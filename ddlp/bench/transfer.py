@@ -31,9 +31,9 @@ from csd_engine.transforms import Pipeline
 from ddlp.bench.common import add_output, emit
 from ddlp.datasets import ImageArrays
 from ddlp.sources.engine.dataset_upload import DatasetUpload
+from ddlp.sources.engine.events import EngineEvent, LeaseFailed, LeasePublished
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.link import EngineLink
-from ddlp.sources.engine.events import EngineEvent, LeaseFailed, LeasePublished
 from ddlp.translate.datasets import translate_dataset
 
 ROWS = 64  # images of the data set; batches repeat them

@@ -23,9 +23,9 @@ from csd_engine.prepare.sample import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline, resample
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import Shell
+from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.link import EngineLink
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 
 __all__ = ["Compared", "Trial", "check_port", "seen_by_both", "some_images"]
 

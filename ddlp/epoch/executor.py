@@ -2,25 +2,36 @@
 
 A monitor: one lock around the ledger, and a condition for each kind of thread (`ddlp.epoch.waiting`). Each thread asks the
 strategy one question and does what it answers, outside the lock. The training thread asks `next_delivery`; the host's workers
-`next_claim`; the fetcher `next_fetch`; leases are given whenever something has changed. Nobody polls: who waits is woken when
+`next_claim`; the fetchers `next_fetch`; leases are given whenever something has changed. Nobody polls: who waits is woken when
 there is an answer for it, and looks up once a second for what only the clock can tell (a lease has stalled, a fetch hangs).
+
+The way of a batch, each step with its position:
+
+    host's worker     `_host_worker` claims it; `_prepare`: the source prepares it, `_apply_epilogue`; `_hand_in`
+    device            `_give_leases`; the source calls `published`; a fetcher: `_fetch`, `_apply_epilogue`, hands in
+    training thread   `next_batch` takes it; the iterator joins targets and gives it to the training loop
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.utils.data import _utils
 
 from csd_engine.errors import WrongPixels
-from ddlp.epoch.device_events import DeviceEvents
-from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer
-from ddlp.epoch.prepared import Delivered, Failure
+from ddlp.epoch.device_state import DeviceState
+from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
+from ddlp.epoch.hooks import EpochHooks
+from ddlp.epoch.prepared import Delivered
 from ddlp.epoch.threads import Threads
 from ddlp.epoch.user_messages import UserMessages
 from ddlp.epoch.waiting import Waiting
@@ -29,23 +40,44 @@ from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Cancel, Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
-from ddlp.sources.base import DeviceJob
-from ddlp.sources.host.dali import DaliHost
-from ddlp.sources.host.native import EpochSpec, PreparedBatch, Unwanted, prepare_batch
+from ddlp.sources.base import AttachedSource, BatchState, Capacity, EpochSpec, HostSource, PreparedBatch, Unwanted
 from ddlp.stats.live import Life, Live, devices_live
 from ddlp.stats.report import Counts, EpochReport
+
+__all__ = ["FETCHERS", "EpochExecutor"]
 
 LOOK_UP_S = 1.0
 FETCHERS = 2  # one batch comes over the network, or waits for a slow file system, while another one is finished
 WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
 
 
-class EpochExecutor(DeviceEvents):
-    """An epoch from its first batch to its last, or to `close`.
+class _Fetch(NamedTuple):
+    """A published batch that a fetcher has in hand."""
 
-    ``finish`` turns a batch's pixels into what is delivered; it runs in the worker that made them or fetched them. With
-    ``on_cpu`` the host's own batches go through the epilogue before, sample by sample.
-    ``full_batch``: its samples, 0: not known yet; ``on_closed`` is called when the run is over; ``dali`` may make host batches.
+    position: int
+    device: str
+    lease: int
+    source: AttachedSource
+    handle: Any
+
+
+class EpochExecutor:
+    """An epoch from its first batch to its last, or to `close`. To its lease sources it is the `EpochSink`.
+
+    Args:
+        spec: of the epoch.
+        ledger: who holds which batch; with the devices that are expected.
+        strategy: the choice of the next source.
+        rates: how fast each side is; the loader's, which outlive the epoch.
+        host: prepares the host's batches.
+        workers: threads that ask it.
+        on_cpu: batches are finished in the CPU's memory, the host's own sample by sample.
+        pin: a kind of device, for which batches are copied to page-locked memory of torch's; None: they are not. Torch's,
+            since it knows of the copies that the training starts from there: that memory is not used again before they are
+            done. Of the pool's, only copies of our own are started.
+        full_batch: samples of a full batch; 0: not known yet.
+        hooks: are told what the threads do.
+        on_closed: called when the epoch is over and all threads have ended.
     """
 
     def __init__(
@@ -54,49 +86,45 @@ class EpochExecutor(DeviceEvents):
         ledger: Ledger,
         strategy: Strategy,
         rates: Rates,
+        host: HostSource,
         *,
         workers: int,
-        finish: Callable[[PreparedBatch], PreparedBatch | PendingTransfer],
         on_cpu: bool,
+        pin: str | None,
         full_batch: int,
+        hooks: EpochHooks,
         on_closed: Callable[[], None],
-        dali: DaliHost | None = None,
     ) -> None:
-        self.spec, self.ledger, self.strategy, self.rates = spec, ledger, strategy, rates
-        self._finish, self._on_cpu, self._on_closed = finish, on_cpu, on_closed
+        self.spec, self.ledger, self.strategy, self.rates, self.hooks = spec, ledger, strategy, rates, hooks
+        self._host, self._on_cpu, self._pin, self._on_closed = host, on_cpu, pin, on_closed
         rates.full_batch = full_batch or rates.full_batch
-        self._runs = ClaimChunker(ledger, strategy, rates.host)
-        self._ready: dict[int, PreparedBatch | Failure | PendingTransfer] = {}
-        self._ahead = None if spec.gpu_transfer is None else GpuPrefetcher(self._ready, ledger, strategy)
-        self._waiting = Waiting(ledger, strategy, self._runs, self._ahead)
+        rates.host.parallel = workers
+        self._chunks = ClaimChunker(ledger, strategy, rates.host)
+        self._ready: dict[int, PreparedBatch | PendingTransfer] = {}
+        self._prefetcher = None if spec.gpu_transfer is None else GpuPrefetcher(self._ready, ledger, strategy)
+        self._waiting = Waiting(ledger, strategy, self._chunks, self._prefetcher)
         self._lock = self._waiting.lock
-        self._files: dict[int, tuple[DeviceJob, Path]] = {}  # lease -> its file, and who reads it
-        self._jobs: dict[str, DeviceJob] = {}
-        self._gone: set[str] = set()  # lost; may come back
-        self._barred: set[str] = set()  # not to be used again in this epoch
+        self._devices: dict[str, DeviceState] = {device: DeviceState() for device in ledger.devices}
+        self._published: dict[int, tuple[AttachedSource, Any]] = {}  # lease -> who fetches it, and its handle
         self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
+        self._messages = UserMessages()
         self.counts = Counts(ledger, spec.epoch)
         self.handing: int | None = None  #: delivered last, until the iterator has made of it what the training loop gets
-        self._left: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
+        self._given: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
         self._closing = False
         self._error: BaseException | None = None
-        self._messages = UserMessages()
         self._pid = os.getpid()
-        self._prepare = self._preparing(dali)
-        rates.host.parallel = workers
+        self._fetcher_numbers = itertools.count()
         self._threads = Threads()
         try:
-            for _ in range(workers):
-                self._threads.start(partial(self._work, self._host_worker))
+            host.begin(self)
+            for number in range(workers):
+                self._threads.start(partial(self._work, partial(self._host_worker, number)))
             for _ in range(FETCHERS if ledger.devices else 0):
-                self._threads.start(partial(self._work, self._fetcher), may_hang=True)
+                self._start_fetcher()
         except BaseException:  # as many threads as there may be, or Ctrl-C
             self.close()
             raise
-
-    def _preparing(self, dali: DaliHost | None) -> Callable[[int, Callable[[], bool], bool], PreparedBatch]:
-        """What makes a batch of the host."""
-        return partial(prepare_batch, self.spec) if dali is None else dali.begin(self.warn, self.remark)
 
     # -- the training thread -------------------------------------------------------------------------------------
 
@@ -112,10 +140,10 @@ class EpochExecutor(DeviceEvents):
         deadline = began + timeout_s if timeout_s > 0 else None
         told = False
         with self._lock, contextlib.ExitStack() as at_end:
-            if self._left is not None:
-                left_s, part = self._left
-                self.rates.trained(began - left_s, part)
-                self._left = None
+            if self._given is not None:
+                given_s, part = self._given
+                self.rates.trained(began - given_s, part)
+                self._given = None
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
@@ -144,22 +172,24 @@ class EpochExecutor(DeviceEvents):
                 self.counts.asked_s = began
                 limit = min(LOOK_UP_S if told else WAITING_S, math.inf if deadline is None else max(0.0, deadline - now))
                 self._waiting.rest(self._waiting.training, limit)
-            made = self._ready[position]
-            if isinstance(made, PendingTransfer):
-                made = made.there()  # no room: raises, and the batch is the next one still
-            self.handing = None if isinstance(made, Failure) else position
+            batch = self._ready[position]
+            if isinstance(batch, PendingTransfer):
+                batch = batch.there()  # no room: raises, and the batch is the next one still
+            failed = batch.state is BatchState.FAILED
+            self.handing = None if failed else position
             side = self.ledger.deliver(position)
             del self._ready[position]
             now, samples = time.monotonic(), self.spec.plan.size(position)
-            self._left = now, samples / self._full_batch
+            self._given = now, samples / self.full_batch
             self.counts.delivered(position, side, samples, began, now)
             self._act()
-        if isinstance(made, Failure):
+        if failed:
+            assert batch.error is not None
             try:
-                raise made.error
+                raise batch.error
             finally:
-                del made  # as above
-        return Delivered(position, side, made)
+                del batch  # as above
+        return Delivered(position, side, batch)
 
     def extend(self, batches: int, ended: bool) -> None:
         """The sampler gave further batches, or has ended."""
@@ -173,7 +203,7 @@ class EpochExecutor(DeviceEvents):
         """What the epoch did so far."""
         with self._lock:
             notes = self._messages.for_report()
-            return self.counts.report(self.strategy.name, self.rates, self._full_batch, notes)
+            return self.counts.report(self.strategy.name, self.rates, self.full_batch, notes)
 
     def live(self, life: Life) -> Live:
         """Where the epoch stands at this moment; ``life``: its loader's."""
@@ -182,13 +212,20 @@ class EpochExecutor(DeviceEvents):
             return Live(
                 self.report(), life.total(), ledger.length if ledger.closed else None, len(ledger.delivered),
                 self.counts.waiting_now_s, len(ledger.ready_host), len(ledger.ready_csd),
-                devices_live(ledger, self.rates, self._full_batch),
+                devices_live(ledger, self.rates, self.full_batch),
             )  # fmt: skip
 
     def delivered(self) -> list[tuple[int, int]]:
         """Positions delivered, as ranges."""
         with self._lock:
             return self.ledger.delivered.ranges()
+
+    def take_warnings(self) -> list[str]:
+        """What the training thread should tell the user, once."""
+        if not self._messages:  # mostly: not worth the lock
+            return []
+        with self._lock:
+            return self._messages.take(time.monotonic(), self.ledger.done)
 
     def close(self) -> None:
         """End all threads and give the devices' space back. May be called twice, and from any thread."""
@@ -199,19 +236,23 @@ class EpochExecutor(DeviceEvents):
                 return
             self._closing = True
             self.counts.ended_s = self.counts.ended_s or time.monotonic()
-            jobs, self._jobs = list(self._jobs.values()), {}
+            sources = [device.source for device in self._devices.values() if device.source is not None]
+            for device in self._devices.values():
+                device.source = None
             self._waiting.wake_all()
             self._ends.notify_all()
         try:
-            for job in jobs:
-                job.close()  # first: a batch that is on the way is not waited for
+            for source in sources:
+                source.close()  # first: a batch that is on the way is not waited for
             if not self._threads.join(STALLED_AT_LEAST_S) and not self._messages.hanging:  # else it was told
                 warn_user("ddlp: a device's spool does not answer; the threads that read from it are left to themselves")
         finally:  # Ctrl-C: the threads end by themselves
             self._ready.clear()
             self.spec.reader.close()
             self.spec.pool.close()
+            self._host.close()
             self._on_closed()
+            self.hooks.closed()
 
     def _work(self, loop: Callable[[], None]) -> None:
         """A thread's life. An error that its loop does not reckon with ends the epoch: what it had in hand never comes."""
@@ -224,48 +265,77 @@ class EpochExecutor(DeviceEvents):
 
     # -- the host's workers --------------------------------------------------------------------------------------
 
-    def _host_worker(self) -> None:
+    def _host_worker(self, number: int) -> None:
+        """Claim some batches, prepare each, hand them in."""
         cpu = time.thread_time()
-        run: list[tuple[int, int]] = []
-        while run := run or self._next_run():
-            made = [self._make(position, claim) for position, claim in run]
+        chunk: list[tuple[int, int]] = []
+        while chunk := chunk or self._next_chunk(number):
+            made = [self._prepare(number, position, claim) for position, claim in chunk]
             with self._lock:
                 cpu = self.counts.cpu(cpu)
-                self._hand_in(run, made)
-                run = [] if self._closing or self._ahead is not None else self._runs.claim(time.monotonic())  # locked anyway
+                for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
+                    self._hand_in(position, claim, batch, busy_s)
+                chunk = []
+                if not self._closing and self._prefetcher is None:
+                    chunk = self._chunks.claim(time.monotonic())  # while the lock is held anyway
                 self._act()
             made.clear()  # an error holds its raiser's frames, the loader among them: not while this thread waits
 
-    def _next_run(self) -> list[tuple[int, int]]:
+    def _next_chunk(self, number: int) -> list[tuple[int, int]]:
+        """Wait for batches to prepare. Returns (position, claim) of each; of none where the epoch is over."""
+        self.hooks.rest_began("host", number)
+        chunk: list[tuple[int, int]] = []
         while True:
-            if self._ahead is not None:
-                self._ahead.bring(self._lock)
+            if self._prefetcher is not None:
+                self._prefetcher.bring(self._lock)
             with self._lock:
                 if self._closing:
-                    return []
-                if run := self._runs.claim(time.monotonic()):
+                    break
+                if chunk := self._chunks.claim(time.monotonic()):
                     self._act()
-                    return run
-                if self._ahead is None or self._ahead.next() is None:
+                    break
+                if self._prefetcher is None or self._prefetcher.next() is None:
                     self._waiting.rest(self._waiting.workers, LOOK_UP_S)
+        self.hooks.rest_ended("host", number, not chunk)
+        return chunk
 
-    def _make(self, position: int, claim: int) -> tuple[PreparedBatch | PendingTransfer | Failure | None, float]:
-        """Make a batch. Returns it, or None where it is not wanted any more, and the seconds that it took."""
-        began = time.monotonic()
+    def _prepare(self, worker: int, position: int, claim: int) -> tuple[PreparedBatch | PendingTransfer | None, float]:
+        """Prepare a batch. Returns it, None where it is not wanted any more, and the seconds that it took."""
+        began, outcome = time.monotonic(), "failed"
+        self.hooks.host_batch_began(worker, position)
         try:
-            made = self._finish(self._prepare(position, partial(self._wanted, claim), self._on_cpu))
-            return made, time.monotonic() - began
+            batch = self._host.prepare(position, partial(self._wanted, claim), self._on_cpu)
+            ready = self._apply_epilogue(position, batch)
+            outcome = "made"
+            return ready, time.monotonic() - began
         except Unwanted:
+            outcome = "dropped"
             return None, 0.0
         except BaseException as error:  # raised again in the training thread, in this batch's place
-            return Failure(error), 0.0
+            return PreparedBatch.failed(error), 0.0
+        finally:
+            self.hooks.host_batch_ended(worker, position, outcome)
 
-    def _hand_in(self, run: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | Failure | None, float]]) -> None:
-        for (position, claim), (batch, busy_s) in zip(run, made, strict=True):
-            if isinstance(batch, (PreparedBatch, PendingTransfer)):
-                self.rates.host.add(busy_s, self._part(position))
-            if self.ledger.made(claim) and batch is not None:
-                self._ready[position] = batch
+    def _apply_epilogue(self, position: int, batch: PreparedBatch) -> PreparedBatch | PendingTransfer:
+        """Make of a batch what the training thread takes: in the thread that has prepared or fetched it."""
+        spec = self.spec
+        if batch.state is BatchState.ON_DEVICE:
+            return batch
+        if spec.gpu_transfer is not None:  # finished there, as its turn nears
+            return pending_transfer(spec.gpu_transfer, spec.epilogue, batch)
+        if self._on_cpu and batch.state is BatchState.BYTES:
+            images = spec.epilogue(batch.images, batch.boxes, pool=spec.pool)
+            batch = PreparedBatch(images, None, BatchState.TENSORS)
+        if self._pin is not None:
+            batch = replace(batch, images=_utils.pin_memory.pin_memory(batch.images, self._pin))
+        return batch
+
+    def _hand_in(self, position: int, claim: int, batch: PreparedBatch | PendingTransfer | None, busy_s: float) -> None:
+        """Under the lock: a worker of the host has prepared a batch."""
+        if busy_s:
+            self.rates.host.add(busy_s, self._part(position))
+        if self.ledger.made(claim) and batch is not None:
+            self._ready[position] = batch
 
     def _wanted(self, claim: int) -> bool:
         """Asked before each sample, so without the lock: the ledger looks up two entries, and `made` has the last word."""
@@ -273,25 +343,21 @@ class EpochExecutor(DeviceEvents):
 
     # -- the devices' batches ------------------------------------------------------------------------------------
 
-    def _fetcher(self) -> None:
+    def _start_fetcher(self) -> None:
+        number = next(self._fetcher_numbers) % FETCHERS  # more: in the place of one that hangs
+        self._threads.start(partial(self._work, partial(self._fetcher, number)), may_hang=True)
+
+    def _fetcher(self, number: int) -> None:
+        """Take a published batch, fetch it from its source, hand it in."""
         cpu = time.thread_time()
-        fetch: tuple[int, str, int, tuple[DeviceJob, Path]] | None = None
-        while (fetch := fetch or self._next_fetch()) is not None:
-            position, device, lease, (job, path) = fetch
-            made: PreparedBatch | PendingTransfer | None = None
-            trouble, vanished = "", False
-            try:
-                made = self._finish(job.read(lease, position, path))
-                if isinstance(made, PendingTransfer):
-                    made.call()  # at once: of a device's batches there are few in memory
-            except WrongPixels as error:
-                self._distrust(device, str(error))
-            except BaseException as error:
-                trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
+        fetch: _Fetch | None = None
+        while (fetch := fetch or self._next_fetch(number)) is not None:
+            position, device, lease, _, _ = fetch
+            batch, trouble, vanished = self._fetch(number, fetch)
             with self._lock:
                 cpu = self.counts.cpu(cpu)
                 given_up = lease not in self.ledger.fetching
-                if made is None:
+                if batch is None:
                     # A lost device's end was told already, and a file may go once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
                         text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
@@ -300,78 +366,254 @@ class EpochExecutor(DeviceEvents):
                         else:
                             self._messages.warn(text)
                 elif self.ledger.verified(lease):
-                    self._ready[position] = made
-                fetch = None if given_up else self._fetch()  # while the lock is held anyway
+                    self._ready[position] = batch
+                fetch = None if given_up else self._take_fetch()  # while the lock is held anyway
                 self._act()
             if given_up:
                 return  # another thread is in this one's place
 
-    def _next_fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
+    def _next_fetch(self, number: int) -> _Fetch | None:
+        """Wait for a published batch; None where the epoch is over."""
+        self.hooks.rest_began("transfer", number)
+        fetch: _Fetch | None = None
         with self._lock:
             while not self._closing:
-                if (fetch := self._fetch()) is not None:
+                if (fetch := self._take_fetch()) is not None:
                     self._waiting.wake(False)
-                    return fetch
+                    break
                 self._waiting.rest(self._waiting.fetchers, None)
-        return None
+        self.hooks.rest_ended("transfer", number, fetch is None)
+        return fetch
 
-    def joined(self, device: str, job: DeviceJob, *, quota: int, workers: int) -> None:
+    def _take_fetch(self) -> _Fetch | None:
+        """Under the lock: take the published batch that should be brought in now, if any."""
+        if self._closing or (position := self.strategy.next_fetch()) is None:
+            return None
+        device, lease = self.ledger.fetch(position, time.monotonic())
+        source, handle = self._published.pop(lease)
+        return _Fetch(position, device, lease, source, handle)
+
+    def _fetch(self, number: int, fetch: _Fetch) -> tuple[PreparedBatch | PendingTransfer | None, str, bool]:
+        """Fetch a published batch. Returns it; or None, what went wrong, and whether its file is gone."""
+        position, device, lease, source, handle = fetch
+        ready: PreparedBatch | PendingTransfer | None = None
+        trouble, vanished = "", False
+        self.hooks.fetch_began(number, device, lease, position, handle)
+        try:
+            batch = source.fetch(lease, position, handle)
+            self.hooks.fetch_read(lease, position, batch)
+            ready = self._apply_epilogue(position, batch)
+            if isinstance(ready, PendingTransfer):
+                ready.call()  # at once: of a device's batches there are few in memory
+        except WrongPixels as error:
+            trouble = str(error)
+            self._distrust(device, trouble)
+        except BaseException as error:
+            trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
+        self.hooks.fetch_ended(number, device, lease, position, trouble)
+        return ready, trouble, vanished
+
+    # -- what the sources tell (EpochSink) -----------------------------------------------------------------------
+
+    def joined(self, name: str, source: AttachedSource, capacity: Capacity) -> None:
         """A device may be given leases from now on; one that was lost comes back so. Unless it was lost meanwhile."""
+        self.hooks.joined(name, capacity, self.rates.device(name).ranks)
         with self._lock:
-            before: DeviceJob | None = job
-            if not self._closing and device not in self._barred and job.open:
-                self._gone.discard(device)
-                if not self.ledger.devices[device].failing:  # else its first batch tells
-                    self._messages.back(device)
-                before = self._jobs.get(device)
-                self.rates.device(device).parallel = workers
-                self.ledger.join(device, quota=quota, window=workers + 1)
-                self._drain()  # what it published before goes with the job it had then
-                self._jobs[device] = job
+            before: AttachedSource | None = source
+            device = self._devices[name]
+            if not self._closing and not device.barred and source.open:
+                device.gone = False
+                if not self.ledger.devices[name].failing:  # else its first batch tells
+                    self._messages.back(name)
+                before = device.source
+                self.rates.device(name).parallel = capacity.workers
+                self.ledger.join(name, quota=capacity.batches, window=capacity.workers + 1)
+                self._drain()  # what it published before goes with the source that it had then
+                device.source = source
                 self._act()
         if before is not None:
             before.close()
 
-    def published(self, device: str, lease: int, path: Path, busy_s: float) -> None:
-        """A device's batch stands in the spool."""
+    def published(self, name: str, lease: int, handle: Any, busy_s: float) -> None:
+        """A device's batch is there: in its spool, say."""
+        position = self.ledger.devices[name].outstanding.get(lease)
+        self.hooks.published(name, lease, -1 if position is None else position, busy_s)
         with self._lock:
-            position, job = self.ledger.devices[device].outstanding.get(lease), self._jobs.get(device)
-            if self.ledger.published(device, lease) and position is not None and job is not None:  # None: closed meanwhile
-                self._files[lease] = job, path
+            position, source = self.ledger.devices[name].outstanding.get(lease), self._devices[name].source
+            if self.ledger.published(name, lease) and position is not None and source is not None:  # None: closed meanwhile
+                self._published[lease] = source, handle
                 self.counts.published(position)
-                self.rates.device(device).add(busy_s, self._part(position))
-                self._messages.back(device)
+                self.rates.device(name).add(busy_s, self._part(position))
+                self._messages.back(name)
+            self._act()
+
+    def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
+        """A device could not make a batch: the host does, and says if it is the sample's fault. ``told``: it is known why."""
+        self.hooks.lease_failed(name, lease, "" if told else reason)
+        with self._lock:
+            account = self.ledger.devices[name]
+            if lease not in account.outstanding:
+                return  # taken back meanwhile
+            self.ledger.failed(name, lease, fatal)
+            if account.failing:  # it would take up all that is free, and leave it to the host
+                self.lost(name, f"it can't prepare batches: {reason}")
+            elif not told:
+                self._messages.warn(f"{name} could not prepare a batch, the host does: {reason}")
+            self._act()
+
+    def progressed(self, name: str, done: dict[int, int]) -> None:
+        """Samples that a device has made of its leases."""
+        with self._lock:
+            for lease, samples in done.items():
+                position = self.ledger.devices[name].outstanding.get(lease)
+                if position is not None:
+                    self.ledger.progressed(name, lease, samples / max(1, self.spec.plan.size(position)), time.monotonic())
+
+    def measured(self, name: str, batches: Iterable[tuple[int, float]]) -> None:
+        """How long (busy seconds) batches of so many samples took that a device has made for other ranks."""
+        with self._lock:
+            for samples, busy_s in batches:
+                self.rates.device(name).add(busy_s, samples / self.full_batch)
+            self._act()
+
+    def shared(self, name: str, ranks: int) -> None:
+        """So many ranks share a device."""
+        with self._lock:
+            self.rates.device(name).ranks = ranks
+
+    def absent(self, name: str, error: Exception, told: bool) -> bool:
+        """An engine of our own does not start: its batches are the host's until it does, if the strategy allows that.
+
+        Warns of it unless it was ``told`` before; returns whether it is told now. The report of each epoch says it.
+        """
+        reason = str(error)
+        if self.strategy.needs_device:
+            self.lost(name, reason, error)
+            return told
+        with self._lock:
+            if self._closing or self._devices[name].gone:
+                return told
+            self.remark(name, f"it did not start: {reason}")
+            if not told:
+                self._messages.warn(
+                    f"the embedded engine takes no part yet, the host prepares its batches: {reason.rstrip('.')}. "
+                    "It is tried again from time to time, without a further warning; strategy='cpu' does without it."
+                )
+            self.lost(name, reason, told=True)
+            return True
+
+    def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
+        """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once.
+
+        Warns of it, unless it was ``told``.
+        """
+        if not self._closing:
+            self.hooks.lost(name, reason)
+        with self._lock:
+            device = self._devices[name]
+            if self._closing or device.gone:
+                return
+            device.gone = True
+            self._ends.notify_all()
+            self._messages.gone(name, None if told or error is not None else reason)
+            self._messages.notes.pop(name, None)
+            self.ledger.leave(name, time.monotonic())
+            if error is not None:
+                device.barred = True
+                self._error = error
+            self._act()
+
+    def note(self, name: str, text: str) -> None:
+        """What a device says of itself (its spool is full, ...): for the report."""
+        with self._lock:
+            self._messages.notes[name] = text
+            self.ledger.hold_back(name, bool(text))
+            self._act()
+
+    def remark(self, name: str, text: str, about: str = "") -> None:
+        """What the report should tell about a device, in the place of what it told of the same thing before."""
+        with self._lock:
+            self._messages.remarks[name, about] = text
+
+    def warn(self, text: str) -> None:
+        """Have the training thread tell the user."""
+        with self._lock:
+            self._messages.warn(text)
+
+    def lost_or_over(self, name: str) -> bool:
+        """Wait until a device is lost, or the epoch is over for it. True where it was lost and may come back."""
+        with self._lock:
+            device = self._devices[name]
+            while not (self._closing or device.gone):
+                self._ends.wait()
+            return not self._closing and not device.barred
+
+    def over_within(self, seconds: float) -> bool:
+        """Wait, but not longer than the epoch. True where it is over."""
+        with self._lock:
+            return self._ends.wait_for(lambda: self._closing, seconds)
+
+    def _distrust(self, name: str, reason: str) -> None:
+        """A device, which may be lost by now, has computed wrong pixels."""
+        with self._lock:
+            self.ledger.distrust(name, time.monotonic())
+            for position in [position for position in self._ready if not self.ledger.is_ready(position)]:
+                del self._ready[position]
+            device = self._devices[name]
+            if not device.barred:
+                device.gone = device.barred = True
+                self._ends.notify_all()
+                self._messages.warn(f"device {name} is not used any more in this epoch: {reason}.")
             self._act()
 
     # -- under the lock ------------------------------------------------------------------------------------------
 
-    def _fetch(self) -> tuple[int, str, int, tuple[DeviceJob, Path]] | None:
-        """Take the published batch that should be brought in now, if any."""
-        if self._closing or (position := self.strategy.next_fetch()) is None:
-            return None
-        device, lease = self.ledger.fetch(position, time.monotonic())
-        return position, device, lease, self._files.pop(lease)
+    @property
+    def full_batch(self) -> int:
+        """Samples of a full batch."""
+        return max(1, self.rates.full_batch)
+
+    def _part(self, position: int) -> float:
+        """A batch as a part of a full one."""
+        return self.spec.plan.size(position) / self.full_batch
+
+    def _too_late(self, name: str) -> None:
+        """A device is about to join, for too long to be waited for. Once it joins it is used all the same."""
+        self.ledger.no_longer_expect(name)
+        self._messages.warn(f"device {name} is not ready yet; the host prepares its batches until it is.")
+        self._act()
 
     def _act(self) -> None:
         """After every event: give up what hangs, pass on what the ledger has dropped, give leases, wake who can go on."""
         while not self._closing and (hanging := self.strategy.hanging_fetch(time.monotonic())) is not None:
             self._messages.hangs(self.ledger.give_up(hanging))
             with contextlib.suppress(RuntimeError):  # no more threads may be started: one fetcher less
-                self._threads.start(partial(self._work, self._fetcher), may_hang=True)  # in the place of the one that hangs
+                self._start_fetcher()  # in the place of the one that hangs
         self._drain()  # first: the space that a lease needs is given back before it
         if not self._closing:
-            for device, job in self._jobs.items():  # a lost device stays here, for the files it published
-                while (position := self.strategy.next_lease(device)) is not None:
-                    job.lease(self.ledger.lease(device, position, time.monotonic()), position)
+            self._give_leases()
         self._waiting.wake(self._error is not None)
 
     def _drain(self) -> None:
         while self.ledger.effects:
             effect = self.ledger.effects.popleft()
-            self._files.pop(effect.lease, None)
-            if (job := self._jobs.get(effect.device)) is not None:
-                job.cancel(effect.lease) if isinstance(effect, Cancel) else job.release(effect.lease)
+            self._published.pop(effect.lease, None)
+            if (source := self._devices[effect.device].source) is None:
+                continue
+            if isinstance(effect, Cancel):
+                self.hooks.lease_cancelled(effect.device, effect.lease)
+                source.cancel(effect.lease)
+            else:
+                source.release(effect.lease)
+
+    def _give_leases(self) -> None:
+        for name, device in self._devices.items():  # one without a source has not joined; a lost one takes none
+            while device.source is not None and (position := self.strategy.next_lease(name)) is not None:
+                lease = self.ledger.lease(name, position, time.monotonic())
+                self.hooks.lease_given(name, lease, position)
+                device.source.lease(lease, position)
 
     def _tell_waiting(self, waiting: bool) -> None:
-        for job in self._jobs.values():
-            job.waiting(waiting)
+        for device in self._devices.values():
+            if device.source is not None:
+                device.source.waiting(waiting)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from ddlp.epoch.prepared import Failure
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.strategies import Strategy
-from ddlp.sources.host.native import PreparedBatch
+from ddlp.sources.base import BatchState, PreparedBatch
 from ddlp.transfer.device_stream import NoRoom
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.gpu_transfer import GpuTransfer
@@ -33,7 +32,7 @@ class PendingTransfer:
 
     def __init__(self, bring: Callable[[], PreparedBatch]) -> None:
         self._bring: Callable[[], PreparedBatch] | None = bring
-        self._batch: PreparedBatch | Failure | None = None
+        self._batch: PreparedBatch | None = None
         self._lock = threading.Lock()
         self.called = False  # before its turn
         self.refused = False  # there was no room for it
@@ -45,7 +44,7 @@ class PendingTransfer:
         except NoRoom:
             self.refused = True
 
-    def there(self) -> PreparedBatch | Failure:
+    def there(self) -> PreparedBatch:
         """The batch where it is delivered, or what went wrong on the way. Raises `NoRoom`."""
         with self._lock:
             if self._bring is not None:
@@ -54,18 +53,18 @@ class PendingTransfer:
                 except NoRoom:
                     raise
                 except Exception as error:  # raised again in the training thread, in this batch's place; Ctrl-C is there
-                    self._batch = Failure(error)
+                    self._batch = PreparedBatch.failed(error)
                 self._bring = None  # the bytes may go
             assert self._batch is not None
             return self._batch
 
 
-def pending_transfer(gpu_transfer: GpuTransfer, epilogue: Epilogue, pixels: PreparedBatch) -> PendingTransfer:
-    """A batch that is brought to where the landing is."""
+def pending_transfer(gpu_transfer: GpuTransfer, epilogue: Epilogue, batch: PreparedBatch) -> PendingTransfer:
+    """A batch of bytes that is brought to the accelerator, and finished there, when it is called for."""
 
     def bring() -> PreparedBatch:
-        landed = gpu_transfer.bring(epilogue, pixels.images, pixels.boxes)
-        return PreparedBatch(landed.images, None, finished=True, event=landed.event)
+        there = gpu_transfer.bring(epilogue, batch.images, batch.boxes)
+        return PreparedBatch(there.images, None, BatchState.ON_DEVICE, there.event)
 
     return PendingTransfer(bring)
 
@@ -77,9 +76,7 @@ class GpuPrefetcher:
         ready: the epoch's batches in memory, by position; those that are `PendingTransfer` count.
     """
 
-    def __init__(
-        self, ready: Mapping[int, PreparedBatch | Failure | PendingTransfer], ledger: Ledger, strategy: Strategy
-    ) -> None:
+    def __init__(self, ready: Mapping[int, PreparedBatch | PendingTransfer], ledger: Ledger, strategy: Strategy) -> None:
         self._ready, self._ledger, self._strategy = ready, ledger, strategy
 
     def bring(self, lock: threading.RLock) -> None:

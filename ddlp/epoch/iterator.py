@@ -1,4 +1,8 @@
-"""The iterator over one epoch of portable batches: from the epoch's plan to what the training loop gets."""
+"""The iterator over one epoch of portable batches: what the training loop asks for the next one.
+
+It reads the sampler as DataLoader does, makes the epoch's parts (plan, ledger, spec, sources, executor), takes each batch from
+the executor, and makes of it what the training loop gets.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +21,8 @@ from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_m
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
-from ddlp.epoch.executor import EpochExecutor
-from ddlp.epoch.gpu_prefetch import PendingTransfer, pending_transfer
-from ddlp.epoch.prepared import Delivered
+from ddlp.epoch.executor import FETCHERS, EpochExecutor
+from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.checkpoint import Resume, SamplerStart, save
@@ -29,25 +33,25 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy
+from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, PreparedBatch
 from ddlp.sources.host.dali import DaliHost, Graphs
-from ddlp.sources.host.native import EpochSpec, PreparedBatch
+from ddlp.sources.host.native import NativeHost
 from ddlp.stats.live import Life
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import MemoryPool
-from ddlp.transfer.to_device import MoveAndTransform
+from ddlp.transfer.to_device import move
 from ddlp.translate.portable import Portable
 
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
+__all__ = ["EpochArguments", "EpochIterator", "EpochMemory"]
 
 SPARE_BLOCKS = 2  # of memory for batches, of each size: what the training drops a worker soon takes
 FETCH_SLOTS = 3  # batches of devices in this process's memory
 
 
 def _host_slots(workers: int, prefetch_factor: int, devices: bool) -> int:
-    """Batches that the host may hold. As many as DataLoader's workers, and one in their hands; a device's come out of these.
+    """Batches that the host may hold: as many as DataLoader's workers prefetch, and one in work.
 
-    But each worker has one in work, and one is ready, in any case.
+    With devices, their batches in memory count among these. In any case each worker has one in work, and one is ready.
     """
     slots = max(2, workers * prefetch_factor + 1)
     return min(slots, max(workers + 2, slots - FETCH_SLOTS)) if devices else slots
@@ -57,7 +61,7 @@ def _host_slots(workers: int, prefetch_factor: int, devices: bool) -> int:
 class EpochMemory:
     """What a loader keeps of its last epoch: its report and its state outlive the iterator."""
 
-    run: EpochExecutor
+    executor: EpochExecutor
     order: States | None
     seed_drawn: bool
     whole: bool
@@ -66,11 +70,11 @@ class EpochMemory:
 
     def state(self) -> dict[str, Any] | None:
         """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is closed."""
-        spec, finished = self.run.spec, self.run.ledger.done and self.run.handing is None
-        if finished and self.run.counts.ended_s is not None:
+        spec, finished = self.executor.spec, self.executor.ledger.done and self.executor.handing is None
+        if finished and self.executor.counts.ended_s is not None:
             return None
         with self.keeping:
-            delivered, handing = RangeSet(self.run.delivered()), self.run.handing
+            delivered, handing = RangeSet(self.executor.delivered()), self.executor.handing
             if handing is not None:  # Ctrl-C came before the training loop had it
                 delivered.discard(handing)
             return save(
@@ -85,9 +89,9 @@ class EpochMemory:
 
     def forget_delivered(self) -> None:
         """Drop from memory what was delivered and used, where it would pile up."""
-        if self.run.spec.plan.grows:
+        if self.executor.spec.plan.grows:
             with self.keeping:
-                self.run.spec.plan.forget(self.run.ledger.delivered.first_missing())
+                self.executor.spec.plan.forget(self.executor.ledger.delivered.first_missing())
 
 
 class _LoaderView:
@@ -102,58 +106,113 @@ class _LoaderView:
         return getattr(self._loader, name)
 
 
+@dataclass(frozen=True)
+class EpochArguments:
+    """What one epoch is made of, as the loader has decided it.
+
+    Attributes:
+        portable: the data set and the transform, in the form that both sides run.
+        seed: of the draws within samples; None: the base seed that torch draws.
+        base_seed: that one, where it is drawn already.
+        epoch: its number.
+        resume: where it goes on.
+        strategy: makes the epoch's.
+        rank_after_rank: of several ranks, a shared source works for the lowest first.
+        sources: that take leases.
+        gpu_transfer: brings batches into an accelerator's memory.
+        graphs: DALI's pipelines, where it prepares the host's batches.
+        life: the loader's numbers.
+        hooks: watch the epoch.
+        on_closed: called when it is over.
+    """
+
+    portable: Portable
+    seed: int | None
+    base_seed: int | None
+    epoch: int
+    resume: Resume
+    strategy: Callable[[Ledger, Rates], Strategy]
+    rank_after_rank: bool
+    sources: tuple[LeaseSource, ...]
+    gpu_transfer: GpuTransfer | None
+    graphs: Graphs | None
+    life: Life
+    hooks: EpochHooks
+    on_closed: Callable[[], None]
+
+
 class EpochIterator(_BaseDataLoaderIter):
-    """Gives the batches of one epoch. Ends its threads and the device's job when it is exhausted, closed or dropped."""
+    """Gives the batches of one epoch. Ends its threads and the sources' part when it is exhausted, closed or dropped."""
 
     _pin_memory_thread = None
-    run_kind: Callable[..., EpochExecutor] = EpochExecutor
     keep: Any = None  # what must live as long as this iterator
     on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
-    wants_whole = False  # somebody looks at all batches of the plan when they were delivered
 
-    def __init__(
-        self,
-        loader: DDLPLoader,
-        portable: Portable,
-        *,
-        seed: int | None,
-        base_seed: int | None,
-        epoch: int,
-        resume: Resume,
-        make_strategy: Callable[[Ledger, Rates], Strategy],
-        devices: tuple[str, ...],
-        gpu_transfer: GpuTransfer | None,
-        graphs: Graphs | None,
-        life: Life,
-        on_closed: Callable[[], None],
-    ) -> None:
-        start = SamplerStart(loader, resume, seed_drawn=base_seed is None)
+    def __init__(self, loader: Any, given: EpochArguments) -> None:
+        start = SamplerStart(loader, given.resume, seed_drawn=given.base_seed is None)
         # Begins to read the sampler, then draws the base seed, as DataLoader does.
-        super().__init__(_LoaderView(loader, start, base_seed))  # type: ignore[arg-type]
+        super().__init__(_LoaderView(loader, start, given.base_seed))  # type: ignore[arg-type]
         self._index_sampler = loader._index_sampler
-        if base_seed is not None:
-            self._base_seed = base_seed
+        if given.base_seed is not None:
+            self._base_seed = given.base_seed
         self._workers: list[Any] = []
-        self._portable = portable
-        self._transforms_targets = portable.dataset.has_target_transform
-        self._device = loader._target
-        if gpu_transfer is not None:  # "cuda" alone would be another GPU after torch.cuda.set_device
-            self._device = gpu_transfer.stream.device
-        self._hand_over = MoveAndTransform(self._device, loader.batch_transform)
+        self._hooks = given.hooks
+        self._portable = given.portable
+        self._transforms_targets = given.portable.dataset.has_target_transform
+        # "cuda" alone would be another GPU after torch.cuda.set_device.
+        self._device = loader._target if given.gpu_transfer is None else given.gpu_transfer.stream.device
+        self._batch_transform = loader.batch_transform
         prefetch_factor = 2 if loader.prefetch_factor is None else loader.prefetch_factor
+        workers = max(1, loader.num_workers)
         self._ahead = prefetch_factor * loader.num_workers
-        seed = int(self._base_seed) if seed is None else seed
         self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
-        order: States | None
+        self._whole = is_built_in(self._index_sampler)
+        order, delivered = self._read_plan(loader, start, given)
+        seed = int(self._base_seed) if given.seed is None else given.seed
+        self.spec = _spec(given, seed, self._plan)
+        length = len(self._plan) if self._whole or given.resume.finished else None
+        ledger = _ledger(length, given.sources, workers, prefetch_factor, delivered)
+        strategy = given.strategy(ledger, given.life.rates)
+        strategy.sample_bytes = math.prod(self.spec.shape)
+        host: HostSource = NativeHost(self.spec) if given.graphs is None else DaliHost(self.spec, given.graphs)
+        self.executor = EpochExecutor(
+            self.spec,
+            ledger,
+            strategy,
+            given.life.rates,
+            host,
+            workers=workers,
+            on_cpu=given.gpu_transfer is None and (self._device is None or self._device.type == "cpu"),
+            pin=self._pin_memory_device if self._pin_memory and self._device is None else None,
+            full_batch=loader.batch_size or (self._plan.largest if self._whole else 0),
+            hooks=given.hooks,
+            on_closed=partial(_closed, given.gpu_transfer, given.on_closed),
+        )
+        given.life.began(self.executor.counts)
+        self.memory = EpochMemory(self.executor, order, start.seed_drawn, self._whole)
+        self._closer = when_dropped(self, self.executor.close)
+        if not self._whole:
+            self._read_ahead(self._ahead)
+        given.hooks.began(
+            Beginning(
+                self.spec, self._portable, self._collate_fn, strategy, ledger.length, self.executor.full_batch, workers,
+                FETCHERS if ledger.devices else 0, tuple(ledger.devices),
+                "cpu" if loader._target is None else str(loader._target), tuple(ledger.delivered.ranges()),
+            )
+        )  # fmt: skip
+
+    def _read_plan(self, loader: Any, start: SamplerStart, given: EpochArguments) -> tuple[States | None, RangeSet]:
+        """Read the sampler. Returns what makes its order again, and the positions that were delivered before a resume."""
+        resume, dataset = given.resume, given.portable.dataset
         delivered = RangeSet()
-        self._whole = whole = is_built_in(self._index_sampler)
-        if whole:
+        order: States | None
+        if self._whole:
             order = resume.order_of(loader)
             with resume.order_restored(loader):
+                at_once = bool(given.sources) or given.hooks.wants_whole
                 self._plan = EpochPlan(
-                    self._index_sampler, portable.dataset, whole=True, batched=self._auto_collation,
-                    at_once=bool(devices) or self.wants_whole,
-                )  # fmt: skip
+                    self._index_sampler, dataset, whole=True, batched=self._auto_collation, at_once=at_once
+                )
                 delivered = RangeSet([(0, len(self._plan))]) if resume.finished else resume.delivered
                 self._asked += len(delivered)
                 self._plan.read_as_far_as(self._asked)
@@ -161,70 +220,21 @@ class EpochIterator(_BaseDataLoaderIter):
         else:
             order = start.order
             self._plan = EpochPlan(
-                self._sampler_iter, portable.dataset, whole=False, batched=self._auto_collation, skip=resume.drawn
+                self._sampler_iter, dataset, whole=False, batched=self._auto_collation, skip=resume.drawn
             )
         resume.prepend(self._plan)
-        workers = max(1, loader.num_workers)
-        ledger = Ledger(
-            len(self._plan) if whole or resume.finished else None,
-            host_slots=_host_slots(workers, prefetch_factor, bool(devices)),
-            fetch_slots=FETCH_SLOTS,
-            delivered=delivered.ranges(),
-        )
-        for device in devices:
-            ledger.expect(device, time.monotonic())
-        pool = MemoryPool(SPARE_BLOCKS, pinned=gpu_transfer is not None and gpu_transfer.pinned)
-        self.spec = EpochSpec(
-            portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, epoch, self._plan, pool,
-            gpu_transfer,
-        )  # fmt: skip
-        self.spec.get_ready()
-        on_host = gpu_transfer is None and (self._device is None or self._device.type == "cpu")
-        pin = self._pin_memory_device if self._pin_memory and self._device is None else None
-        dali = None if graphs is None else DaliHost(self.spec, graphs)
-
-        def closed() -> None:
-            if dali is not None:
-                dali.close()
-            if gpu_transfer is not None:
-                gpu_transfer.settle()
-            on_closed()
-
-        strategy = make_strategy(ledger, life.rates)
-        strategy.sample_bytes = math.prod(portable.shape)
-        self.run = self.run_kind(
-            self.spec,
-            ledger,
-            strategy,
-            life.rates,
-            workers=workers,
-            finish=_finish_in_worker(self.spec, on_host, pin),
-            on_cpu=on_host,
-            full_batch=loader.batch_size or (self._plan.largest if whole else 0),
-            on_closed=closed,
-            dali=dali,
-        )
-        life.began(self.run.counts)
-        self.memory = EpochMemory(self.run, order, start.seed_drawn, whole)
-        self._closer = when_dropped(self, self.run.close)
-        if not whole:
-            self._read_ahead(self._ahead)
-
-    @property
-    def largest(self) -> int:
-        """Samples of the largest batch so far."""
-        return self._plan.largest
+        return order, delivered
 
     def _read_ahead(self, batches: int) -> None:
         """Keep so many undelivered batches of a sampler that is read as it goes."""
-        run, plan, ledger = self.run, self._plan, self.run.ledger
+        executor, plan, ledger = self.executor, self._plan, self.executor.ledger
         while not (plan.ended or ledger.closed) and len(plan) - len(ledger.delivered) < batches:
             plan.read()
         more = len(plan) - ledger.length
         if more:
-            run.rates.full_batch = run.rates.full_batch or plan.largest  # before the first of them is made
+            executor.rates.full_batch = executor.rates.full_batch or plan.largest  # before the first of them is made
         if more or (plan.ended and not ledger.closed):
-            run.extend(more, plan.ended)
+            executor.extend(more, plan.ended)
 
     def __next__(self) -> Any:
         # DataLoader's opens a scope for torch's profiler around each batch, a tenth of what a small one costs in all.
@@ -235,57 +245,95 @@ class EpochIterator(_BaseDataLoaderIter):
         return batch
 
     def _next_data(self) -> Any:
+        """The next batch: read the sampler on, take the batch, join targets, move it, run the user's batch_transform."""
         self._asked += 1
-        self.run.handing = None  # who asks for the next one does without it
+        self.executor.handing = None  # who asks for the next one does without it
         self.memory.forget_delivered()
         if self._whole:
             self._plan.read_as_far_as(self._asked)
         else:
             self._read_ahead(max(1, self._ahead))
+        asked_at = time.monotonic()
         try:
-            delivered = self.run.next_batch(self._timeout)
+            delivered = self.executor.next_batch(self._timeout)
         finally:
-            for text in self.run.take_warnings():
+            for text in self.executor.take_warnings():
                 warn_user(f"ddlp: {text}")
+        got_at = time.monotonic()
         if delivered is None:
+            self._hooks.exhausted(asked_at)
             self._shutdown_workers()
             if self.on_end is not None:
                 self.on_end()
             raise StopIteration
         if self._ahead and not self._whole:
             self._read_ahead(self._ahead)
-        batch = self._finish(delivered)
-        self.run.handing = None
+        batch = self._assemble(delivered.position, delivered.batch)
+        if self._device is not None:
+            batch = move(batch, self._device)
+        self._hooks.assembled(delivered, batch)
+        if self._batch_transform is not None:
+            batch = self._batch_transform(batch)
+        self._hooks.stepped(delivered, self._plan.size(delivered.position), asked_at, got_at)
+        self.executor.handing = None
         return batch
 
-    def _finish(self, delivered: Delivered) -> Any:
-        """Targets joined, moved to the device, the user's batch_transform run: in the training thread."""
-        pixels, dataset = delivered.pixels, self._portable.dataset
-        images = pixels.images
-        if self._transforms_targets:
-            targets = [self._transformed_target(item) for item in self._plan.items(delivered.position)]
-        else:
-            targets = dataset.targets(self._plan.sources(delivered.position))
-        if pixels.event is not None:
-            pixels.event.before_use(images)
-        elif not pixels.finished:
-            images = self._portable.epilogue(images, pixels.boxes, self._device)
+    def _assemble(self, position: int, prepared: PreparedBatch) -> Any:
+        """The batch in the form that DataLoader gives it: images, and the targets joined."""
+        images = prepared.images
+        if prepared.event is not None:
+            prepared.event.before_use(images)
+        elif prepared.state is BatchState.BYTES:
+            images = self._portable.epilogue(images, prepared.boxes, self._device)
+        targets = self._targets(position)
         if self._auto_collation:
             batch: Any = [images, _collated(self._collate_fn, targets)]
         else:
             batch = self._collate_fn((images[0], targets[0]))  # type: ignore[arg-type]
         if self._pin_memory and self._device is None:
             batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
-        return self._hand_over(batch)
+        return batch
 
-    def _transformed_target(self, item: tuple[int, int]) -> Any:
-        with keyed_globals(Keyed(self.spec.seed, self.spec.epoch, *item).u64()):
-            return self._portable.dataset.target(item[0])
+    def _targets(self, position: int) -> list[Any]:
+        dataset = self._portable.dataset
+        if not self._transforms_targets:
+            return dataset.targets(self._plan.sources(position))
+        targets = []
+        for index, occurrence in self._plan.items(position):
+            with keyed_globals(Keyed(self.spec.seed, self.spec.epoch, index, occurrence).u64()):
+                targets.append(dataset.target(index))
+        return targets
 
     def _shutdown_workers(self) -> None:
         """End the epoch, as frameworks ask of torch's own iterators."""
-        self.run.close()
+        self.executor.close()
         self._closer.detach()
+
+
+def _spec(given: EpochArguments, seed: int, plan: EpochPlan) -> EpochSpec:
+    portable, gpu_transfer = given.portable, given.gpu_transfer
+    pool = MemoryPool(SPARE_BLOCKS, pinned=gpu_transfer is not None and gpu_transfer.pinned)
+    return EpochSpec(
+        portable.dataset, portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, given.epoch,
+        plan, pool, gpu_transfer, given.rank_after_rank,
+    )  # fmt: skip
+
+
+def _ledger(
+    length: int | None, sources: tuple[LeaseSource, ...], workers: int, prefetch_factor: int, delivered: RangeSet
+) -> Ledger:
+    """The epoch's ledger, in which each source is expected to join."""
+    host_slots = _host_slots(workers, prefetch_factor, bool(sources))
+    ledger = Ledger(length, host_slots=host_slots, fetch_slots=FETCH_SLOTS, delivered=delivered.ranges())
+    for source in sources:
+        ledger.expect(source.name, time.monotonic())
+    return ledger
+
+
+def _closed(gpu_transfer: GpuTransfer | None, on_closed: Callable[[], None]) -> None:
+    if gpu_transfer is not None:
+        gpu_transfer.settle()
+    on_closed()
 
 
 def _collated(collate: Callable[[Any], Any], targets: list[Any]) -> Any:
@@ -302,25 +350,3 @@ def _collated(collate: Callable[[Any], Any], targets: list[Any]) -> Any:
         if numbers.dtype == np.int64 and numbers.ndim == 1:
             return torch.as_tensor(numbers)  # where torch's own would be: a default device
     return collate(tuple(targets))
-
-
-def _finish_in_worker(spec: EpochSpec, on_host: bool, pin: str | None) -> Callable[[PreparedBatch], PreparedBatch | PendingTransfer]:
-    """What a batch's worker does to its pixels. ``pin``: copied to page-locked memory of torch's, for this kind of device.
-
-    Torch's, since it knows of the copies that the training starts from there: that memory is not used again before they are
-    done. Of the pool's, only copies of our own are started.
-    """
-    epilogue, gpu_transfer = spec.epilogue, spec.gpu_transfer
-
-    def finish(pixels: PreparedBatch) -> PreparedBatch | PendingTransfer:
-        if pixels.event is not None:
-            return pixels
-        if gpu_transfer is not None:
-            return pending_transfer(gpu_transfer, epilogue, pixels)
-        if on_host and not pixels.finished:
-            pixels = PreparedBatch(epilogue(pixels.images, pixels.boxes, pool=spec.pool), None, finished=True)
-        if pin is not None:
-            pixels = replace(pixels, images=_utils.pin_memory.pin_memory(pixels.images, pin))
-        return pixels
-
-    return finish

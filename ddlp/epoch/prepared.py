@@ -1,26 +1,19 @@
-"""What an epoch has in memory for the training loop."""
+"""A batch that goes to the training loop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ddlp.schedule.ledger import Side
-from ddlp.sources.host.native import PreparedBatch
+from ddlp.sources.base import PreparedBatch
 
-__all__ = ["Delivered", "Failure"]
-
-
-@dataclass
-class Failure:
-    """Stands in a batch's place: its sample could not be prepared."""
-
-    error: BaseException
+__all__ = ["Delivered"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Delivered:
-    """A batch that goes to the training loop."""
+    """What the executor gives to the training thread: the batch at this position, and which side made it."""
 
     position: int
     side: Side
-    pixels: PreparedBatch
+    batch: PreparedBatch

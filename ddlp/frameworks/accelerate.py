@@ -10,24 +10,20 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ddlp.errors import DDLPError
 from ddlp.frameworks.shards import can_be_shared, shares_itself
-from ddlp.observe.pace import live
 from ddlp.stats.live import length
-
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
 
 __all__ = ["Prepared", "prepare_where_asked"]
 
 _ASKS = "accelerate.accelerator"
 
 
-def prepare_where_asked(loader: DDLPLoader) -> None:
+def prepare_where_asked(loader: Any) -> None:
     """Prepare the loader, once, where an Accelerator asks for a property of it, from within that property.
 
     Raises ValueError for an Accelerator whose ``dispatch_batches`` is True, and what accelerate raises of its own.
@@ -54,7 +50,7 @@ class Prepared:
             of the sampler's order.
     """
 
-    def __init__(self, loader: DDLPLoader, accelerator: Any, place: bool | None) -> None:
+    def __init__(self, loader: Any, accelerator: Any, place: bool | None) -> None:
         from accelerate.state import DistributedType, GradientState
 
         self._loader = weakref.ref(loader)
@@ -71,7 +67,7 @@ class Prepared:
         if place and loader.device is None and accelerator.device.type != "cpu":
             loader.device = accelerator.device
 
-    def _share(self, loader: DDLPLoader, accelerator: Any) -> None:
+    def _share(self, loader: Any, accelerator: Any) -> None:
         """Have accelerate prepare a plain DataLoader of the same samples, and take over how it shares them."""
         if accelerator.num_processes > 1 and accelerator.dispatch_batches:
             raise ValueError(
@@ -136,5 +132,5 @@ class Prepared:
         loader = self._loader()
         if self._at_last or loader is None:
             return self._at_last
-        now = live(loader)
+        now = loader.live()
         return now.delivered == (length(loader) if now.batches is None else now.batches)

@@ -7,22 +7,19 @@ loader, so this question is where a `DDLPLoader` learns of Ray. It takes such a 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ddlp.process.user_warnings import warn_user
 
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
-
 __all__ = ["share_where_asked"]
 
 _ASK = ("ray.train.torch.train_loop_utils", "ray.train.v2.torch.train_loop_utils")  # Ray has two
 
 
-def share_where_asked(loader: DDLPLoader) -> None:
+def share_where_asked(loader: Any) -> None:
     """Share the samples among Ray's workers, by Ray's rules, where it asks for the property this is called from."""
     frame = sys._getframe(2)
     if frame.f_globals.get("__name__") not in _ASK or frame.f_code.co_name != "prepare_data_loader":

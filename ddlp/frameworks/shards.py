@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
@@ -14,10 +14,7 @@ from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.checkpoint import sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
-
-_TOLD: weakref.WeakSet[DDLPLoader] = weakref.WeakSet()
+_TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
 _SHARING = ("num_replicas", "num_processes", "_distributed")  # of torch's sampler, accelerate's shards, Hugging Face's streams
 
 
@@ -26,18 +23,18 @@ def is_shared(source: Any) -> bool:
     return any(getattr(source, name, None) for name in _SHARING)
 
 
-def shares_itself(loader: DDLPLoader) -> bool:
+def shares_itself(loader: Any) -> bool:
     """True where the loader's stream, batch sampler or sampler says so (`is_shared`)."""
     stream = isinstance(loader.dataset, IterableDataset)
     return any(map(is_shared, (loader.dataset,) if stream else (loader._index_sampler, sampler_of(loader))))
 
 
-def can_be_shared(loader: DDLPLoader) -> bool:
+def can_be_shared(loader: Any) -> bool:
     """True where accelerate can share the samples: by batches, which a loader with ``batch_size=None`` has none of."""
     return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
 
 
-def warn_if_not_shared(loader: DDLPLoader) -> None:
+def warn_if_not_shared(loader: Any) -> None:
     """Warn, once a loader, where accelerate would share the samples and nobody does, as far as can be seen.
 
     It shares those of a loader that ``Accelerator.prepare`` was given.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ddlp.observe.check import Checked, Refuted, Verdict, checked
     from ddlp.observe.metrics import MetricsServer, prometheus_text, serve_metrics
     from ddlp.observe.pace import Live, live
-    from ddlp.recording.recorder import Recorder
     from ddlp.observe.run import EpochTrace, read_epoch, read_run
     from ddlp.observe.scalars import Scalars
     from ddlp.observe.trace import chrome_trace
+    from ddlp.recording.recorder import Recorder
 
 __all__ = [
     "Analysis",
@@ -44,25 +44,25 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Analysis": "analysis",
-    "Checked": "check",
-    "EpochTrace": "run",
-    "Live": "pace",
-    "MetricsServer": "metrics",
-    "Progress": "bars",
-    "Recorder": "record",
-    "Refuted": "check",
-    "Scalars": "scalars",
-    "Verdict": "check",
-    "analyse": "analysis",
-    "checked": "check",
-    "chrome_trace": "trace",
-    "live": "pace",
-    "progress": "bars",
-    "prometheus_text": "metrics",
-    "read_epoch": "run",
-    "read_run": "run",
-    "serve_metrics": "metrics",
+    "Analysis": "ddlp.observe.analysis",
+    "Checked": "ddlp.observe.check",
+    "EpochTrace": "ddlp.observe.run",
+    "Live": "ddlp.observe.pace",
+    "MetricsServer": "ddlp.observe.metrics",
+    "Progress": "ddlp.observe.bars",
+    "Recorder": "ddlp.recording.recorder",
+    "Refuted": "ddlp.observe.check",
+    "Scalars": "ddlp.observe.scalars",
+    "Verdict": "ddlp.observe.check",
+    "analyse": "ddlp.observe.analysis",
+    "checked": "ddlp.observe.check",
+    "chrome_trace": "ddlp.observe.trace",
+    "live": "ddlp.observe.pace",
+    "progress": "ddlp.observe.bars",
+    "prometheus_text": "ddlp.observe.metrics",
+    "read_epoch": "ddlp.observe.run",
+    "read_run": "ddlp.observe.run",
+    "serve_metrics": "ddlp.observe.metrics",
 }
 _MODULES = ("energy", "report")
 
@@ -73,4 +73,4 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"ddlp.observe.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'ddlp.observe' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ddlp.observe.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(_WHERE[name]), name)

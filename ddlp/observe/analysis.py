@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddlp.observe.engine_time import DeviceTime, device_times
-from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Rested, Step
 from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
+from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Rested, Step
 
 __all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse", "by_size"]
 

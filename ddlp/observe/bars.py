@@ -99,9 +99,9 @@ class Progress:
 
 def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iterator[Any], Callable[[], Live]]:
     """The iterator, and how to look at it; who does not count himself is counted from here on."""
-    run, life = getattr(inner, "run", None), getattr(loader, "_life", None)
-    if isinstance(run, EpochExecutor) and isinstance(life, Life):
-        return inner, partial(run.live, life)
+    executor, life = getattr(inner, "executor", None), getattr(loader, "_life", None)
+    if isinstance(executor, EpochExecutor) and isinstance(life, Life):
+        return inner, partial(executor.live, life)
     counts = getattr(inner, "counts", None)
     if not isinstance(counts, Counts):
         counts = Counts()

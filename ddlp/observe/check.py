@@ -20,17 +20,19 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from ddlp.epoch.hooks import Beginning
+from ddlp.epoch.iterator import EpochIterator
 from ddlp.epoch.prepared import Delivered
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
-from ddlp.recording.events import EpochBegan, Event, HostBatch, LeaseGiven, Published
 from ddlp.observe.reference import Header, checksum, digest, expected_images, expected_targets, own_target, read_header
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED, Claim, Refuted, Verdict
-from ddlp.recording.watch import Observer, WatchedIterator
+from ddlp.recording.events import EpochBegan, Event, HostBatch, LeaseGiven, Published
+from ddlp.recording.watch import Observer
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.strategies import Order
-from ddlp.sources.host.native import EpochSpec, PreparedBatch
+from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch
 from ddlp.translate.portable import Portable
 
 __all__ = ["Checked", "Refuted", "Verdict", "checked"]
@@ -86,12 +88,12 @@ class Checked:
 
     def __iter__(self) -> Iterator[Any]:
         check = EpochCheck(self.loader, self._every, self._rows)
-        self.loader._watchers = (check,)
+        self.loader._observers = (check,)
         try:
             iterator = iter(self.loader)
         finally:
-            self.loader._watchers = ()
-        if not isinstance(iterator, WatchedIterator):
+            self.loader._observers = ()
+        if not isinstance(iterator, EpochIterator):
             raise DDLPError("checked(): torch's own workers prepare this loader's batches; loader.explain() says why")
         self.verdicts.append(check.verdict)
         return _CheckedIterator(iterator, check, self._raises, self._say)
@@ -99,7 +101,7 @@ class Checked:
 
 class _CheckedIterator:
     def __init__(
-        self, inner: WatchedIterator, check: EpochCheck, raises: bool, say: Callable[[str], object] | None
+        self, inner: EpochIterator, check: EpochCheck, raises: bool, say: Callable[[str], object] | None
     ) -> None:
         self._inner, self._check, self._raises, self._say = inner, check, raises, say
 
@@ -119,7 +121,7 @@ class _CheckedIterator:
             self._raise()
             raise
         except Exception:
-            check.raised(self._inner.run.delivered())
+            check.raised(self._inner.executor.delivered())
             raise
         self._raise()
         return batch
@@ -161,14 +163,14 @@ class EpochCheck(Observer):
 
     # -- what the epoch's threads do -----------------------------------------------------------------------------
 
-    def began(self, iterator: WatchedIterator, event: EpochBegan) -> None:
+    def began(self, beginning: Beginning, event: EpochBegan) -> None:
         """As `Observer.began`."""
-        self._spec, self._portable = iterator.spec, iterator._portable
-        self._collate = iterator._collate_fn
-        self._delivered = RangeSet(iterator.run.delivered())
+        self._spec, self._portable = beginning.spec, beginning.portable
+        self._collate = beginning.collate
+        self._delivered = RangeSet(beginning.delivered)
         self._before = len(self._delivered)
         self.verdict.epoch, self.verdict.strategy = event.epoch, event.strategy
-        self._order = iterator.run.strategy.order
+        self._order = beginning.strategy.order
 
     def saw(self, event: Event) -> None:
         """As `Observer.saw`."""
@@ -179,31 +181,31 @@ class EpochCheck(Observer):
         elif isinstance(event, Published):
             self._published.add(event.lease)
 
-    def reading(self, lease: int, position: int, path: Path) -> None:
+    def reading(self, lease: int, position: int, handle: Path) -> None:
         """As `Observer.reading`."""
         if lease not in self._published:
             self._refute(COMPLETE, f"the file of batch {position} was read before the device said that it is published")
         if self._leased.get(lease) != position:
             self._refute(COMPLETE, f"lease {lease} is of batch {self._leased.get(lease)}, and was read as batch {position}")
-        self._headers[lease] = read_header(path)
+        self._headers[lease] = read_header(handle)
 
-    def read(self, lease: int, position: int, pixels: PreparedBatch) -> None:
+    def read(self, lease: int, position: int, batch: PreparedBatch) -> None:
         """As `Observer.read`."""
         header = self._headers.pop(lease, None)
         if header is None:
             self.verdict.claims[COMPLETE].unseen = "files that this host does not see were not summed up again"
-        elif pixels.finished and header.lease == lease and header.whole:
+        elif batch.state is not BatchState.BYTES and header.lease == lease and header.whole:
             self.verdict.claims[COMPLETE].unseen = "what a device summed up was not summed up again"
         elif header.lease != lease or not header.whole:
             self._refute(COMPLETE, f"batch {position} was taken from a file that is not whole, or not of lease {lease}")
-        elif header.checksum != checksum(pixels):
+        elif header.checksum != checksum(batch):
             self._refute(COMPLETE, f"batch {position} as it was read has another checksum than its file says")
         self._verified.add(position)
 
     # -- the training thread -------------------------------------------------------------------------------------
 
-    def handed(self, delivered: Delivered, batch: Any) -> None:
-        """As `Observer.handed`."""
+    def assembled(self, delivered: Delivered, batch: Any) -> None:
+        """As `Observer.assembled`."""
         position, side = delivered.position, delivered.side
         self._arrived(position)
         claim = self.verdict.claims[COMPLETE]

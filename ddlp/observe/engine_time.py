@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ddlp.recording.events import Joined, LeaseCancelled, LeaseFailed, LeaseGiven, Lost, Published
 from ddlp.observe.run import EpochTrace
 from ddlp.observe.spans import Span
+from ddlp.recording.events import Joined, LeaseCancelled, LeaseFailed, LeaseGiven, Lost, Published
 
 __all__ = ["DeviceTime", "DeviceWork", "device_times", "on_workers"]
 

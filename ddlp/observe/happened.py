@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlp.recording.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Step
 from ddlp.observe.run import EpochTrace
+from ddlp.recording.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Step
 
 __all__ = ["Happened", "happened"]
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-import ddlp
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
 from ddlp.observe.pace import Live, live
 from ddlp.process.ranks import here
+from ddlp.process.version import __version__
 
 __all__ = ["CONTENT_TYPE", "MetricsServer", "prometheus_text", "serve_metrics"]
 
@@ -110,7 +110,7 @@ def prometheus_text(loaders: DDLPLoader | Mapping[str, DDLPLoader]) -> str:
     seen = [({"loader": name} if isinstance(loaders, Mapping) else {}, live(loader)) for name, loader in named]
     ranks = here()
     rank: Labels = {} if ranks is None else {"rank": str(ranks.rank)}
-    info = [({**label, "version": ddlp.__version__, "strategy": now.report.strategy, **rank}, 1.0) for label, now in seen]
+    info = [({**label, "version": __version__, "strategy": now.report.strategy, **rank}, 1.0) for label, now in seen]
     lines = _family("info", "gauge", "What runs; always 1.", info)
     for metric in _METRICS:
         samples = [

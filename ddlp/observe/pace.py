@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from ddlp.epoch.iterator import EpochMemory
-from ddlp.stats.live import Live, counted, length
+from ddlp.loader import DDLPLoader
+from ddlp.stats.live import Live
 from ddlp.stats.report import CAUSES
-
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
 
 __all__ = ["Live", "Pace", "Window", "live", "overall"]
 
 
 def live(loader: DDLPLoader) -> Live:
-    """A loader's numbers now. Quick, and from any thread: it holds the epoch's lock for some microseconds.
-
-    An epoch of which no batch was asked for yet is not shown, the one before is: Keras begins one after its last.
-
-    Of batches that torch's own workers prepare there are no rates and no processor time. Before the first epoch all is 0.
-    """
-    life, last = loader._life, loader._last
-    now = last.run.live(life) if isinstance(last, EpochMemory) else counted(life.last, life.total(), length(loader))
-    if loader._before is None or now.report.samples or now.waiting_now_s:
-        return now
-    return replace(loader._before, total=now.total)
+    """A loader's numbers now, as `DDLPLoader.live` gives them."""
+    return loader.live()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.keyed import Keyed
 from ddlp.sampling.keyed_generators import keyed_globals
-from ddlp.sources.host.native import EpochSpec, PreparedBatch
+from ddlp.sources.base import EpochSpec, PreparedBatch
 from ddlp.translate.portable import Portable
 
 __all__ = ["Header", "checksum", "digest", "expected_images", "expected_targets", "own_target", "read_header"]

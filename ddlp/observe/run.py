@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddlp.errors import DDLPError
-from ddlp.recording.events import FORMAT, EpochBegan, EpochEnded, Event, Exhausted, Step, from_line
 from ddlp.observe.spans import Span
+from ddlp.recording.events import FORMAT, EpochBegan, EpochEnded, Event, Exhausted, Step, from_line
 
 __all__ = ["EpochTrace", "epoch_files", "read_epoch", "read_run", "training_spans"]
 

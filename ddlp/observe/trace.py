@@ -14,9 +14,9 @@ from typing import Any
 
 from ddlp.errors import DDLPError
 from ddlp.observe.engine_time import device_times, on_workers
-from ddlp.recording.events import Fetched, HostBatch, Rested, Step
 from ddlp.observe.happened import happened
 from ddlp.observe.run import EpochTrace, epoch_files, read_epoch, training_spans
+from ddlp.recording.events import Fetched, HostBatch, Rested, Step
 
 __all__ = ["add_arguments", "chrome_trace", "run"]
 

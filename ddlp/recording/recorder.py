@@ -7,20 +7,14 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from ddlp.epoch.iterator import EpochIterator
+from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.recording.events import EpochBegan, EpochEnded, Event, to_line
-from ddlp.recording.watch import Observer, WatchedIterator
-from ddlp.process.user_warnings import warn_user
+from ddlp.recording.watch import Observer, Watch
 
-if TYPE_CHECKING:
-    from ddlp.loader import DDLPLoader
-
-__all__ = ["Recorder", "Recording", "iterator_kind", "warn_if_not_recorded"]
+__all__ = ["Recorder", "Recording", "hooks_of"]
 
 LIMIT = 1 << 16  # events that wait to be written: some 10 MB
 _LOOK_S = 1.0  # what a process loses at most that is killed
@@ -54,23 +48,15 @@ class Recorder:
                 return Recording(file, self.limit)
 
 
-def iterator_kind(loader: DDLPLoader) -> Callable[..., EpochIterator]:
-    """What iterates over the epoch that begins now: mostly an `EpochIterator`; a watched one where somebody watches.
+def hooks_of(record: str | os.PathLike[str] | Recorder | None, observers: tuple[Observer, ...]) -> EpochHooks:
+    """The hooks of the epoch that begins now: they do nothing where nobody watches.
 
     Raises OSError where nothing can be recorded.
     """
-    watchers, loader._watchers = loader._watchers, ()
-    if loader.record is not None:
-        recorder = loader.record if isinstance(loader.record, Recorder) else Recorder(loader.record)
-        watchers = (recorder.begin(), *watchers)
-    return partial(WatchedIterator, watchers) if watchers else EpochIterator
-
-
-def warn_if_not_recorded(loader: DDLPLoader) -> None:
-    """Say, once, that torch's own workers are not watched."""
-    if loader.record is not None and "record" not in loader._told:
-        loader._told.add("record")
-        warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
+    if record is not None:
+        recorder = record if isinstance(record, Recorder) else Recorder(record)
+        observers = (recorder.begin(), *observers)
+    return Watch(observers) if observers else EpochHooks()
 
 
 class Recording(Observer):
@@ -87,7 +73,7 @@ class Recording(Observer):
         self._closing = False
         self._writer: threading.Thread | None = None
 
-    def began(self, iterator: WatchedIterator, event: EpochBegan) -> None:
+    def began(self, beginning: Beginning, event: EpochBegan) -> None:
         """Write that first, though the epoch's threads are at work already."""
         self._events.appendleft(event)
         self._writer = threading.Thread(target=self._write, name="ddlp-record", daemon=True)

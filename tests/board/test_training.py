@@ -115,7 +115,7 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Boar
         before: list[int] = []
 
         def while_it_runs(step: int) -> None:
-            csd1 = two._last.run.ledger.devices["csd1"]  # type: ignore[union-attr]
+            csd1 = two._last.executor.ledger.devices["csd1"]  # type: ignore[union-attr]
             if step == 5:
                 boards["csd1"].kill()
                 until(lambda: not csd1.alive, 30, "csd1's end")

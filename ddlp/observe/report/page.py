@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 
-import ddlp
 from ddlp.observe.analysis import START, TRAINING, WAITING, Analysis, by_size
-from ddlp.recording.events import Joined
 from ddlp.observe.happened import happened
 from ddlp.observe.report import figures
 from ddlp.observe.report.energy import energy_section
 from ddlp.observe.report.run import EpochSummary, RunReport
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
 from ddlp.observe.run import EpochTrace
+from ddlp.process.version import __version__
+from ddlp.recording.events import Joined
 
 __all__ = ["page"]
 
@@ -47,7 +47,7 @@ def _body(report: RunReport) -> Iterator[str]:
     if report.energy:
         yield energy_section(report.energy, report.energy_from)
     yield (
-        f"<footer>Written by ddlp {escape(ddlp.__version__)}. The figures are those of <code>ddlp analyse</code>; "
+        f"<footer>Written by ddlp {escape(__version__)}. The figures are those of <code>ddlp analyse</code>; "
         "docs/seeing.md says how each is taken.</footer>"
     )
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from ddlp.errors import DDLPError
 from ddlp.observe.analysis import Analysis, analyse
 from ddlp.observe.energy.result import FORMAT, EnergyResult, load
-from ddlp.recording.events import EpochBegan, Exhausted
 from ddlp.observe.profile import Profile, find_profile, read_profile
 from ddlp.observe.run import EpochTrace, epoch_files, read_epoch
+from ddlp.recording.events import EpochBegan, Exhausted
 
 __all__ = ["EpochSummary", "RunReport", "find_energy", "read_report"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddlp.observe.engine_time import DeviceTime, device_times, on_workers
-from ddlp.recording.events import Fetched, HostBatch, Published, Step
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span
+from ddlp.recording.events import Fetched, HostBatch, Published, Step
 
 __all__ = ["Curve", "Track", "buffers", "made_where", "rates_over_time", "tracks"]
 

@@ -20,11 +20,11 @@ from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.sources.engine.dataset_upload import ARRAYS, FILES, DatasetUpload
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from ddlp.sources.engine.events import EngineEvent
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.engine.shared_spool import NotShared, share_spool
-from ddlp.sources.engine.events import EngineEvent
 
 EMBEDDED = "embedded engine"
 LINGER_S = 5.0  # the embedded engine outlives an epoch by this long, since the next one mostly follows at once

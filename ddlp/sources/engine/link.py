@@ -26,11 +26,11 @@ from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member
 from csd_engine.service.uploads import pack
 from csd_engine.transforms import Pipeline
+from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
 from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.wakeup import Wakeup
 from ddlp.sources.engine.wire import ClientKeys, Wire
-from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
 
 __all__ = ["EngineLink"]
 

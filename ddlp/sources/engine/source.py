@@ -1,7 +1,7 @@
-"""The device prong: brings an epoch to a device's engine, and its batches back.
+"""A device's engine as a source of leases: brings an epoch to it, and its batches back.
 
-A thread connects, describes the job, compares a few samples' bits with the host's own, and only then lets the epoch give
-leases. So the host is at work from the first moment, and a device that is slow to come costs nothing.
+`EngineSource.attach` connects, describes the job, compares a few samples' bits with the host's own, and only then lets the
+epoch give leases. So the host is at work from the first moment, and a device that is slow to come costs nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,23 @@ from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.service.jobs import Quota
 from csd_engine.transforms import Pipeline
-from ddlp.epoch.executor import EpochExecutor
 from ddlp.errors import DDLPError
-from ddlp.sources.engine.connections import EMBEDDED, EngineConnections
+from ddlp.sources.base import BatchState, Capacity, EpochSink, EpochSpec, PreparedBatch
+from ddlp.sources.engine.connections import EMBEDDED, EngineConnection, EngineConnections
+from ddlp.sources.engine.events import (
+    EngineEvent,
+    EngineLost,
+    EngineNote,
+    LeaseFailed,
+    LeaseProgress,
+    LeasePublished,
+    RanksMeasured,
+)
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.parity_bisect import first_difference
-from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, LeaseFailed, LeaseProgress, LeasePublished, RanksMeasured
-from ddlp.sources.host.native import EpochSpec, PreparedBatch, fresh_rows, prepare_item
+from ddlp.sources.host.native import fresh_rows, prepare_item
 from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
-from ddlp.translate.datasets import PortableSet
 from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
@@ -47,7 +54,7 @@ class DifferentBits(DDLPError):
 
 
 class EngineJob:
-    """One epoch on one device: what `ddlp.sources.base.DeviceJob` asks."""
+    """One epoch on one device's engine: a `ddlp.sources.base.AttachedSource`. A batch's handle is the path of its file."""
 
     def __init__(self, spec: EpochSpec, dataset: Dataset, layout: Layout, audit: int | None) -> None:
         self._spec, self._layout, self._audit = spec, layout, audit
@@ -97,8 +104,12 @@ class EngineJob:
         """End the job on the engine."""
         self._open.close()
 
-    def read(self, lease: int, position: int, path: Path) -> PreparedBatch:
-        """The published batch, verified; one sample in every ``audit`` batches is made again and compared."""
+    def fetch(self, lease: int, position: int, handle: Path) -> PreparedBatch:
+        """The published batch, verified; one sample in every ``audit`` batches is made again and compared.
+
+        Blocks, over the socket not after `close`, but for as long as the spool's file system does. Raises
+        `csd_engine.errors.DamagedBatch`, `EngineGone`, `WrongPixels` or OSError.
+        """
         assert self.fetching is not None
         spec, identity = self._spec, self._identities[lease]
         size = spec.plan.size(position)
@@ -111,13 +122,13 @@ class EngineJob:
             return fresh_rows(spec, size)[0]
 
         if spec.gpu_transfer is None:
-            batch: Batch | OnDevice = self.fetching.read(path, identity, lease, layout, memory)
+            batch: Batch | OnDevice = self.fetching.read(handle, identity, lease, layout, memory)
         else:
-            batch = self.fetching.land(spec.epilogue, path, identity, lease, layout, sample, memory)
+            batch = self.fetching.land(spec.epilogue, handle, identity, lease, layout, sample, memory)
         if isinstance(batch, OnDevice):
             if batch.sample is not None and sample is not None:
                 self._check(position, sample, *batch.sample)
-            return PreparedBatch(batch.images, None, finished=True, event=batch.event)
+            return PreparedBatch(batch.images, None, BatchState.ON_DEVICE, batch.event)
         images, boxes = batch
         if sample is not None:
             self._check(position, sample, images[sample], None if boxes is None else boxes[sample])
@@ -140,109 +151,134 @@ def host_digest(spec: EpochSpec, item: tuple[int, int]) -> str:
     return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
-def attend(
-    run: EpochExecutor, name: str, portable: PortableSet, connections: EngineConnections, batch: int, audit: int | None, allow_different_bits: bool
-) -> None:
-    """Bring a device into an epoch (by `join`), and again whenever it is back after a loss, until the epoch is over.
+@dataclasses.dataclass(frozen=True)
+class EngineSource:
+    """An engine that takes leases: a `ddlp.sources.base.LeaseSource`.
 
-    Runs in a thread of its own, since connecting may take its time.
+    Attributes:
+        name: of the device.
+        connections: the loader's, through which it is reached.
+        audit: one sample in every so many batches is made again here and compared; None: none is.
+        allow_different_bits: take an engine that makes other pixels than this host.
     """
-    pause_s = FIRST_PAUSE_S
-    while True:
-        began = time.monotonic()
-        join(run, name, portable, connections, batch, audit, allow_different_bits)
-        if not run.lost_or_over(name):
-            return
-        pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
-        if run.over_within(pause_s):
-            return
 
+    name: str
+    connections: EngineConnections
+    audit: int | None = None
+    allow_different_bits: bool = False
 
-def join(
-    run: EpochExecutor, name: str, portable: PortableSet, connections: EngineConnections, batch: int, audit: int | None, allow_different_bits: bool
-) -> None:
-    """Bring a device into an epoch, or tell the epoch that it is lost.
+    def attach(self, sink: EpochSink) -> None:
+        """Bring the device into an epoch (by `join`), and again whenever it is back after a loss, until the epoch is over."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = time.monotonic()
+            self.join(sink)
+            if not sink.lost_or_over(self.name):
+                return
+            pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            if sink.over_within(pause_s):
+                return
 
-    A device that was never met and can't be reached, or makes other bits, is an error of the training run; one that was there
-    before is a warning and a slower epoch. So is an engine of our own that does not start, where the host may do without.
-    """
-    job: EngineJob | None = None
-    spec = run.spec
-    files = operator_files(spec.pipeline)
-    try:
-        place = connections.place(name)
-        if run.over_within(0):  # whoever takes one batch of each iterator leaves many such threads behind
-            return
+    def join(self, sink: EpochSink) -> None:
+        """Bring the device into an epoch, or tell the epoch that it is lost.
+
+        A device that was never met and can't be reached, or makes other bits, is an error of the training run; one that was
+        there before is a warning and a slower epoch. So is an engine of our own that does not start, where the host may do
+        without.
+        """
+        name, connections = self.name, self.connections
+        job: EngineJob | None = None
+        files = operator_files(sink.spec.pipeline)
+        try:
+            place = connections.place(name)
+            if sink.over_within(0):  # whoever takes one batch of each iterator leaves many such threads behind
+                return
+            job, capacity = self._open_job(sink, place, files)
+            if job is None:  # the epoch is over
+                return
+            connections.met.add(name)
+            sink.joined(name, job, capacity)
+            job = None  # the epoch's from here on
+        except EngineRefused as error:
+            reason = by_name(str(error), files)
+            sink.lost(name, reason, None if name in connections.met else EngineRefused(reason))
+        except DifferentBits as error:
+            sink.lost(name, str(error), None if name in connections.met else error)
+        except (EngineError, DDLPError, OSError) as error:
+            if name == EMBEDDED and name not in connections.met:
+                connections.told_absent = sink.absent(name, error, connections.told_absent)
+            else:
+                sink.lost(name, str(error), None if name in connections.met else error)
+        except Exception as error:  # not a fault of the device: ours, and it must be seen
+            sink.lost(name, repr(error), error)
+        finally:
+            if job is not None and job.handle is not None:
+                job.handle.close()
+
+    def _open_job(
+        self, sink: EpochSink, place: EngineConnection, files: Sequence[OperatorFile]
+    ) -> tuple[EngineJob | None, Capacity]:
+        """Describe the epoch to the engine and compare a few samples. Returns the job, None where the epoch is over."""
+        name, spec = self.name, sink.spec
+        nothing = None, Capacity(0)
         welcome = place.link.open()
-        gpu_transfer: FileTransfer | None = None
+        file_transfer: FileTransfer | None = None
         if spec.gpu_transfer is not None and place.shared:
             assert place.link.spool is not None
-            gpu_transfer = spec.gpu_transfer.open(place.link.spool, place.mapped)
+            file_transfer = spec.gpu_transfer.open(place.link.spool, place.mapped)
         if place.operators is not None:
             put_operators(files, place.operators)
-        dataset = place.upload.describe(portable)
-        if run.over_within(0):
-            return
-        member, ranks = place.member(run.strategy.rank_after_rank)
-        run.shared(name, ranks)
+        dataset = place.upload.describe(spec.dataset)
+        if sink.over_within(0):
+            return nothing
+        member, ranks = place.member(spec.rank_after_rank)
+        sink.shared(name, ranks)
         open_job = partial(place.open_job, dataset, member)
-        layout = Layout(batch, *spec.shape, spec.pipeline.boxes)
+        layout = Layout(spec.plan.largest, *spec.shape, spec.pipeline.boxes)
         quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
-        job = EngineJob(spec, dataset, layout, audit)
-        job.handle = open_job(spec.pipeline, layout, _telling(run, name, files))
-        job.fetching = BatchFetcher(
-            job.handle, place.shared, lambda text: run.remark(name, text), mapped=place.mapped, wanted=job.holds,
-            gpu_transfer=gpu_transfer,
-        )  # fmt: skip
-        run.remark(name, place.remark)
-        if run.over_within(0):
-            return
-        _compare_bits(run, name, job.handle, allow_different_bits, open_job)
-        connections.met.add(name)
-        run.joined(name, job, quota=max(1, quota // ranks), workers=welcome.workers)
-        job = None  # the run's from here on
-    except EngineRefused as error:
-        reason = by_name(str(error), files)
-        run.lost(name, reason, None if name in connections.met else EngineRefused(reason))
-    except DifferentBits as error:
-        run.lost(name, str(error), None if name in connections.met else error)
-    except (EngineError, DDLPError, OSError) as error:
-        if name == EMBEDDED and name not in connections.met and not run.strategy.needs_device:
-            connections.told_absent = run.absent(name, str(error), connections.told_absent)
-        else:
-            run.lost(name, str(error), None if name in connections.met else error)
-    except Exception as error:  # not a fault of the device: ours, and it must be seen
-        run.lost(name, repr(error), error)
-    finally:
-        if job is not None and job.handle is not None:
+        job = EngineJob(spec, dataset, layout, self.audit)
+        job.handle = open_job(spec.pipeline, layout, _telling(sink, name, files))
+        try:
+            job.fetching = BatchFetcher(
+                job.handle, place.shared, lambda text: sink.remark(name, text), mapped=place.mapped, wanted=job.holds,
+                gpu_transfer=file_transfer,
+            )  # fmt: skip
+            sink.remark(name, place.remark)
+            if sink.over_within(0):
+                job.handle.close()
+                return nothing
+            _compare_bits(sink, name, job.handle, self.allow_different_bits, open_job)
+        except BaseException:
             job.handle.close()
+            raise
+        return job, Capacity(max(1, quota // ranks), welcome.workers)
 
 
-def _telling(run: EpochExecutor, name: str, files: Sequence[OperatorFile]) -> Callable[[EngineEvent], None]:
+def _telling(sink: EpochSink, name: str, files: Sequence[OperatorFile]) -> Callable[[EngineEvent], None]:
     """What tells the epoch of the engine's events."""
     reasons: set[str] = set()  # for which leases have failed, and which were told
 
     def on_event(event: EngineEvent) -> None:
         if isinstance(event, LeasePublished):
-            run.published(name, event.lease, event.path, event.busy_s)
+            sink.published(name, event.lease, event.path, event.busy_s)
         elif isinstance(event, LeaseFailed):
             kind = event.reason.partition(":")[0]
             told = kind in reasons
-            run.failed(name, event.lease, by_name(event.reason, files), fatal=event.fatal, told=told)
+            sink.failed(name, event.lease, by_name(event.reason, files), fatal=event.fatal, told=told)
             reasons.add(kind)
         elif isinstance(event, LeaseProgress):
-            run.progressed(name, event.samples)
+            sink.progressed(name, event.samples)
         elif isinstance(event, RanksMeasured):
-            run.measured(name, event.batches)
+            sink.measured(name, event.batches)
         elif isinstance(event, EngineNote):
-            run.note(name, event.text)
+            sink.note(name, event.text)
         elif isinstance(event, EngineLost):
-            run.lost(name, event.reason)
+            sink.lost(name, event.reason)
 
     return on_event
 
@@ -250,9 +286,9 @@ def _telling(run: EpochExecutor, name: str, files: Sequence[OperatorFile]) -> Ca
 _OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]
 
 
-def _compare_bits(run: EpochExecutor, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
+def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
     """The parity probe: a few samples of the first batch, made by both sides; a difference is told where it is allowed."""
-    spec = run.spec
+    spec = sink.spec
     if not len(spec.plan):
         return
     items = spec.plan.items(0)[:PROBES]
@@ -265,7 +301,7 @@ def _compare_bits(run: EpochExecutor, name: str, handle: JobHandle, allow: bool,
         if theirs.refused:
             raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs.error}")
         if not theirs.digest:
-            run.warn(f"{spec.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
+            sink.warn(f"{spec.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
         elif ours != theirs.digest:
             different = different or item
     if different is None:
@@ -274,7 +310,7 @@ def _compare_bits(run: EpochExecutor, name: str, handle: JobHandle, allow: bool,
     what = f"makes other pixels of {spec.reader.where(different[0])} than this host. {culprit}"
     versions = _both_sides(handle.versions)
     if allow:
-        run.remark(name, f"it {what} ({versions})", "pixels")
+        sink.remark(name, f"it {what} ({versions})", "pixels")
         return
     yours = ", ".join(one.name for one in operator_files(spec.pipeline))
     raise DifferentBits(

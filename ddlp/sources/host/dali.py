@@ -37,7 +37,8 @@ from csd_engine.keyed import Keyed
 from csd_engine.transforms.compiled import compile_plan
 from ddlp.errors import DDLPError
 from ddlp.sampling.epoch_plan import Item
-from ddlp.sources.host.native import EpochSpec, PreparedBatch, Rows, Unwanted, no_boxes, prepare_batch, prepare_item
+from ddlp.sources.base import EpochSink, EpochSpec, PreparedBatch, Unwanted
+from ddlp.sources.host.native import Rows, no_boxes, prepare_batch, prepare_item
 from ddlp.transfer.device_stream import NoRoom
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import Stages
@@ -233,7 +234,7 @@ class _OnDevice:
 
 
 class DaliHost:
-    """Prepares an epoch's batches on the host; any number of threads may ask for one.
+    """Prepares an epoch's batches by DALI: a `ddlp.sources.base.HostSource`.
 
     Args:
         spec: of the epoch.
@@ -242,19 +243,16 @@ class DaliHost:
 
     def __init__(self, spec: EpochSpec, graphs: Graphs) -> None:
         self._spec, self._graphs = spec, graphs
+        spec.get_ready()
         self._lock = threading.Lock()
         self._told = False
         self._by_dali = self._by_us = 0
-        self._tell: Callable[[str], None] = lambda _: None
-        self._remark: Callable[[str, str], None] = lambda *_: None
+        self._sink: EpochSink | None = None
 
-    def begin(
-        self, tell: Callable[[str], None], remark: Callable[[str, str], None]
-    ) -> Callable[[int, Callable[[], bool], bool], PreparedBatch]:
-        """Give `prepare`. ``tell`` warns the user, ``remark(who, text)`` sets a line of the report."""
-        self._tell, self._remark = tell, remark
-        self._remark("dali", self._graphs.distance)
-        return self.prepare
+    def begin(self, sink: EpochSink) -> None:
+        """Have the report say how far DALI's pixels are from torchvision's."""
+        self._sink = sink
+        sink.remark("dali", self._graphs.distance)
 
     def close(self) -> None:
         """Called when nobody asks for batches any more."""
@@ -330,9 +328,13 @@ class DaliHost:
                 first, self._told = not self._told, True
             if first:
                 why = _reason(error)
-                self._tell(f"DALI could not prepare samples of batch {position} ({why}); ddlp's own code does instead.")
+                self._warn(f"DALI could not prepare samples of batch {position} ({why}); ddlp's own code does instead.")
             return [sample.row for sample in samples]
         return []
+
+    def _warn(self, text: str) -> None:
+        if self._sink is not None:
+            self._sink.warn(text)
 
     def _count(self, by_dali: int, by_us: int) -> None:
         with self._lock:
@@ -341,7 +343,8 @@ class DaliHost:
             ours, all_of_them = self._by_us, self._by_dali + self._by_us
         if ours:
             text = f"{self._graphs.distance}; {ours} of the host's {all_of_them} samples by ddlp's own code"
-            self._remark("dali", text)
+            if self._sink is not None:
+                self._sink.remark("dali", text)
 
 
 def _reason(error: RuntimeError) -> str:

@@ -7,84 +7,39 @@ shared memory or pickles.
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from PIL import Image
 
 from csd_engine.data.datasets import Reader
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.errors import SampleError
-from csd_engine.kernels import kernel
-from csd_engine.kernels.files import FilePlan
 from csd_engine.prepare.file_batch import FileBatch
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
-from csd_engine.transforms.bulk import Bulk
-from csd_engine.transforms.fileplan import file_plan
-from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.transfer.device_stream import StreamEvent
+from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, Unwanted
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.gpu_transfer import GpuTransfer
-from ddlp.transfer.memory_pool import MemoryPool
+
+__all__ = ["NativeHost", "Rows", "fill_rows", "fresh_rows", "make_files", "no_boxes", "prepare_batch", "prepare_item"]
 
 
-@dataclass(frozen=True)
-class EpochSpec:
-    """All that a sample of this epoch depends on, and the batches to make of them."""
+class NativeHost:
+    """Prepares batches by Pillow and the kernel: a `ddlp.sources.base.HostSource`."""
 
-    reader: Reader
-    pipeline: Pipeline
-    epilogue: Epilogue
-    shape: tuple[int, int, int]  # (height, width, channels)
-    seed: int
-    epoch: int
-    plan: EpochPlan
-    pool: MemoryPool  # of batches' memory
-    gpu_transfer: GpuTransfer | None = None  # where batches go that an accelerator's memory is meant for
+    def __init__(self, spec: EpochSpec) -> None:
+        self._spec = spec
+        spec.get_ready()
 
-    @functools.cached_property
-    def files(self) -> FilePlan | None:
-        """The kernel's plan for many files at once; None where each sample is drawn by itself."""
-        return file_plan(self.pipeline, kernel())
+    def begin(self, sink: EpochSink) -> None:
+        """There is nothing to tell."""
 
-    @functools.cached_property
-    def bulk(self) -> Bulk | None:
-        """Makes many samples at once, where they are rows of an array; None where each is made by itself."""
-        return Bulk.of(self.pipeline, self.reader.rows())
+    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
+        """Make the batch at this position."""
+        return prepare_batch(self._spec, position, wanted, finished)
 
-    def get_ready(self) -> None:
-        """Have done what the first batch does once a process, imports above all: called before there is any other thread.
-
-        Where a thread imports while this process is forked (a DataLoader starts its workers), the child waits for ever for that
-        module's lock; and so it is with the locks of cached properties before Python 3.12.
-        """
-        Image.preinit()  # the common formats
-        first = self.reader.paths([0]) if len(self.reader) else None
-        if first is not None and os.path.splitext(first[0])[1].lower() not in Image.EXTENSION:
-            Image.init()  # all that Pillow knows
-        _ = self.files, self.bulk  # and with them the kernel
-
-
-@dataclass(frozen=True)
-class PreparedBatch:
-    """A batch: uint8 (batch, height, width, channels) as both sides make it and boxes int32 (batch, masks, 4) or None; or,
-    ``finished``, what the epilogue made of it, and None. ``event``: it is on a device, to be used after this.
-    """
-
-    images: torch.Tensor
-    boxes: torch.Tensor | None
-    finished: bool = False
-    event: StreamEvent | None = None
-
-
-class Unwanted(Exception):
-    """The other side's copy was first; what is left of this one is not worth making."""
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
@@ -207,7 +162,7 @@ class Rows:
         result = self._epilogue.tensor(self._images if self._bits is None else self._bits)
         if boxes is not None:
             self._epilogue.fill(result, boxes)
-        return PreparedBatch(result, None, finished=True)
+        return PreparedBatch(result, None, BatchState.TENSORS)
 
 
 def fill_rows(

@@ -20,8 +20,8 @@ from csd_engine.prepare.operator_file import OperatorFile, content_hash
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol.keys import make_keys
 from csd_engine.transforms import Pipeline
-from ddlp.sources.engine.job import Probed
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
+from ddlp.sources.engine.job import Probed
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 PLAIN = pipeline()

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 from engine_process import wait_for
 
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
-from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.events import LeasePublished
+from ddlp.sources.engine.link import EngineLink
 
 
 def test_a_host_with_four_connections_gets_no_more_than_one_with_one(start, recipe, tmp_path, monkeypatch):

@@ -18,8 +18,8 @@ from engine_process import Recipe, until, wait_for
 from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import DamagedBatch, EngineGone
 from csd_engine.protocol import codec as say
-from ddlp.sources.engine.part_stream import WINDOW
 from ddlp.sources.engine.events import LeasePublished
+from ddlp.sources.engine.part_stream import WINDOW
 
 TCP = "tcp://127.0.0.1:*"
 

@@ -15,8 +15,8 @@ from engine_process import until, wait_for
 from csd_engine.errors import EngineGone
 from csd_engine.machine.computer import process_memory
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
-from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.events import LeasePublished
+from ddlp.sources.engine.link import EngineLink
 
 
 def test_jobs_memory_and_spool(start, recipe, tmp_path):

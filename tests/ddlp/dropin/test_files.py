@@ -104,12 +104,13 @@ def test_a_file_too_large_for_the_device_comes_from_the_host(paths, engine, tmp_
 
 def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_kernel):
     """Asked between calls: here each makes one sample."""
-    from ddlp.sources.host.native import Unwanted, prepare_batch
+    from ddlp.sources.base import Unwanted
+    from ddlp.sources.host.native import prepare_batch
 
     monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)
     iterator = iter(DDLPLoader(numbered(paths, RANDOM), batch_size=20))
     spec = iterator.spec
-    iterator.run.close()
+    iterator.executor.close()
     asked: list[bool] = []
 
     def wanted() -> bool:

@@ -22,6 +22,7 @@ from torchvision.transforms import v2
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.sources.engine import connections
+from ddlp.sources.engine.connections import EMBEDDED
 
 KINDS = (DataLoader, DDLPLoader)
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
@@ -35,9 +36,9 @@ def threads() -> list[str]:
 def test_a_closed_iterator_says_so_also_where_a_batch_was_ready(paths):
     iterator = iter(DDLPLoader(numbered(paths), 4, seed=1))
     next(iterator)
-    while not iterator.run._ready:
+    while not iterator.executor._ready:
         time.sleep(0.01)
-    iterator.run.close()
+    iterator.executor.close()
     with pytest.raises(RuntimeError, match="was closed; call iter"):
         next(iterator)
 
@@ -257,16 +258,17 @@ def test_an_empty_epoch(paths):
 def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
     iterator = iter(DDLPLoader(numbered(paths), 1, strategy="csd", spool=engine))
     next(iterator)
-    run = iterator.run
-    (device, account), closed = next(iter(run.ledger.devices.items())), run._jobs
+    run = iterator.executor
+    (device, account), closed = next(iter(run.ledger.devices.items())), run._devices[EMBEDDED]
+    assert closed.source is not None
     iterator._shutdown_workers()
-    assert closed and not run._jobs
+    assert closed.source is None
     if not account.outstanding:  # all leases were made already
         run.ledger.join(device, quota=1000, window=1000)
         run.ledger.lease(device, run.ledger.free.first(), 0.0)
     lease = next(iter(account.outstanding))
     run.published(device, lease, Path("gone"), 0.1)
-    assert lease not in run._files
+    assert lease not in run._published
 
 
 class FailsOnce:

@@ -271,7 +271,7 @@ def test_an_endless_sampler_piles_nothing_up(paths, engine, strategy):
     loader = DDLPLoader(numbered(paths), batch_sampler=Endless(), num_workers=2, strategy=strategy, spool=spool, timeout=20)
     iterator = iter(loader)
     for count in range(1, 200):
-        missing = iterator.run.ledger.delivered.first_missing()
+        missing = iterator.executor.ledger.delivered.first_missing()
         next(iterator)
         plan = iterator._plan
         assert len(plan) == count + 4
@@ -337,9 +337,9 @@ def test_a_full_batch_is_the_users_batch_samplers(paths, engine, workers):
     for _ in range(2):
         iterator = iter(loader)
         if workers:
-            assert iterator.run._full_batch == 8
+            assert iterator.executor.full_batch == 8
         next(iterator)
-        assert iterator.run._full_batch == 8
+        assert iterator.executor.full_batch == 8
         state = loader.state_dict()
         list(iterator)
     loader.load_state_dict(state)

@@ -36,7 +36,7 @@ def lengths(monkeypatch) -> list[int]:
             seen.append(len(run))
             return run
 
-    monkeypatch.setattr(ddlp.epoch.executor, "Runs", partial(Seen, run_s=60.0))
+    monkeypatch.setattr(ddlp.epoch.executor, "ClaimChunker", partial(Seen, run_s=60.0))
     return seen
 
 

@@ -13,7 +13,7 @@ from scene import engine_pid, make_loader, train, until
 
 import ddlp.epoch.executor
 from ddlp.process import finalizers as ending
-from ddlp.sources.engine import source as attach as csd
+from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.connections import EMBEDDED
 
 
@@ -26,8 +26,9 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "300")
     loader = make_loader(data, "csd")
     iterator = iter(loader)
-    until(lambda: iterator.run._jobs, 30, "the engine's part in the epoch")
-    (job,) = iterator.run._jobs.values()
+    (device,) = iterator.executor._devices.values()
+    until(lambda: device.source, 30, "the engine's part in the epoch")
+    job = device.source
     iterator._timeout = 0.2
     with pytest.raises(RuntimeError, match="timed out"):
         for _ in iterator:
@@ -42,8 +43,8 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     with loader._reached()._connecting[EMBEDDED]:
         for _ in range(300):
             next(iter(loader))
-        assert len(ours("ddlp-attend")) == 300, "the device is on the way"
-    until(lambda: not ours("ddlp-attend"), 30, "the end of the threads that bring it in")
+        assert len(ours("ddlp-attach")) == 300, "the device is on the way"
+    until(lambda: not ours("ddlp-attach"), 30, "the end of the threads that bring it in")
     truth.check(train(loader, 0.05), 300)
     assert loader.report().batches_csd
     assert next(loader._connections._places[EMBEDDED].link._numbers) < 10, "jobs"
@@ -80,11 +81,11 @@ def test_a_close_that_is_interrupted_ends_the_run(leaves_nothing, data, monkeypa
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ddlp.epoch.executor, "prepare_batch", slow)
+    monkeypatch.setattr(ddlp.sources.host.native, "prepare_batch", slow)
     before = signal.signal(signal.SIGUSR1, interrupted)
     try:
         iterator = iter(make_loader(data, "cpu"))
-        iterator.run._on_closed = lambda: closed.append(True)
+        iterator.executor._on_closed = lambda: closed.append(True)
         busy.wait()
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(KeyboardInterrupt):

@@ -248,14 +248,14 @@ def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data,
     check = EngineJob._check
 
     def check_late(*arguments):
-        for name in loader._last.run.ledger.devices:
-            loader._last.run.lost(name, "it was switched off")
+        for name in loader._last.executor.ledger.devices:
+            loader._last.executor.lost(name, "it was switched off")
         check(*arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(EngineJob, "_check", check_late)
         truth.check(train(loader))
-    assert loader._last.run._barred == set(loader._last.run.ledger.devices)
+    assert all(device.barred for device in loader._last.executor._devices.values())
     assert len(told) == 2 and "switched off" in told[0] and "other pixels" in told[1], list(told)
 
 
@@ -266,12 +266,12 @@ def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, t
     check, ready = EngineJob._check, []
 
     def check_late(*arguments):
-        until(lambda: ready or loader._last.run.ledger.ready_csd, 20, "one that is ready")
-        ready.extend(loader._last.run.ledger.ready_csd)
+        until(lambda: ready or loader._last.executor.ledger.ready_csd, 20, "one that is ready")
+        ready.extend(loader._last.executor.ledger.ready_csd)
         check(*arguments)
 
     def audited():
-        until(lambda: loader._last.run._barred, 20, "the end of the audit")
+        until(lambda: any(device.barred for device in loader._last.executor._devices.values()), 20, "the end of the audit")
 
     with monkeypatch.context() as patched:
         patched.setattr(EngineJob, "_check", check_late)

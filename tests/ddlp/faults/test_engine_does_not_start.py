@@ -12,7 +12,7 @@ import pytest
 from scene import engine_pid, make_loader, train, until
 
 from csd_engine.errors import EngineError, EngineUnreachable
-from ddlp.sources.engine import source as attach as csd
+from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.embedded import EmbeddedEngine
 
 STRATEGIES = ("mte", "wrr", "ordered")
@@ -117,7 +117,7 @@ def test_killed_when_it_is_about_to_join(data, truth, told, monkeypatch, strateg
     monkeypatch.setattr(EmbeddedEngine, "_await_ready", killed)
     monkeypatch.setattr(csd, "FIRST_PAUSE_S", 0.1)
     loader = make_loader(data, strategy)
-    truth.check(train_until(loader, lambda: loader._last.run.ledger.in_spool or loader._last.run.ledger.ready_csd))
+    truth.check(train_until(loader, lambda: loader._last.executor.ledger.in_spool or loader._last.executor.ledger.ready_csd))
     assert len(told) == 1 and "process ended with status -9" in told[0], list(told)
     assert loader.report().batches_csd and not loader.report().notes and len(starts) == 2
 
@@ -133,7 +133,7 @@ def test_killed_while_bits_are_compared(data, truth, told, monkeypatch):
     monkeypatch.setattr(csd, "host_digest", digest)
     monkeypatch.setattr(csd, "FIRST_PAUSE_S", 0.1)
     loader = make_loader(data, "wrr")
-    truth.check(train_until(loader, lambda: loader._last.run.ledger.ready_csd))
+    truth.check(train_until(loader, lambda: loader._last.executor.ledger.ready_csd))
     assert len(told) == 1, list(told)
     assert loader.report().batches_csd
 
@@ -143,7 +143,7 @@ def test_an_engine_that_starts_in_a_later_epoch(data, truth, told, monkeypatch):
     with monkeypatch.context() as now:
         now.setattr(sys, "executable", "/nowhere/python")
         truth.check(train_until(loader, lambda: loader.report().notes))
-    truth.check(train_until(loader, lambda: loader._last.run.ledger.ready_csd), 1)
+    truth.check(train_until(loader, lambda: loader._last.executor.ledger.ready_csd), 1)
     assert loader.report().batches_csd and not loader.report().notes and len(told) == 1
 
 

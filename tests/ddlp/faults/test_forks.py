@@ -130,7 +130,7 @@ def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing,
             cycle = Cycle()
             cycle.me, cycle.iterator = cycle, iter(loader)
             next(cycle.iterator)
-            run = cycle.iterator.run
+            run = cycle.iterator.executor
 
             def collect(run=run):
                 with run._lock:

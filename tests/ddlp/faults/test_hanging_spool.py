@@ -7,8 +7,8 @@ import threading
 import pytest
 from scene import device, make_loader, train, until
 
-from ddlp.sources.engine import source as attach as csd
 from ddlp.sources.engine import connections
+from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.source import EngineJob
 
 
@@ -18,14 +18,14 @@ def spool_that_hangs(monkeypatch):
     monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_S", 1.0)
     monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_BATCHES", 0)
     monkeypatch.setattr("ddlp.epoch.executor.STALLED_AT_LEAST_S", 1.0)
-    read, hangs, ends = EngineJob.read, [], threading.Event()
+    read, hangs, ends = EngineJob.fetch, [], threading.Event()
 
     def hung(job, *arguments):
         if job.handle._link.address in hangs:
             ends.wait()
         return read(job, *arguments)
 
-    monkeypatch.setattr(EngineJob, "read", hung)
+    monkeypatch.setattr(EngineJob, "fetch", hung)
     yield hangs, ends
     ends.set()
 
@@ -41,7 +41,7 @@ def test_a_spool_that_does_not_answer(engines, data, truth, told, images, spool_
     devices = []
 
     def given_up():
-        devices.append(loader._last.run.ledger.devices)
+        devices.append(loader._last.executor.ledger.devices)
         until(lambda: len(told) or devices[0][first.address].hanging, 20, "a fetch to be given up")
         assert not devices[0][first.address].at_work and devices[0][second.address].at_work
 
@@ -65,11 +65,11 @@ def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spoo
     assert len(told) == 1 and "does not answer" in told[0], list(told)
     del told[:]
     iterator = iter(loader)
-    until(lambda: iterator.run.ledger.fetching, 20, "a fetch")
+    until(lambda: iterator.executor.ledger.fetching, 20, "a fetch")
     iterator._shutdown_workers()
     assert len(told) == 2 and "left to themselves" in told[1], list(told)
     ends.set()
-    until(lambda: not iterator.run._threads.at_work, 10, "the end of the threads")
+    until(lambda: not iterator.executor._threads.at_work, 10, "the end of the threads")
 
 
 def test_no_thread_can_be_started_for_those_that_hang(engines, data, truth, told, images, spool_that_hangs, monkeypatch):
@@ -82,7 +82,7 @@ def test_no_thread_can_be_started_for_those_that_hang(engines, data, truth, told
     def start(*_, **__):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(iterator.run._threads, "start", start)
+    monkeypatch.setattr(iterator.executor._threads, "start", start)
     truth.check(list(iterator))
     assert len(told) == 1 and "does not answer" in told[0], list(told)
 
@@ -102,7 +102,7 @@ def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, i
 
     def comes():
         ends.set()
-        until(lambda: loader._last.run.ledger.devices[engine.address].at_work, 20, "its coming")
+        until(lambda: loader._last.executor.ledger.devices[engine.address].at_work, 20, "its coming")
 
     try:
         truth.check(train(loader, at={10: comes}))
@@ -124,8 +124,8 @@ def test_that_it_is_full_is_known_though_the_device_says_so_before_it_joins(engi
     engine = engines("--root", str(images))
     loader = make_loader(data, "wrr", csd=device(engine))
     iterator = iter(loader)
-    account = iterator.run.ledger.devices[engine.address]
+    account = iterator.executor.ledger.devices[engine.address]
     until(lambda: account.at_work, 20, "its coming")
     assert account.held_back and f"{engine.address}: its spool is full" in loader.report().notes
-    iterator.run.lost(engine.address, "it was switched off")
+    iterator.executor.lost(engine.address, "it was switched off")
     assert not account.held_back and not [text for text in loader.report().notes if "full" in text]

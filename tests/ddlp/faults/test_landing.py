@@ -42,7 +42,7 @@ def lands(request, monkeypatch):
         return {"device": "cpu", "transfer": None if plain.transfer else transfer, **others}
 
     if request.param == "cpu":
-        monkeypatch.setattr("ddlp.loader.landing_on", plain)
+        monkeypatch.setattr("ddlp.loader.transfer_to", plain)
     return options
 
 
@@ -147,7 +147,7 @@ def test_few_finished_batches_wait_on_the_device(leaves_nothing, data, truth, la
 
     monkeypatch.setattr(GpuTransfer, "bring", counted)
     iterator, got = iter(make_loader(data, "cpu", num_workers=4, prefetch_factor=4, **lands())), []
-    ledgers.append(iterator.run.ledger)
+    ledgers.append(iterator.executor.ledger)
     for batch in iterator:
         got.append(batch)
         until(lambda: len(brought) >= min(40, len(got) + AHEAD), 5, f"{AHEAD} batches on the device")

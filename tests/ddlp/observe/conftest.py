@@ -86,7 +86,7 @@ class Delays:
     @staticmethod
     def joined(loader: Any) -> bool:
         """Whether every device is at it."""
-        return all(account.alive for account in loader._last.run.ledger.devices.values())
+        return all(account.alive for account in loader._last.executor.ledger.devices.values())
 
     def warm(self) -> None:
         """Have the engine of this machine up: later loaders join it at once."""

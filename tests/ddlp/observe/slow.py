@@ -12,7 +12,7 @@ def slow(image: Image.Image, log: str, host: int, host_s: float, device_s: float
     began = time.monotonic()
     time.sleep(host_s if os.getpid() == host else device_s)
     here = threading.current_thread().name
-    if here.startswith("ddlp-attend"):  # the host's own samples that a device's are compared with: no batch's
+    if here.startswith("ddlp-attach"):  # the host's own samples that a device's are compared with: no batch's
         return image
     with open(f"{log}.{'host' if os.getpid() == host else 'device'}", "a") as file:
         file.write(f"{time.monotonic() - began}\n")

@@ -21,9 +21,9 @@ from ddlp.observe import Refuted, checked
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.schedule.strategies import Ordered
+from ddlp.sources.base import BatchState, PreparedBatch
 from ddlp.sources.engine import fetch as fetching
 from ddlp.sources.engine.source import EngineJob
-from ddlp.sources.host.native import PreparedBatch
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.datasets import PortableSet
 
@@ -205,7 +205,7 @@ def test_another_order_of_samples(data, monkeypatch):
 
 @pytest.mark.parametrize("what", ["value", "swap", "early"])
 def test_other_bits(data, monkeypatch, what):
-    honest = ddlp.epoch.executor.prepare_batch
+    honest = ddlp.sources.host.native.prepare_batch
 
     def other(spec, position, *others):
         made = honest(spec, position, *others)
@@ -218,7 +218,7 @@ def test_other_bits(data, monkeypatch, what):
                 made.images[-1] = 0
         return made
 
-    monkeypatch.setattr(ddlp.epoch.executor, "prepare_batch", other)
+    monkeypatch.setattr(ddlp.sources.host.native, "prepare_batch", other)
     verdict = verdict_on(data)
     assert refuted(verdict) == [BITS] and "batch 9" in verdict.claims[BITS].against[0]
 
@@ -272,7 +272,7 @@ def test_a_batch_used_before_it_was_read(data, monkeypatch):
             position = self.ledger.devices[device].outstanding.get(lease)
             if position is not None and self.ledger.published(device, lease):
                 self.ledger.fetch(position)
-                self._ready[position] = PreparedBatch(torch.zeros((4, 3, 32, 32)), None, finished=True)
+                self._ready[position] = PreparedBatch(torch.zeros((4, 3, 32, 32)), None, BatchState.TENSORS)
                 self.ledger.verified(lease)
             self._act()
 
@@ -283,14 +283,14 @@ def test_a_batch_used_before_it_was_read(data, monkeypatch):
 
 def test_half_a_file(data, monkeypatch):
     """The reader is back before the bytes are."""
-    honest = EngineJob.read
+    honest = EngineJob.fetch
 
     def too_early(self, lease, position, path):
         made = honest(self, lease, position, path)
         made.images[2:] = 0
         return made
 
-    monkeypatch.setattr(EngineJob, "read", too_early)
+    monkeypatch.setattr(EngineJob, "fetch", too_early)
     assert refuted(verdict_on(data, "csd")) == [BITS, COMPLETE]
 
 
@@ -300,7 +300,8 @@ def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):
     def early(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
         if delivered is not None and delivered.position == 2:
-            delivered.position = 15  # nobody has made that one yet: the host has five in its hands at most
+            # Nobody has made that one yet: the host has five in its hands at most.
+            delivered = dataclasses.replace(delivered, position=15)
         return delivered
 
     monkeypatch.setattr(EpochExecutor, "next_batch", early)

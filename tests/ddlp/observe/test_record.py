@@ -16,9 +16,9 @@ from engine_process import until
 from torchvision import transforms
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.epoch.executor import EpochExecutor
-from ddlp.epoch.iterator import EpochIterator
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.observe import Recorder, analyse, read_epoch, read_run
+from ddlp.observe.run import epoch_files
 from ddlp.recording.events import (
     FORMAT,
     EpochBegan,
@@ -33,7 +33,7 @@ from ddlp.recording.events import (
     to_line,
 )
 from ddlp.recording.recorder import Recording
-from ddlp.observe.run import epoch_files
+from ddlp.sources.host.native import NativeHost
 
 
 def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
@@ -44,7 +44,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
 def test_off_it_is_not_there(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     iterator = iter(small())
-    assert type(iterator) is EpochIterator and type(iterator.run) is EpochExecutor
+    assert type(iterator.executor.hooks) is EpochHooks
     assert len(list(iterator)) == 12 and not list(tmp_path.iterdir())
 
 
@@ -158,7 +158,7 @@ def test_a_full_disk_ends_the_recording_alone(tmp_path):
         warnings.simplefilter("always")
         loader = small(record=tmp_path)
         recording = Recording(open("/dev/full", "w"))
-        loader._watchers, loader.record = (recording,), None
+        loader._observers, loader.record = (recording,), None
         assert len(list(loader)) == 12
     assert [str(w.message) for w in caught if "recording into /dev/full ended" in str(w.message)]
 
@@ -173,7 +173,7 @@ def test_an_epoch_that_can_not_begin_leaves_no_file(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError("no threads left")
 
-    monkeypatch.setattr(EpochExecutor, "_preparing", fails)
+    monkeypatch.setattr(NativeHost, "begin", fails)
     with pytest.raises(OSError, match="no threads"):
         iter(small(record=tmp_path))
     assert not list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ from ddlp.cli import main
 from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.energy import load
+from ddlp.observe.report import read_report, write_report
 from ddlp.recording.events import (
     EpochEnded,
     Exhausted,
@@ -31,7 +32,6 @@ from ddlp.recording.events import (
     Published,
     Step,
 )
-from ddlp.observe.report import read_report, write_report
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
 

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from ddlp.epoch.device_events import DeviceEvents
+from ddlp.epoch.executor import EpochExecutor
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.user_messages import UserMessages
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
@@ -15,7 +16,7 @@ from ddlp.schedule.strategies import Mte
 BATCH = 8
 
 
-class Listener(DeviceEvents):
+class Listener(EpochExecutor):
     """What listens in an epoch, without its threads."""
 
     def __init__(self, strategy_of: int) -> None:
@@ -24,6 +25,7 @@ class Listener(DeviceEvents):
         self.strategy = Mte(self.ledger, self.rates)
         self.rates.full_batch = BATCH
         self._lock, self._messages = threading.RLock(), UserMessages()
+        self.hooks = EpochHooks()
         self.acted = 0
 
     def _act(self) -> None:

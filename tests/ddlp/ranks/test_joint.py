@@ -24,10 +24,10 @@ from csd_engine.service.groups import Member
 from ddlp.process.ranks import Ranks
 from ddlp.sources.engine import joint
 from ddlp.sources.engine.embedded import PREFIX, EmbeddedOptions
+from ddlp.sources.engine.events import LeasePublished, RanksMeasured
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.joint import JointEngine
 from ddlp.sources.engine.shared_engines import acquire
-from ddlp.sources.engine.events import LeasePublished, RanksMeasured
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RUN = "0123456789abcdef" * 2

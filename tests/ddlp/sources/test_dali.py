@@ -290,7 +290,7 @@ class Copying(PlainStream):
 def stream(monkeypatch):
     """Where batches of loaders with ``device="cpu"`` land."""
     made = Copying(torch.device("cpu"))
-    monkeypatch.setattr("ddlp.loader.landing_on", lambda device, _: device and GpuTransfer(made, ways(made, None)))
+    monkeypatch.setattr("ddlp.loader.transfer_to", lambda device, _: device and GpuTransfer(made, ways(made, None)))
     return made
 
 

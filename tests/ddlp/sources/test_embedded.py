@@ -22,8 +22,8 @@ from ddlp.sources.engine import dataset_upload as travel
 from ddlp.sources.engine import embedded
 from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.engine.events import EngineLost, LeasePublished
+from ddlp.sources.engine.shared_engines import acquire
 from ddlp.transfer import mapped_batch as mapping
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -19,8 +19,9 @@ from csd_engine.prepare import file_batch as filebatch
 from csd_engine.prepare import sample as samples
 from ddlp import ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.sources.host import native as host
-from ddlp.sources.host.native import EpochSpec, Unwanted, prepare_batch
+from ddlp.sources import base
+from ddlp.sources.base import EpochSpec, Unwanted
+from ddlp.sources.host.native import prepare_batch
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transforms import Cutout
 from ddlp.translate.datasets import translate_dataset
@@ -46,7 +47,7 @@ def paths(tmp_path_factory):
 @pytest.fixture(autouse=True, params=["kernel", "pillow"])
 def way(request, monkeypatch):
     if request.param == "pillow":
-        for module in (samples, host):
+        for module in (samples, base):
             monkeypatch.setattr(module, "kernel", lambda: None)
     else:
         request.getfixturevalue("need_kernel")
@@ -56,7 +57,8 @@ def spec(data, dtype=torch.float32, memory_format=torch.contiguous_format):
     loader = DataLoader(data, BATCH)
     found = portable(loader, dtype, memory_format)
     plan = EpochPlan(loader.batch_sampler, found.dataset, whole=True, batched=True)
-    return EpochSpec(found.dataset.reader(), found.pipeline, found.epilogue, found.shape, 3, 1, plan, MemoryPool(4))
+    dataset = found.dataset
+    return EpochSpec(dataset, dataset.reader(), found.pipeline, found.epilogue, found.shape, 3, 1, plan, MemoryPool(4))
 
 
 def files(paths, *masks):
