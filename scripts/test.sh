@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks everything: ruff, mypy, vermin, pytest. Arguments go to pytest; then only pytest runs.
+# Checks everything: ruff, mypy, vermin, codespell, pytest. Arguments go to pytest; then only pytest runs.
 #
 #   ./scripts/test.sh
 #   ./scripts/test.sh tests/ddlp/schedule/test_ledger.py -k lost
@@ -43,7 +43,7 @@ systems=""
 unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
 checks() {
   "$PY" -m ruff check . && "$PY" -m mypy && # ruff knows the syntax of Python 3.8, vermin its library
-    "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine
+    "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine && "$VENV/bin/codespell"
 }
 export -f checks
 export PY VENV

@@ -40,7 +40,8 @@ def copy_script(place: Path) -> Path:
     shutil.copy(SCRIPT, place / "scripts")
     (place / "scripts/setup_venv.sh").write_text("setup_venv() { VENV=$PWD PY=$PWD/bin/python; }\n")
     stub(place / "scripts/csd_emulator.sh", "nothing")
-    stub(place / "bin/vermin", "nothing")
+    for program in ("vermin", "codespell"):
+        stub(place / "bin" / program, "nothing")
     return place / "scripts/test.sh"
 
 
