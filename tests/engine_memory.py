@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from engine_process import EPOCH, SEED, children, wait_for
 from PIL import Image
 
 from csd_engine.batchfile.reader import Layout, identity
@@ -17,6 +16,7 @@ from csd_engine.machine.computer import process_memory
 from ddlp.deploy.prove import standard_pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
+from tests.engine_process import EPOCH, SEED, children, wait_for
 
 LIMIT_BYTES = 100_000_000
 IMAGENET_FILES = 1_281_167

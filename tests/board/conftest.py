@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from boards import RAISED, Board, emulator, raise_board, state, why_not
 
 from ddlp.deploy import deployment
+from tests.board.boards import RAISED, Board, emulator, raise_board, state, why_not
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_process import make_jpegs, until
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from csd_engine.machine import build as own
 from ddlp import DDLPLoader, ImageFiles, cli
 from ddlp.deploy.install import make_bundle
 from ddlp.devices import address_book as book
+from tests.engine_process import make_jpegs, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import PIL
 import pytest
-from boards import Board, raise_board
-from engine_process import make_jpegs
 
 from ddlp import cli
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
+from tests.board.boards import Board, raise_board
+from tests.engine_process import make_jpegs
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from boards import SCRIPT, Board, emulator, raise_board, state
+
+from tests.board.boards import SCRIPT, Board, emulator, raise_board, state
 
 CACHE = Path(os.environ.get("DDLP_CSD_CACHE", "/var/cache/ddlp-csd-emulator"))
 BINFMT = Path("/proc/sys/fs/binfmt_misc")

@@ -11,7 +11,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from engine_memory import (
+
+from csd_engine.batchfile.reader import Layout
+from csd_engine.data.datasets import ArraySet, ConcatSet, FileSet
+from csd_engine.errors import EngineRefused
+from csd_engine.machine.computer import process_memory
+from ddlp import cli
+from ddlp.devices import address_book as book
+from ddlp.devices.device import Device
+from ddlp.sampledata import make_imagefolder
+from tests.engine_memory import (
     IMAGENET_FILES,
     LIMIT_BYTES,
     SERVICE_IMPORTS,
@@ -22,16 +31,7 @@ from engine_memory import (
     with_children,
     work,
 )
-from engine_process import pipeline, until
-
-from csd_engine.batchfile.reader import Layout
-from csd_engine.data.datasets import ArraySet, ConcatSet, FileSet
-from csd_engine.errors import EngineRefused
-from csd_engine.machine.computer import process_memory
-from ddlp import cli
-from ddlp.devices import address_book as book
-from ddlp.devices.device import Device
-from ddlp.sampledata import make_imagefolder
+from tests.engine_process import pipeline, until
 
 WORKERS = 2
 

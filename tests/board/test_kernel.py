@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_deploying import address_book, arguments, ddlp, epoch, images  # noqa: F401
 
 from ddlp.devices import address_book as book
+from tests.board.test_deploying import address_book, arguments, ddlp, epoch, images  # noqa: F401
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 

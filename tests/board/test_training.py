@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from boards import Board, raise_board
-from engine_process import until
 from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from ddlp import DDLPLoader, ImageFiles, cli
+from tests.board.boards import Board, raise_board
+from tests.engine_process import until
 
 IMAGES, BATCH = 240, 4
 STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_process import EngineProcess, Recipe, alive, make_jpegs, until
+
+from tests.engine_process import EngineProcess, Recipe, alive, make_jpegs, until
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_process import alive, until
 
 from csd_engine.protocol.keys import make_keys
 from csd_engine.supervisor import _LOG_BYTES, _Log
+from tests.engine_process import alive, until
 from tests.open_files import few_descriptors
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_images import make_images
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageFiles
+from tests.small_images import make_images
 
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed; run ./scripts/xla_check.sh", allow_module_level=True)

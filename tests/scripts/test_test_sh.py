@@ -12,7 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from engine_process import until
+
+from tests.engine_process import until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/test.sh"
 STUB = """#!/usr/bin/env bash

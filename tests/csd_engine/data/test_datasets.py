@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from engine_process import pipeline
+from tests.engine_process import pipeline
 from PIL import Image
 
 from csd_engine.data import datasets

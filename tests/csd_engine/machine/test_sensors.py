@@ -8,10 +8,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from engine_process import until
 
 from csd_engine.machine import sensors
 from csd_engine.machine.sensors import Reading, whole
+from tests.engine_process import until
 
 
 def write(root: Path, files: dict[str, object]) -> Path:

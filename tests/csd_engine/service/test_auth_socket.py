@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import zmq
-from engine_process import until
 
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.auth_socket import Door
+from tests.engine_process import until
 
 
 def test_a_message_that_can_not_be_is_refused_and_the_next_one_comes(home: Path) -> None:

@@ -13,7 +13,6 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from engine_process import EPOCH, SEED, Recipe, batch_files, until, wait_for
 
 from csd_engine.batchfile.reader import Layout, file_name
 from csd_engine.data.datasets import ArraySet, FileSet
@@ -22,6 +21,7 @@ from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol.keys import make_keys
 from ddlp.sources.engine import fetch as fetching
 from ddlp.sources.engine.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from tests.engine_process import EPOCH, SEED, Recipe, batch_files, until, wait_for
 
 
 @pytest.mark.parametrize("listen", [None, "tcp://127.0.0.1:*"])

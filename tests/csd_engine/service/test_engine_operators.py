@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from engine_process import EPOCH, SEED, pipeline, wait_for
 
 from csd_engine.batchfile.reader import read_batch
 from csd_engine.errors import EngineRefused
@@ -22,6 +21,7 @@ from csd_engine.protocol.keys import make_keys
 from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.job import Probed
+from tests.engine_process import EPOCH, SEED, pipeline, wait_for
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 PLAIN = pipeline()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from queue import SimpleQueue
 
-from engine_process import wait_for
-
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.link import EngineLink
+from tests.engine_process import wait_for
 
 
 def test_a_host_with_four_connections_gets_no_more_than_one_with_one(start, recipe, tmp_path, monkeypatch):

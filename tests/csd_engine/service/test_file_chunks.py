@@ -12,14 +12,14 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from at_once import at_once
-from engine_process import Recipe, until, wait_for
 
 from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import DamagedBatch, EngineGone
 from csd_engine.protocol import codec as say
 from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.part_stream import WINDOW
+from tests.at_once import at_once
+from tests.engine_process import Recipe, until, wait_for
 
 TCP = "tcp://127.0.0.1:*"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs_scene import LARGE, Scene, backlog
 
 from csd_engine.service.groups import CALIBRATION, Member, learned, to_tell, without_turns
 from csd_engine.service.jobs import Job, Quota
+from tests.csd_engine.jobs_scene import LARGE, Scene, backlog
 
 FEW = settings(deadline=None, max_examples=30)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs_scene import LARGE, Scene, backlog
 
 from csd_engine.service.jobs import Job, LeaseState, Quota
+from tests.csd_engine.jobs_scene import LARGE, Scene, backlog
 
 FEW = settings(deadline=None, max_examples=60)
 costs = st.floats(0.01, 10)

@@ -8,13 +8,13 @@ import time
 from queue import SimpleQueue
 
 import pytest
-from engine_process import alive, batch_files, until, wait_for
 
 from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as protocol
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from ddlp.sources.engine.events import EngineLost, LeasePublished
 from ddlp.sources.engine.link import EngineLink
+from tests.engine_process import alive, batch_files, until, wait_for
 
 
 def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from engine_memory import IMAGENET_FILES, LIMIT_BYTES, SERVICE_IMPORTS, WORKER_IMPORTS, Images, Peak, with_children, work
-from engine_process import until
 
 from csd_engine.machine.computer import process_memory
 from csd_engine.service.worker_process import child_environment
 from ddlp.sampledata import make_imagefolder
+from tests.engine_memory import IMAGENET_FILES, LIMIT_BYTES, SERVICE_IMPORTS, WORKER_IMPORTS, Images, Peak, with_children, work
+from tests.engine_process import until
 
 WORKERS = 2
 

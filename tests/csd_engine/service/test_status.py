@@ -9,14 +9,14 @@ import threading
 from queue import SimpleQueue
 
 import pytest
-from at_once import at_once
-from engine_process import until, wait_for
 
 from csd_engine.errors import EngineGone
 from csd_engine.machine.computer import process_memory
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.link import EngineLink
+from tests.at_once import at_once
+from tests.engine_process import until, wait_for
 
 
 def test_jobs_memory_and_spool(start, recipe, tmp_path):

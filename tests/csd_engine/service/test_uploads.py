@@ -10,13 +10,13 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from engine_process import Recipe, until
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.data.datasets import FileSet, write_manifest
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.uploads import ARRAY, MANIFEST, FileCache, pack, read_part
+from tests.engine_process import Recipe, until
 
 
 def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST):

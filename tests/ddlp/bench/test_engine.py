@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_process import EngineProcess, make_jpegs
-from sshd import SSHD, Sshd
 
 from csd_engine.kernels import kernel
 from ddlp import cli
 from ddlp.bench.engine import IMAGES, Result, table
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.sshd import SSHD, Sshd
+from tests.engine_process import EngineProcess, make_jpegs
 
 ROOT = Path(__file__).parents[3]
 SMALL = ("--rounds", "2", "--seconds", "0.2", "--batch", "4")

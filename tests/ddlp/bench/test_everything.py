@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_process import until
-from scene import processes
 
 from ddlp.bench.common import machine, machine_line, user_environment
 from ddlp.bench.everything import Part, _path, document, planned
 from ddlp.cli import _BENCHES, main, make_parser
+from tests.ddlp.faults.scene import processes
+from tests.engine_process import until
 
 
 def test_every_bench_has_parts_that_its_own_options_take():

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_process import children
 
 from ddlp.bench import gpu, train
 from ddlp.bench.train import Line, Result, aims, table
 from ddlp.cli import main
 from ddlp.transfer.file_readers import PinnedReader
 from ddlp.transfer.mapped_batch import may_map
+from tests.engine_process import children
 
 
 def engines():

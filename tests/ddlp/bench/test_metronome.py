@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_process import alive, until
 
 from ddlp.bench.common import BenchFailed
 from ddlp.bench.metronome import Metronome
+from tests.engine_process import alive, until
 
 
 def test_it_beats_and_leaves_nothing(small_sets):

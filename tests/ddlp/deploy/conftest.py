@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local_device import Device
-from sshd import SSHD, Sshd, kill_tree
 
 from ddlp.deploy import deployment
+from tests.ddlp.deploy.local_device import Device
+from tests.ddlp.deploy.sshd import SSHD, Sshd, kill_tree
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_process import make_jpegs, until
-from sshd import Sshd
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from ddlp import DDLPLoader, ImageFiles, cli
 from ddlp.deploy import survey
 from ddlp.deploy.shell import Shell
+from tests.ddlp.deploy.sshd import Sshd
+from tests.engine_process import make_jpegs, until
 
 # A user's systemd where there is none: HOME/may says who lets the user linger, HOME/lingers whether it does.
 SYSTEMD = {

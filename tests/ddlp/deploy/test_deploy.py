@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_process import alive, until
-from local_device import SYSTEMD, Device, ddlp, epoch, everything, tree
-from sshd import kill_tree, programs, python_path
 
 from csd_engine.machine import build as own
 from ddlp import DDLPError, load_operators
 from ddlp.deploy import deployment
 from ddlp.devices import address_book as book
 from ddlp.devices import device as reach
+from tests.ddlp.deploy.local_device import SYSTEMD, Device, ddlp, epoch, everything, tree
+from tests.ddlp.deploy.sshd import kill_tree, programs, python_path
+from tests.engine_process import alive, until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from local_device import Device, ddlp, epoch, everything
-
 from csd_engine.machine import build as own
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.local_device import Device, ddlp, epoch, everything
 
 
 def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys) -> None:

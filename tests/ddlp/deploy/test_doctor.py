@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_device import Device, ddlp
 
 from csd_engine.protocol.keys import make_pair
 from ddlp.deploy import doctor, prove
 from ddlp.deploy.findings import bad, ok, warn
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.local_device import Device, ddlp
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy
 import PIL
-from engine_process import until
-from local_device import Device, ddlp
 
 from ddlp.deploy.findings import Level
 from ddlp.deploy.prove import check_port
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.local_device import Device, ddlp
+from tests.engine_process import until
 
 
 def _bare(device: Device, capsys, *more: str) -> book.DeviceRecord:

@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from local_device import Device, ddlp, epoch
-from test_checks import GOOD
 
 from ddlp.deploy import settings
 from ddlp.deploy.findings import Level
 from ddlp.deploy.settings import Settings
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.local_device import Device, ddlp, epoch
+from tests.ddlp.deploy.test_checks import GOOD
 
 
 class Host:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_device import Device
 
 from ddlp.deploy.install import install_pip
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.survey import Python, survey
+from tests.ddlp.deploy.local_device import Device
 
 NO_NETWORK = "ERROR: Could not find a version that satisfies the requirement pyzmq"
 MARKED = "error: externally-managed-environment\n\n× This environment is externally managed"

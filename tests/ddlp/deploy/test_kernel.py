@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_device import Device, ddlp, epoch, tree
 
 from csd_engine.machine.build import build
 from ddlp.deploy.kernel import NotMade, cross_compile
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.local_device import Device, ddlp, epoch, tree
 
 COMPILERS = ("cc", "gcc", "clang", "c89", "c99", "tcc")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from local_device import Device, ddlp, epoch
-
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.local_device import Device, ddlp, epoch
 
 
 def test_in_the_spool_before_nothing_of_ours_is_left(device: Device, capsys, base: Path) -> None:

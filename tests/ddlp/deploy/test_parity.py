@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sshd import Sshd
 
 import csd_engine
 from csd_engine.kernels import kernel
@@ -22,6 +21,7 @@ from csd_engine.transforms.parse import CONTAINERS, LEAVES
 from ddlp.cli import main
 from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.sshd import Sshd
 
 
 def test_every_operator_has_a_row():

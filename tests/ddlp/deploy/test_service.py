@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_device import SYSTEMD, Device
-from sshd import Sshd, programs, python_path
 
 from ddlp.deploy.service import Service, supervisor_command, unit
 from ddlp.deploy.shell import Shell
+from tests.ddlp.deploy.local_device import SYSTEMD, Device
+from tests.ddlp.deploy.sshd import Sshd, programs, python_path
 
 # Keeps the table in a file of the test's: a real one would be this user's own.
 CRONTAB = """\

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_process import children, until
-from sshd import Sshd, kill_tree
 
 from ddlp.deploy import shell
 from ddlp.deploy.shell import Shell
+from tests.ddlp.deploy.sshd import Sshd, kill_tree
+from tests.engine_process import children, until
 
 
 def test_commands_their_input_and_their_end(sshd: Sshd) -> None:

@@ -15,11 +15,11 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from engine_process import EngineProcess, Recipe, make_jpegs
 
 from ddlp import cli
 from ddlp.deploy import status as command
 from ddlp.devices import address_book as book
+from tests.engine_process import EngineProcess, Recipe, make_jpegs
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from local_device import Device, ddlp
+from tests.ddlp.deploy.local_device import Device, ddlp
 
 
 def test_what_a_login_shell_says_is_nobody_s_answer(make_device: Callable[..., Device], capsys) -> None:

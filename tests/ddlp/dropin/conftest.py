@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from small_sets import write_images
 
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.shared_engines import acquire
+from tests.ddlp.dropin.small_sets import write_images
 
 
 @pytest.fixture(scope="session")

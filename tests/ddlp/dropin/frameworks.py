@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_sets import SAMPLES
 from torch import nn
 from torch.utils.data import Sampler
 from torchvision import transforms
 
 from ddlp import ImageFiles
+from tests.ddlp.dropin.small_sets import SAMPLES
 
 SMALL = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
 

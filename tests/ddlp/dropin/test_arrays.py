@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_sets import SAMPLES, by_target, check_samples
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
@@ -14,6 +13,7 @@ from torchvision.datasets import MNIST
 from csd_engine.transforms.bulk import Bulk
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.transforms import Cutout
+from tests.ddlp.dropin.small_sets import SAMPLES, by_target, check_samples
 
 CIFAR = transforms.Compose(
     [

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from small_sets import DETERMINISTIC, SAMPLES, numbered, write_images
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision import datasets, transforms
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles, Untranslatable
 from ddlp.sampledata import cifar10_checksums, make_cifar10
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, SAMPLES, numbered, write_images
 
 GREY = transforms.Compose([transforms.Pad(2), transforms.ToTensor()])
 COLOUR = transforms.Compose([transforms.CenterCrop(28), transforms.ToTensor()])

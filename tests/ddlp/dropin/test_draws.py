@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import Draws, DrawsInBatches
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from ddlp import DDLPLoader
 from ddlp.sampling.keyed_generators import GENERATORS
+from tests.ddlp.dropin.small_sets import Draws, DrawsInBatches
 
 SAMPLES = 60
 RARE = (37, 38, 55)

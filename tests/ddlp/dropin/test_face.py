@@ -12,12 +12,12 @@ import warnings
 
 import pytest
 import torch
-from small_sets import RANDOM, Draws, Stream, by_target, numbered
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 from torchvision import transforms as T
 
 from ddlp import DDLPError, DDLPLoader
 from ddlp.devices.device import Device
+from tests.ddlp.dropin.small_sets import RANDOM, Draws, Stream, by_target, numbered
 
 
 class Ten(Dataset):

@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 from PIL import Image
-from small_sets import RANDOM, SAMPLES, by_target, check_samples, numbered, write_images
 from torchvision import transforms
 
 from csd_engine.data.image_files import MAX_FILE_BYTES
@@ -17,6 +16,7 @@ from csd_engine.prepare import file_batch as filebatch
 from csd_engine.prepare.file_batch import FileBatch
 from ddlp import DDLPLoader
 from ddlp.transforms import Cutout
+from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, by_target, check_samples, numbered, write_images
 
 MASKED = transforms.Compose([*RANDOM.transforms, transforms.RandomErasing(0.7), Cutout(length=5)])
 MIXED = transforms.Compose([transforms.RandomCrop(16, padding=2), transforms.ToTensor()])  # borders are drawn in Python

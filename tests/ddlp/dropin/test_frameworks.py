@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from frameworks import SMALL, EveryOther, Net, classes, need
-from small_sets import RANDOM, SAMPLES, Draws, Stream, by_target, numbered
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -20,6 +18,8 @@ from torch.utils.data import (
 
 from ddlp import DDLPLoader
 from ddlp.devices.device import Device
+from tests.ddlp.dropin.frameworks import SMALL, EveryOther, Net, classes, need
+from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, Draws, Stream, by_target, numbered
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import DETERMINISTIC, RANDOM, SAMPLES, by_target, numbered, order
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.transforms import v2
@@ -23,6 +22,7 @@ from ddlp import DDLPLoader, ImageArrays, ImageFiles
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.sources.engine import connections
 from ddlp.sources.engine.connections import EMBEDDED
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, by_target, numbered, order
 
 KINDS = (DataLoader, DDLPLoader)
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")

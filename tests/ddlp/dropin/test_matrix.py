@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from small_sets import DETERMINISTIC, RANDOM, SAMPLES, by_target, numbered, order
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from ddlp import DDLPLoader
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, by_target, numbered, order
 
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
 SEED = 11

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import RANDOM, SAMPLES, BeginsAnew, Counting, CountingBatches, Draws, by_target, numbered, order
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -21,6 +20,17 @@ from torch.utils.data import (
 
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.sampling.checkpoint import sampler_of
+from tests.ddlp.dropin.small_sets import (
+    RANDOM,
+    SAMPLES,
+    BeginsAnew,
+    Counting,
+    CountingBatches,
+    Draws,
+    by_target,
+    numbered,
+    order,
+)
 
 KINDS = (DataLoader, DDLPLoader)
 

@@ -12,10 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import RANDOM, SAMPLES, BeginsAnew, Counting, CountingBatches, Draws, DrawsInBatches, Stream, numbered
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from ddlp import DDLPLoader
+from tests.ddlp.dropin.small_sets import (
+    RANDOM,
+    SAMPLES,
+    BeginsAnew,
+    Counting,
+    CountingBatches,
+    Draws,
+    DrawsInBatches,
+    Stream,
+    numbered,
+)
 
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_images import make_images
 from torch.utils.data import Subset
 from torchvision import datasets, transforms
 
@@ -21,6 +20,7 @@ from ddlp import DDLPLoader, cli
 from ddlp.bench.common import user_environment
 from ddlp.swap.comparison import Comparison, compare
 from ddlp.swap.hook import Settings
+from tests.small_images import make_images
 
 HERE = Path(__file__).parent
 PYTHON = [sys.executable]

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from small_sets import by_target, numbered
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
@@ -21,6 +20,7 @@ from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES
+from tests.ddlp.dropin.small_sets import by_target, numbered
 
 SAMPLES = 600
 

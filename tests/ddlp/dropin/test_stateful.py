@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from small_sets import SAMPLES, Draws, Stream
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ddlp import DDLPLoader
+from tests.ddlp.dropin.small_sets import SAMPLES, Draws, Stream
 
 
 def worker() -> tuple[int, int]:

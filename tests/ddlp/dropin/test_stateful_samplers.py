@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_sets import SAMPLES, Draws, numbered, order
 
 from ddlp import DDLPLoader
+from tests.ddlp.dropin.small_sets import SAMPLES, Draws, numbered, order
 
 
 class Rounds:

@@ -8,10 +8,10 @@ import threading
 from typing import Any
 
 import pytest
-from small_sets import SAMPLES, Counting, Draws, Fails, by_target, numbered, order
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from ddlp import DDLPLoader
+from tests.ddlp.dropin.small_sets import SAMPLES, Counting, Draws, Fails, by_target, numbered, order
 
 SAMPLERS = {"shuffled": lambda: dict(shuffle=True), "own": lambda: dict(sampler=Counting(SAMPLES))}
 BATCHES = 11  # of four

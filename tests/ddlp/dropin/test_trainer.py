@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from frameworks import SMALL, EveryOther, Net, classes, need
-from small_sets import SAMPLES, numbered
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
@@ -19,6 +17,8 @@ from torch.utils.data import (
 from torchvision.datasets import ImageFolder
 
 from ddlp import DDLPLoader
+from tests.ddlp.dropin.frameworks import SMALL, EveryOther, Net, classes, need
+from tests.ddlp.dropin.small_sets import SAMPLES, numbered
 
 
 def test_the_trainer_of_hugging_face(paths, engine, tmp_path):

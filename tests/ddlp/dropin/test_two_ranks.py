@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frameworks import need
 
+from tests.ddlp.dropin.frameworks import need
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 EVEN, ODD = 40, 41  # as two_ranks.py has them
 
 Ranks = list[dict[str, Any]]
@@ -27,7 +29,8 @@ def ranks(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(images),
          str(directory)],
-        capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert "of the 2 processes" not in done.stderr  # the warning of a loader that is not shared

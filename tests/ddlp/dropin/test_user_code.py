@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sets import (
+from torch import nn
+from torch.utils.data import DataLoader, Subset, get_worker_info
+from torchvision import transforms
+
+from ddlp import DDLPLoader, ImageFiles, Untranslatable
+from tests.ddlp.dropin.small_sets import (
     DETERMINISTIC,
     SAMPLES,
     Draws,
@@ -27,11 +32,6 @@ from small_sets import (
     order,
     pairs,
 )
-from torch import nn
-from torch.utils.data import DataLoader, Subset, get_worker_info
-from torchvision import transforms
-
-from ddlp import DDLPLoader, ImageFiles, Untranslatable
 
 KINDS = (DataLoader, DDLPLoader)
 

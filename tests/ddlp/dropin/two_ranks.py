@@ -17,13 +17,13 @@ import accelerate
 import lightning
 import torch
 import transformers
-from frameworks import SMALL, Net
-from small_sets import Draws, numbered
 from torch import nn
 from torch.utils.data import IterableDataset
 
 from ddlp import DDLPLoader
 from ddlp.integrations.transformers import DDLPTrainerMixin
+from tests.ddlp.dropin.frameworks import SMALL, Net
+from tests.ddlp.dropin.small_sets import Draws, numbered
 
 EVEN, ODD = 40, 41  # batches of 4 in two processes: without a rest, and with one
 EPOCHS = 2

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_process import EngineProcess
-from scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, until
-from small_images import make_images
+
+from tests.ddlp.faults.scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, until
+from tests.engine_process import EngineProcess
+from tests.small_images import make_images
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_process import alive, until
-from open_files import open_files
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, Device, ImageFiles
+from tests.engine_process import alive, until
+from tests.open_files import open_files
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SEED = 3
@@ -151,8 +151,7 @@ def listing() -> dict[str, Any]:
 
 _HEAD = """
 import os, sys, time
-sys.path.insert(0, {tests!r})
-from scene import *
+from tests.ddlp.faults.scene import *
 paths = sorted((str(p) for p in Path({images!r}).iterdir()), key=lambda p: int(p.rpartition(" ")[2][:-4]))
 data = dataset(paths)
 def said(*words): print(*words, flush=True)
@@ -220,7 +219,7 @@ class Script:
         self.temporary.mkdir()
         self._zygote = zygote
         script = home / "train.py"
-        head = _HEAD.format(tests=str(Path(__file__).parent), images=str(images))
+        head = _HEAD.format(images=str(images))
         script.write_text(head + textwrap.dedent(body))
         self.pid = zygote.start(script, {"TMPDIR": str(self.temporary), **environment})
         self._said = 0

@@ -9,7 +9,8 @@ import sys
 import textwrap
 
 import pytest
-from scene import REPOSITORY
+
+from tests.ddlp.faults.scene import REPOSITORY
 
 SCRIPT = """
     import sys, time, torch

@@ -9,12 +9,12 @@ import threading
 import time
 
 import pytest
-from scene import engine_pid, make_loader, train, until
 
 import ddlp.epoch.executor
 from ddlp.process import finalizers as ending
 from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.connections import EMBEDDED
+from tests.ddlp.faults.scene import engine_pid, make_loader, train, until
 
 
 def ours(prefix: str = "ddlp-") -> list[str]:

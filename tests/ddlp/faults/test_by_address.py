@@ -10,9 +10,6 @@ import time
 
 import numpy as np
 import pytest
-from engine_process import EngineProcess
-from scene import Truth, dataset, device, make_loader, train, transform, until
-from small_images import make_images
 
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as protocol
@@ -20,6 +17,9 @@ from csd_engine.protocol.keys import make_keys
 from ddlp import DDLPError, Device, ImageArrays
 from ddlp.observe import live
 from ddlp.process.system import boot
+from tests.ddlp.faults.scene import Truth, dataset, device, make_loader, train, transform, until
+from tests.engine_process import EngineProcess
+from tests.small_images import make_images
 
 TCP = "tcp://127.0.0.1:0"
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scene import make_loader, train, until
 
 from ddlp.sources.engine.source import DifferentBits, EngineJob
+from tests.ddlp.faults.scene import make_loader, train, until
 
 
 def flip(path: Path, _: Path) -> None:

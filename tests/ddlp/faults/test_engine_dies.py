@@ -7,9 +7,9 @@ import signal
 import time
 
 import pytest
-from scene import engine_pid, make_loader, train, until, worker_pids
 
 from ddlp.sources.engine.connections import EMBEDDED
+from tests.ddlp.faults.scene import engine_pid, make_loader, train, until, worker_pids
 
 STRATEGIES = ("csd", "mte", "wrr", "ordered")
 

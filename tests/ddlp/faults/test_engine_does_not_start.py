@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from scene import engine_pid, make_loader, train, until
 
 from csd_engine.errors import EngineError, EngineUnreachable
 from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.embedded import EmbeddedEngine
+from tests.ddlp.faults.scene import engine_pid, make_loader, train, until
 
 STRATEGIES = ("mte", "wrr", "ordered")
 

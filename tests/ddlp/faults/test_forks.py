@@ -12,10 +12,10 @@ import threading
 import pytest
 import torch
 from PIL import Image
-from scene import REPOSITORY, descendants, engine_pid, make_loader, train, until
 from torch.utils.data import DataLoader
 
 from ddlp import DDLPLoader
+from tests.ddlp.faults.scene import REPOSITORY, descendants, engine_pid, make_loader, train, until
 
 
 def test_children_come_and_go_in_mid_epoch(leaves_nothing, slow_engine, data, truth, told):

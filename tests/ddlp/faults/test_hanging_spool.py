@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from scene import device, make_loader, train, until
 
 from ddlp.sources.engine import connections
 from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.source import EngineJob
+from tests.ddlp.faults.scene import device, make_loader, train, until
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from scene import engine_pid, until, worker_pids
+
+from tests.ddlp.faults.scene import engine_pid, until, worker_pids
 
 AT_WORK = """
     loader = make_loader(data, "wrr", num_workers=2)

@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from engine_process import EngineProcess
-from scene import BATCH, alive, device, make_loader, train, until
 
 from ddlp import Device
+from tests.ddlp.faults.scene import BATCH, alive, device, make_loader, train, until
+from tests.engine_process import EngineProcess
 
 HOST = """
     from ddlp import Device

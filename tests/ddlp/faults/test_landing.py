@@ -10,9 +10,6 @@ import threading
 
 import pytest
 import torch
-from scene import make_loader, train, until
-from test_damage import WAYS as DAMAGES
-from test_damage import Vandal, flip
 
 from ddlp.epoch.gpu_prefetch import AHEAD
 from ddlp.errors import DDLPError
@@ -21,6 +18,9 @@ from ddlp.transfer.device_stream import NoRoom, PlainStream
 from ddlp.transfer.gds.needs import place_of
 from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
+from tests.ddlp.faults.scene import make_loader, train, until
+from tests.ddlp.faults.test_damage import WAYS as DAMAGES
+from tests.ddlp.faults.test_damage import Vandal, flip
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

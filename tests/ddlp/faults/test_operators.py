@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from scene import BATCH, Truth, device, make_loader, train
 from torchvision import transforms as T
 
 import ddlp
 from csd_engine.errors import EngineRefused
 from csd_engine.prepare.operator_file import content_hash
 from ddlp.sources.engine.source import DifferentBits
+from tests.ddlp.faults.scene import BATCH, Truth, device, make_loader, train
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")

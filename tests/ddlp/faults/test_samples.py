@@ -9,8 +9,9 @@ import time
 import weakref
 
 import pytest
-from scene import BATCH, Truth, dataset, make_loader, train
 from torch.utils.data import DataLoader
+
+from tests.ddlp.faults.scene import BATCH, Truth, dataset, make_loader, train
 
 
 def cut(path):

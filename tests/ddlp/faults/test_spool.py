@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from scene import make_loader, train, until
 
 from csd_engine.errors import EngineError, SpoolError
 from ddlp import DDLPError
+from tests.ddlp.faults.scene import make_loader, train, until
 
 FILE_BYTES = 4096 + 4 * 32 * 32 * 3 + 4 * 16
 

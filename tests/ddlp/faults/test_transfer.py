@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scene import Truth, make_loader, train, transform, until
 from torchvision import transforms as T
 
 from csd_engine.errors import EngineRefused
 from ddlp import DDLPError, DDLPLoader, Device, ImageArrays, ImageFiles
+from tests.ddlp.faults.scene import Truth, make_loader, train, transform, until
 
 OVER_THE_SOCKET = "batches are sent over the engine's socket"
 

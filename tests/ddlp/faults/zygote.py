@@ -8,12 +8,9 @@ process.
 import json
 import os
 import select
-import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-
-import scene  # noqa: E402, F401
+from tests.ddlp.faults import scene  # noqa: F401
 
 script = ""
 print("{}", flush=True)

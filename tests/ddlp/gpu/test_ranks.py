@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from job import COUNT, Torchrun, check, truth
-from small_images import make_images
+
+from tests.ddlp.ranks.job import COUNT, Torchrun, check, truth
+from tests.small_images import make_images
 
 GPUS = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(not GPUS, reason="needs a GPU")

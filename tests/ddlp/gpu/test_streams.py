@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from both_sides import until_both
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageArrays
+from tests.both_sides import until_both
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scene import dataset, engine_pid
-from small_images import make_images
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageArrays, load_operators
 from ddlp.observe.energy import EnergyMeter, save
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.translate.datasets import _PartReader
+from tests.ddlp.faults.scene import dataset, engine_pid
+from tests.small_images import make_images
 
 
 @pytest.fixture(autouse=True)

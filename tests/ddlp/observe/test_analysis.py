@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from by_hand import BEGAN, TWO_SIDES, written
 
 from ddlp.cli import main
 from ddlp.observe import analyse, chrome_trace, read_epoch
@@ -24,6 +23,7 @@ from ddlp.recording.events import (
     Rested,
     Step,
 )
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
 
 def found(path: Path, events: list, began: EpochBegan = BEGAN):

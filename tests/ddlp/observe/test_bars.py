@@ -20,7 +20,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from engine_process import until
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision import transforms
 from tqdm import tqdm
@@ -32,6 +31,7 @@ from ddlp.observe.bars import _Lines, figures
 from ddlp.observe.pace import Pace
 from ddlp.stats.live import Live, Sums
 from ddlp.stats.report import CAUSES, EpochReport
+from tests.engine_process import until
 
 
 def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:

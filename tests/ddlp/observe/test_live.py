@@ -12,8 +12,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from engine_process import until
-from scene import engine_pid
 from torch.utils.data import IterableDataset
 from torchvision import transforms
 
@@ -25,6 +23,8 @@ from ddlp.schedule.ledger import Ledger, Side
 from ddlp.sources.host.torch_workers import samples_in
 from ddlp.stats.live import Life, counted
 from ddlp.stats.report import CAUSES, Counts
+from tests.ddlp.faults.scene import engine_pid
+from tests.engine_process import until
 
 
 def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:

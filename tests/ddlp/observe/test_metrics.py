@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_process import until
 from torchvision import transforms
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
 from ddlp.observe import live, prometheus_text, serve_metrics
+from tests.engine_process import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

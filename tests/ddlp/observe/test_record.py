@@ -12,7 +12,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from engine_process import until
 from torchvision import transforms
 
 from ddlp import DDLPError, DDLPLoader, ImageArrays
@@ -34,6 +33,7 @@ from ddlp.recording.events import (
 )
 from ddlp.recording.recorder import Recording
 from ddlp.sources.host.native import NativeHost
+from tests.engine_process import until
 
 
 def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:

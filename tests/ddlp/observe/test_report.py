@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import BEGAN, TWO_SIDES, written
 from PIL import Image
 
 from ddlp.cli import main
@@ -32,6 +31,7 @@ from ddlp.recording.events import (
     Published,
     Step,
 )
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
 

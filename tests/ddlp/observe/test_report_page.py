@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, DRIVER, Browser
 
 from ddlp.observe.report import write_report
+from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
 
 if not os.environ.get("CI"):  # there it must be
     pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")

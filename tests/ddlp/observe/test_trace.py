@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import BEGAN, TWO_SIDES, written
 
 from ddlp.cli import main
 from ddlp.observe import analyse, chrome_trace, read_epoch, read_run
 from ddlp.recording.events import Joined, LeaseGiven, Published
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
 FIELDS = {  # phase: what it must have, beside name and pid
     "X": {"ts", "dur", "tid", "cat"}, "i": {"ts", "tid", "s"}, "C": {"ts", "args"}, "M": {"args"},

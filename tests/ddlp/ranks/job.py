@@ -15,10 +15,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engine_process import until
-from train import BATCH, SEED, dataset, digest
-
 from ddlp import DDLPLoader
+from tests.ddlp.ranks.train import BATCH, SEED, dataset, digest
+from tests.engine_process import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = Path(__file__).resolve().parent / "train.py"
@@ -48,7 +47,7 @@ class Torchrun:
         self._mark = f"DDLP_TEST_MARK={mark}"
         environment = {
             **os.environ, "DDLP_TEST_MARK": mark, "TMPDIR": str(self.temporary),
-            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",  # train.py has helpers from there
+            "PYTHONPATH": str(REPOSITORY),  # train.py has helpers from there
             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]

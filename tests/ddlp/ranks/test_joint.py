@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
 from csd_engine.errors import SpoolError
 from csd_engine.service.groups import Member
@@ -28,6 +27,7 @@ from ddlp.sources.engine.events import LeasePublished, RanksMeasured
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.joint import JointEngine
 from ddlp.sources.engine.shared_engines import acquire
+from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RUN = "0123456789abcdef" * 2

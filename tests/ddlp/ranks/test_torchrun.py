@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_process import until
-from job import COUNT, Torchrun, check, steps, truth
-from small_images import make_images
-from train import BATCH, SEED, dataset
 
 from csd_engine.service.groups import CALIBRATION
 from ddlp import DDLPLoader
 from ddlp.observe import read_run
 from ddlp.recording.events import Joined
 from ddlp.sources.engine.joint import JointEngine
+from tests.ddlp.ranks.job import COUNT, Torchrun, check, steps, truth
+from tests.ddlp.ranks.train import BATCH, SEED, dataset
+from tests.engine_process import until
+from tests.small_images import make_images
 
 
 @pytest.fixture(scope="module")

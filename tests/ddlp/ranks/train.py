@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_process import until
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.epoch.executor import EpochExecutor
+from tests.engine_process import until
 
 SEED, BATCH = 3, 4
 DEVICE = "embedded engine"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision.transforms as T
-from both_sides import until_both
 from PIL import Image
 from torch.utils.data import BatchSampler, SequentialSampler
 
@@ -26,6 +25,7 @@ from ddlp.transfer.device_stream import PlainStream
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import DISTANCES, Stages
 from ddlp.translate.dali import stages as dali_stages
+from tests.both_sides import until_both
 
 pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
 

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
 from ddlp.process.system import PREFIX, boot, own_prefix
@@ -25,6 +24,7 @@ from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.events import EngineLost, LeasePublished
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.transfer import mapped_batch as mapping
+from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

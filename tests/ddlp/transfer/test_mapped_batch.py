@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from open_files import open_below
 from torchvision import transforms
 
 from csd_engine.batchfile.reader import Layout, read_batch
@@ -20,6 +19,7 @@ from ddlp.sources.engine import fetch as fetching
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.transfer.mapped_batch import map_batch, may_map
+from tests.open_files import open_below
 
 NAME = "0123456789abcdef" * 2
 LAYOUT = Layout(5, 17, 13, 3, 2)  # odd sides, masks: the boxes begin at no round address

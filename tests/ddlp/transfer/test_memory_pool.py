@@ -9,9 +9,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from at_once import at_once
 
 from ddlp.transfer.memory_pool import SIZES, SMALL_BYTES, MemoryPool
+from tests.at_once import at_once
 
 SHAPE = (4, 37, 53, 3)
 

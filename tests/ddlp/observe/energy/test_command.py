@@ -11,11 +11,11 @@ import subprocess
 import sys
 
 import pytest
-from engine_process import alive, until
 
 from ddlp import cli
 from ddlp.errors import DDLPError
 from ddlp.observe.energy import EnergyResult, PartEnergy, Tariff, comparison, load, save, summaries
+from tests.engine_process import alive, until
 
 
 def ddlp(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_process import EngineProcess, until
 
 from ddlp.deploy import status
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.observe.energy import EnergyMeter
 from ddlp.observe.energy.device import DeviceSensors
+from tests.engine_process import EngineProcess, until
 
 
 @pytest.fixture

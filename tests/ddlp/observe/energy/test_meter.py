@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine_process import until
 
 from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
 from ddlp.observe.energy import EnergyMeter, EnergyResult, ExternalMeter, PaperModel, Tariff
 from ddlp.observe.energy.sources import local_sources
 from ddlp.stats.report import EpochReport
+from tests.engine_process import until
 
 REPORT = EpochReport("wrr", 2, 30, 10, 1280, 10.0, 1.0, 8.0, 120.0, 32.0)
 

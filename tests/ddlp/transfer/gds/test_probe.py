@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_process import alive, until
 
 from ddlp.transfer.gds.cufile import strict
 from ddlp.transfer.gds.probe import _last_error, _try, judge, run_child
 from ddlp.transfer.gds.probe_child import Outcome
+from tests.engine_process import alive, until
 
 GOOD = Outcome(True, "", 6.5, "cufile")
 ROUND = Outcome(True, "", 6.5, "posix")

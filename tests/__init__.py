@@ -1,0 +1,1 @@
+"""The tests. What they share is imported by its full name: `from tests.small_images import make_images`."""
