@@ -188,8 +188,8 @@ import sys
 if any("csd_engine" in word for word in sys.orig_argv):
     import csd_engine.transforms.pipeline as pipeline
     from csd_engine.transforms import masks, primitives
-    from csd_engine import imagefiles
-    right, erase, decode = pipeline.apply_primitive, masks.RandomErasing.rectangle, imagefiles.open_image
+    from csd_engine.data import image_files
+    right, erase, decode = pipeline.apply_primitive, masks.RandomErasing.rectangle, image_files.open_image
     crop_resize = pipeline.crop_resize
     def apply(image, step, order):
         made = right(image, step, order)
@@ -200,7 +200,7 @@ if any("csd_engine" in word for word in sys.orig_argv):
     if "{step}" == "mask":
         masks.RandomErasing.rectangle = lambda *a: tuple(value + 1 for value in erase(*a))
     if "{step}" == "decode":
-        imagefiles.open_image = lambda *a: decode(*a).convert("L")
+        image_files.open_image = lambda *a: decode(*a).convert("L")
 """
 
 
