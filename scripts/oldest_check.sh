@@ -15,6 +15,6 @@ export PYTHON=${PYTHON:-python3.11}
 source scripts/setup_venv.sh
 setup_venv test
 # The kernel's bits with Pillow 9.4 are compared on the emulated boards (tests/board).
-[ $# -gt 0 ] || set -- tests/ddlp/{schedule,sampling,epoch,process,stats,translate,sources,transfer} tests/ddlp/test_*.py \
+[ $# -gt 0 ] || set -- tests/ddlp/{schedule,sampling,epoch,process,stats,devices,translate,sources,transfer} tests/ddlp/test_*.py \
   tests/ddlp/dropin/test_{face,iteration,user_code,states}.py
 exec "$PY" -m pytest "$@"

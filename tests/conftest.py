@@ -24,10 +24,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_PROCESSES = (
-    "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/sources/test_embedded",
-    "csd_engine/service/test_engine", "csd_engine/service/test_link", "csd_engine/service/test_status",
-    "csd_engine/service/test_file_chunks", "csd_engine/test_supervisor", "csd_engine/machine/test_sensors", "board/",
-    "ddlp/tryout/", "templates/test_templates",
+    "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/",
+    "ddlp/sources/engine/test_embedded", "csd_engine/service/test_engine", "csd_engine/service/test_link",
+    "csd_engine/service/test_status", "csd_engine/service/test_file_chunks", "csd_engine/test_supervisor",
+    "csd_engine/machine/test_sensors", "board/", "ddlp/tryout/", "templates/test_templates",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from csd_engine.service.groups import CALIBRATION, Member, learned, to_tell, without_turns
 from csd_engine.service.jobs import Job, Quota
-from tests.csd_engine.jobs_scene import LARGE, Scene, backlog
+from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
 
 FEW = settings(deadline=None, max_examples=30)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_engine.service.jobs import Job, LeaseState, Quota
-from tests.csd_engine.jobs_scene import LARGE, Scene, backlog
+from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
 
 FEW = settings(deadline=None, max_examples=60)
 costs = st.floats(0.01, 10)

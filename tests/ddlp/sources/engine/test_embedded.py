@@ -26,7 +26,7 @@ from ddlp.sources.engine.shared_engines import acquire
 from ddlp.transfer import mapped_batch as mapping
 from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
