@@ -30,7 +30,7 @@ import numpy as np
 import PIL
 from PIL import Image, features
 
-from csd_engine.data.datasets import Reader, Source
+from csd_engine.data.base import Reader, Source
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed

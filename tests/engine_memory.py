@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from PIL import Image
 
 from csd_engine.batchfile.reader import Layout, identity
-from csd_engine.data.datasets import FileSet, fingerprint, write_manifest
+from csd_engine.data.base import FileSet, fingerprint, write_manifest
 from csd_engine.machine.computer import process_memory
 from ddlp.deploy.prove import standard_pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished

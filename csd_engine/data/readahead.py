@@ -6,7 +6,7 @@ import os
 from collections import deque
 from typing import Any, Deque, Iterable, Iterator, Optional, Tuple
 
-from csd_engine.data.datasets import Reader, Source
+from csd_engine.data.base import Reader, Source
 from csd_engine.data.safe_open import OpenFile
 
 __all__ = ["AHEAD", "ReadAhead"]

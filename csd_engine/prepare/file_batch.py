@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.data.datasets import Reader
+from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.data.readahead import AHEAD
 from csd_engine.kernels.files import FilePlan, Files

@@ -15,7 +15,7 @@ from typing import BinaryIO, Callable, Iterator, Optional, Tuple, Union
 import numpy as np
 from PIL import Image
 
-from csd_engine.data.datasets import Reader
+from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES, content, not_read, open_image
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import OperatorFailed, SampleError

@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, Optional, Tuple
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.datasets import ArraySet, ConcatSet, Dataset
+from csd_engine.data.base import ArraySet, ConcatSet, Dataset
 from csd_engine.data.roots import Roots
 from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError, RootNotAllowed
 from csd_engine.prepare.operator_file import OperatorDirectory

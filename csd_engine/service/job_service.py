@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from csd_engine.batchfile.reader import Layout, file_name
-from csd_engine.data.datasets import parse_dataset
+from csd_engine.data.base import parse_dataset
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine import computer

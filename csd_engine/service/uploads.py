@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Tuple, Union
 
-from csd_engine.data.datasets import ArraySet, ConcatSet, Dataset, fingerprints
+from csd_engine.data.base import ArraySet, ConcatSet, Dataset, fingerprints
 from csd_engine.data.manifest import Manifest
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES

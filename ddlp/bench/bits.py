@@ -22,7 +22,7 @@ from PIL import Image
 from torchvision import transforms as T
 from torchvision.transforms import functional as F
 
-from csd_engine.data.datasets import Reader
+from csd_engine.data.base import Reader
 from csd_engine.kernels import kernel
 from csd_engine.kernels.files import FilePlan
 from csd_engine.keyed import Keyed

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from csd_engine.batchfile.reader import Layout, identity
-from csd_engine.data.datasets import fingerprint
+from csd_engine.data.base import fingerprint
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms import Pipeline

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
-from csd_engine.data.datasets import Reader
+from csd_engine.data.base import Reader
 from csd_engine.kernels import kernel
 from csd_engine.kernels.files import FilePlan
 from csd_engine.transforms import Pipeline

@@ -20,7 +20,7 @@ import torchvision
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.data.datasets import Reader, Source
+from csd_engine.data.base import Reader, Source
 from csd_engine.data.image_files import open_sample
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable

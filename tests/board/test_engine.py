@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.datasets import ArraySet, ConcatSet, FileSet
+from csd_engine.data.base import ArraySet, ConcatSet, FileSet
 from csd_engine.errors import EngineRefused
 from csd_engine.machine.computer import process_memory
 from ddlp import cli
@@ -32,6 +32,7 @@ from tests.engine_memory import (
     work,
 )
 from tests.engine_process import pipeline, until
+from csd_engine.data.base import ArraySet, ConcatSet, FileSet
 
 WORKERS = 2
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.datasets import Dataset
+from csd_engine.data.base import Dataset
 from csd_engine.errors import EngineGone
 from csd_engine.service.groups import Member
 from csd_engine.transforms import Pipeline

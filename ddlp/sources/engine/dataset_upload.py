@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_engine.data.datasets import ArraySet, ConcatSet, Dataset, FileSet
+from csd_engine.data.base import ArraySet, ConcatSet, Dataset, FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.protocol.codec import MAX_PART_BYTES

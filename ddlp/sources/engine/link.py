@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.datasets import Dataset
+from csd_engine.data.base import Dataset
 from csd_engine.errors import EngineError, EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member

@@ -19,7 +19,7 @@ import torch
 
 from csd_engine.batchfile import reader as batchfile
 from csd_engine.batchfile.reader import Batch, Layout
-from csd_engine.data.datasets import Dataset, fingerprint
+from csd_engine.data.base import Dataset, fingerprint
 from csd_engine.errors import EngineError, EngineRefused, WrongPixels
 from csd_engine.machine.versions import versions as own_versions
 from csd_engine.prepare.operator_file import OperatorFile

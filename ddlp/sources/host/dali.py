@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from csd_engine.data.datasets import Reader
+from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES, content, open_image
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.safe_open import OpenFile

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from csd_engine.data.datasets import Reader
+from csd_engine.data.base import Reader
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.errors import SampleError
 from csd_engine.prepare.file_batch import FileBatch

@@ -12,8 +12,8 @@ import pytest
 from tests.engine_process import pipeline
 from PIL import Image
 
-from csd_engine.data import datasets
-from csd_engine.data.datasets import (
+from csd_engine.data import base
+from csd_engine.data.base import (
     ArraySet,
     ConcatSet,
     FileSet,
@@ -135,7 +135,7 @@ def test_hostile_descriptions_are_refused(data):
 )
 def test_what_32_bits_cannot_count_or_map_is_refused_there(monkeypatch, data, said):
     assert parse_dataset(data.to_data()) == data
-    monkeypatch.setattr(datasets, "_MOST", (1 << 31) - 1)
+    monkeypatch.setattr(base, "_MOST", (1 << 31) - 1)
     with pytest.raises(DatasetError, match=f"{said}.*on this 32-bit computer"):
         parse_dataset(data.to_data())
 

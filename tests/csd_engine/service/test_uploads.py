@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.datasets import FileSet, write_manifest
+from csd_engine.data.base import FileSet, write_manifest
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.uploads import ARRAY, MANIFEST, FileCache, pack, read_part
