@@ -11,7 +11,9 @@ from queue import SimpleQueue
 from PIL import Image
 
 from csd_engine.batchfile.reader import Layout, identity
-from csd_engine.data.base import FileSet, fingerprint, write_manifest
+from csd_engine.data.base import fingerprint
+from csd_engine.data.files import FileSet
+from csd_engine.data.manifest import write_manifest
 from csd_engine.machine.computer import process_memory
 from ddlp.deploy.prove import standard_pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished

@@ -18,7 +18,9 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.batchfile.reader import Layout, identity, read_batch
-from csd_engine.data.base import FileSet, fingerprint, open_reader, write_manifest
+from csd_engine.data.base import fingerprint, open_reader
+from csd_engine.data.files import FileSet
+from csd_engine.data.manifest import write_manifest
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.transforms import Pipeline

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import ArraySet, ConcatSet, Dataset
+from csd_engine.data.base import Dataset
 from csd_engine.data.roots import Roots
 from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError, RootNotAllowed
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.service.spool import Spool
-from csd_engine.service.uploads import array_path
 from csd_engine.transforms import Pipeline
 
 __all__ = ["check_job"]
-
-
-def _image_size(dataset: Dataset) -> Optional[Tuple[int, int]]:
-    """Return (width, height) if every sample of the data set has it, else None."""
-    parts = dataset.parts if isinstance(dataset, ConcatSet) else (dataset,)
-    sizes = {(part.shape[2], part.shape[1]) if isinstance(part, ArraySet) else None for part in parts}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def check_job(
@@ -42,7 +34,7 @@ def check_job(
         operators: where files of users' operators lie; None: there are none.
     """
     pipeline = Pipeline.parse(pipeline_data)
-    shape = pipeline.output_shape(_image_size(dataset))
+    shape = pipeline.output_shape(dataset.image_size())
     expected = (layout.height, layout.width, layout.channels, layout.boxes)
     if (*shape, pipeline.boxes) != expected:
         raise PipelineError(
@@ -59,10 +51,7 @@ def check_job(
     refusal = spool.refusal(layout.file_bytes)
     if refusal:
         raise EngineError(refusal)
-    for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
-        place = part.path if isinstance(part, ArraySet) else part.root
-        if isinstance(part, ArraySet) and place == array_path(spool.arrays, part.fingerprint):
-            continue  # sent, or about to be
+    for place in dataset.host_paths(spool.arrays):
         if f"{os.path.normpath(place)}/".startswith(f"{spool.arrays}/"):
             raise RootNotAllowed(f"{place} is no array that a host has sent: of {spool.arrays} nothing else is read.")
         real = roots.resolve(place)

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Type
 import zmq
 
 import csd_engine
+from csd_engine.data.base import ARRAY, MANIFEST
 from csd_engine.data.roots import Roots
 from csd_engine.machine.computer import memory
 from csd_engine.machine.sensors import read_all, sensors
@@ -24,7 +25,7 @@ from csd_engine.service.file_chunks import Parcels
 from csd_engine.service.job_service import Desk
 from csd_engine.service.members import Members
 from csd_engine.service.spool import Spool, look_at, remove_tree
-from csd_engine.service.uploads import ARRAY, MANIFEST, MAX_MANIFEST_BYTES, FileCache
+from csd_engine.service.uploads import MAX_MANIFEST_BYTES, FileCache
 from csd_engine.service.worker_process import WorkerProcess
 
 __all__ = ["EngineOptions", "Service"]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from csd_engine.batchfile.reader import Layout, file_name
-from csd_engine.data.base import parse_dataset
+from csd_engine.data.base import ARRAY, MANIFEST
+from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine import computer
@@ -24,7 +25,7 @@ from csd_engine.service.groups import Measurement, Member, learned, to_tell
 from csd_engine.service.jobs import Board, Job, LeaseState, Quota, Work
 from csd_engine.service.meter import Meter
 from csd_engine.service.spool import Spool
-from csd_engine.service.uploads import ARRAY, MANIFEST, FileCache, needed_files
+from csd_engine.service.uploads import FileCache, needed_files
 from csd_engine.service.worker_process import WorkerProcess
 
 __all__ = ["Desk"]

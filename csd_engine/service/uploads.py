@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Tuple, Union
 
-from csd_engine.data.base import ArraySet, ConcatSet, Dataset, fingerprints
+from csd_engine.data.arrays import ARRAY_SUFFIX
+from csd_engine.data.base import ARRAY, MANIFEST, Dataset
 from csd_engine.data.manifest import Manifest
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.spool import FINGERPRINT, PART
 
-__all__ = ["ARRAY", "ARRAY_SUFFIX", "MANIFEST", "FileCache", "array_path", "needed_files", "pack", "read_part"]
+__all__ = ["FileCache", "needed_files", "pack", "read_part"]
 
-MANIFEST, ARRAY = "manifest", "array"
-ARRAY_SUFFIX = ".npy"
 MAX_MANIFEST_BYTES = 1 << 30
 _COMPRESSION = 1  # paths shrink to a fifth already; more costs the host time at every first use
 
@@ -39,21 +38,14 @@ def read_part(path: "os.PathLike[str]", offset: int) -> Tuple[bytes, int]:
         return stream.read(MAX_PART_BYTES), total
 
 
-def array_path(arrays: "os.PathLike[str]", fingerprint: str) -> str:
-    """Return where an array lies that was sent, in `arrays`, the directory of those."""
-    return os.path.join(arrays, fingerprint + ARRAY_SUFFIX)
-
-
 def needed_files(dataset: Dataset, arrays: "os.PathLike[str]") -> List[Tuple[str, str]]:
-    """Return (kind, fingerprint) of what a reader of this data set needs and a host sends, each once.
+    """Return (kind, fingerprint) of what a reader of this data set needs and a host sends: each once, manifests first.
 
-    An array is sent where the host says that it lies in `arrays`, the directory of those that were sent.
+    Args:
+        dataset: the description.
+        arrays: the directory of the arrays that hosts have sent.
     """
-    found = [(MANIFEST, one) for one in fingerprints(dataset)]
-    for part in dataset.parts if isinstance(dataset, ConcatSet) else (dataset,):
-        if isinstance(part, ArraySet) and part.path == array_path(arrays, part.fingerprint):
-            found.append((ARRAY, part.fingerprint))
-    return list(dict.fromkeys(found))
+    return sorted(dict.fromkeys(dataset.uploads(arrays)), key=lambda file: file[0] != MANIFEST)
 
 
 @dataclass

@@ -22,7 +22,8 @@ import numpy as np
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.data.base import Reader, open_reader, parse_dataset
+from csd_engine.data.base import Reader, open_reader
+from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull

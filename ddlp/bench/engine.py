@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 
 from csd_engine.batchfile.reader import Layout, identity
-from csd_engine.data.base import FileSet, fingerprint, write_manifest
+from csd_engine.data.base import fingerprint
+from csd_engine.data.files import FileSet
+from csd_engine.data.manifest import write_manifest
 from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.resample import native_order

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from csd_engine.data.base import FileSet, Reader, open_reader
+from csd_engine.data.base import Reader, open_reader
+from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.prepare.sample import prepare_sample
 from ddlp.bench.common import BenchFailed, user_environment

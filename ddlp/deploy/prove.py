@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from csd_engine.batchfile.reader import Layout, identity
-from csd_engine.data.base import FileSet, fingerprint, open_reader
+from csd_engine.data.base import fingerprint, open_reader
+from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.prepare.sample import prepare_sample, sample_digest

@@ -32,7 +32,9 @@ from tests.engine_memory import (
     work,
 )
 from tests.engine_process import pipeline, until
-from csd_engine.data.base import ArraySet, ConcatSet, FileSet
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.concat import ConcatSet
+from csd_engine.data.files import FileSet
 
 WORKERS = 2
 

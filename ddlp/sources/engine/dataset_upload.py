@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from csd_engine.data.base import ArraySet, ConcatSet, Dataset, FileSet
+from csd_engine.data.arrays import ARRAY_SUFFIX, ArraySet
+from csd_engine.data.base import Dataset
+from csd_engine.data.concat import ConcatSet
+from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.spool import host_directory, look_at
-from csd_engine.service.uploads import ARRAY_SUFFIX
 from ddlp.errors import DDLPError
 from ddlp.process.system import boot, own_prefix
 from ddlp.sources.engine.embedded import sweep

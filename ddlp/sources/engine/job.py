@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from csd_engine.data.base import ARRAY
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.protocol import codec as say
-from csd_engine.service.uploads import ARRAY, read_part
 from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
+from csd_engine.service.uploads import read_part
 
 if TYPE_CHECKING:
     from ddlp.sources.engine.link import EngineLink

@@ -7,7 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from csd_engine.data.base import FileSet, Reader, open_reader, write_manifest
+from csd_engine.data.base import open_reader, Reader
+from csd_engine.data.files import FileSet
+from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.data.readahead import AHEAD, ReadAhead
 from csd_engine.data.safe_open import OpenFile

@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from csd_engine import kernels
-from csd_engine.data.base import FileSet, open_reader, write_manifest
+from csd_engine.data.base import open_reader
+from csd_engine.data.files import FileSet
+from csd_engine.data.manifest import write_manifest
 from csd_engine.data.readahead import AHEAD
 from csd_engine.errors import SampleError
 from csd_engine.prepare import file_batch as filebatch

@@ -12,7 +12,9 @@ import pytest
 from PIL import Image, ImageCms
 
 from csd_engine.data import image_files as imagefiles
-from csd_engine.data.base import FileSet, open_reader, write_manifest
+from csd_engine.data.base import open_reader
+from csd_engine.data.files import FileSet
+from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from csd_engine.batchfile.reader import Layout, file_name
-from csd_engine.data.base import ArraySet, FileSet
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused, MissingBatch
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol.keys import make_keys

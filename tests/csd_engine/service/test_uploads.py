@@ -12,11 +12,13 @@ from queue import SimpleQueue
 import pytest
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import FileSet, write_manifest
+from csd_engine.data.base import ARRAY, MANIFEST
+from csd_engine.data.files import FileSet
+from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
-from csd_engine.service.uploads import ARRAY, MANIFEST, FileCache, pack, read_part
 from tests.engine_process import Recipe, until
+from csd_engine.service.uploads import FileCache, pack, read_part
 
 
 def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST):

@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from csd_engine.data.base import ArraySet, FileSet
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import Manifest
 from ddlp import ImageArrays, ImageFiles
 from ddlp.sources.engine.dataset_upload import DatasetUpload

@@ -1,0 +1,29 @@
+"""The kinds of data sets that there are, by the "type" of their plain data. A new kind is a file and a line here."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Type
+
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.base import Dataset
+from csd_engine.data.checks import bad
+from csd_engine.data.concat import ConcatSet
+from csd_engine.data.files import FileSet
+
+__all__ = ["KINDS", "parse_dataset"]
+
+KINDS: Dict[str, Type[Dataset]] = {kind.type: kind for kind in (FileSet, ArraySet, ConcatSet)}
+
+
+def parse_dataset(data: Any) -> Dataset:
+    """Make a data set of `Dataset.to_data`'s result, checking every field.
+
+    Raises:
+        DatasetError: quotes the field and the value; or it is too large for this computer.
+    """
+    name = data.get("type") if isinstance(data, dict) else None
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        *most, last = KINDS
+        raise bad(f"expected type {', '.join(most)} or {last}", data)
+    return kind.parse(data, parse_dataset)
