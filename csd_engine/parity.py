@@ -128,7 +128,6 @@ class _OneSource(Reader):
         descriptor = os.memfd_create("source", os.MFD_CLOEXEC)
         with open(descriptor, "wb", closefd=False) as stream:
             stream.write(self._source.tobytes())
-        os.lseek(descriptor, 0, os.SEEK_SET)
         return OpenFile("a source", descriptor, self._source.size)
 
     def where(self, index: int) -> str:

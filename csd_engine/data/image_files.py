@@ -4,40 +4,59 @@ from __future__ import annotations
 
 import io
 import os
-from typing import BinaryIO, Optional, Sequence, Union
+from typing import Any, BinaryIO, Optional, Sequence, Union
 
 from PIL import Image
 
 from csd_engine.errors import SampleError
 from csd_engine.data.safe_open import OpenFile, open_file
 
-__all__ = ["MAX_FILE_BYTES", "content", "not_read", "open_image", "open_sample"]
+__all__ = ["MAX_FILE_BYTES", "SampleStream", "content", "not_read", "open_image", "open_sample"]
 
 MAX_FILE_BYTES = 256 << 20  # of a file that is read whole; a larger one would not fit a small board's memory
 
 
-def open_sample(path: str, beneath: Optional[Sequence[str]] = None, most_bytes: Optional[int] = None) -> OpenFile:
-    """Open an image file.
+def open_sample(
+    path: str,
+    beneath: Optional[Sequence[str]] = None,
+    most_bytes: Optional[int] = None,
+    offset: int = 0,
+    size: Optional[int] = None,
+) -> OpenFile:
+    """Open an image file, or one that is a part of a larger file.
+
+    Args:
+        path: of the file.
+        beneath: real directories; None: any.
+        most_bytes: of the image file; None: any number.
+        offset, size: the part, bytes; size None: up to the file's end.
 
     Raises:
-        SampleError: missing, no regular file, larger than `most_bytes`, or really outside `beneath`.
+        SampleError: missing, no regular file, larger than `most_bytes`, really outside `beneath`, or the file ends before the
+            part does.
     """
     try:
         opened = open_file(path, beneath)
     except Exception as error:
         raise not_read(path, error) from error
-    if most_bytes is not None and opened.size > most_bytes:
+    why, part = "", opened._replace(offset=offset, size=opened.size - offset if size is None else size)
+    if offset < 0 or part.size < 0 or offset + part.size > opened.size:
+        why = f"its bytes {offset} to {offset + part.size} are not in the file of {opened.size} bytes"
+    elif most_bytes is not None and part.size > most_bytes:
+        why = f"the file is larger than {most_bytes >> 20} MiB"
+    if why:
         os.close(opened.descriptor)
-        raise SampleError(path, f"the file is larger than {most_bytes >> 20} MiB")
-    return opened
+        raise SampleError(path, why)
+    return part
 
 
 def content(opened: OpenFile) -> bytes:
-    """Return the file's bytes, in one system call instead of one each 64 KiB, and close it. Raises SampleError."""
+    """Return the sample's bytes, in one system call instead of one each 64 KiB, and close the file. Raises SampleError."""
+    descriptor, size, offset = opened.descriptor, opened.size, opened.offset
     try:
-        data = os.read(opened.descriptor, opened.size)
-        while len(data) < opened.size:  # interrupted, or on a network file system
-            more = os.read(opened.descriptor, opened.size - len(data))
+        data = os.pread(descriptor, size, offset)
+        while len(data) < size:  # interrupted, or on a network file system
+            more = os.pread(descriptor, size - len(data), offset + len(data))
             if not more:
                 break  # it became shorter meanwhile; the decoder will tell
             data += more
@@ -46,6 +65,42 @@ def content(opened: OpenFile) -> bytes:
         raise not_read(opened.path, error) from error
     finally:
         os.close(opened.descriptor)
+
+
+class SampleStream(io.RawIOBase):
+    """The sample's bytes as a file that is read where and when its reader wants. It closes the descriptor with itself."""
+
+    def __init__(self, opened: OpenFile) -> None:
+        self._opened = opened
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move, as any file; return the new position."""
+        from_ = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._opened.size}[whence]
+        self._position = max(0, from_ + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or the beginning of it; return the number of bytes."""
+        _, descriptor, size, offset = self._opened
+        room = memoryview(buffer)[: max(0, size - self._position)]
+        got = os.preadv(descriptor, [room], offset + self._position)
+        self._position += got
+        return got
+
+    def close(self) -> None:
+        """Close the descriptor. May be called again."""
+        if not self.closed:
+            os.close(self._opened.descriptor)
+        super().close()
 
 
 def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:

@@ -75,6 +75,6 @@ class ReadAhead(Reader):
             self._next = None
             if isinstance(source, OpenFile):
                 try:
-                    os.posix_fadvise(source.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+                    os.posix_fadvise(source.descriptor, source.offset, source.size, os.POSIX_FADV_WILLNEED)
                 except OSError:  # some file systems have no such thing
                     pass

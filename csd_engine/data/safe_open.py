@@ -12,11 +12,19 @@ __all__ = ["OpenFile", "open_file", "open_regular"]
 
 
 class OpenFile(NamedTuple):
-    """A file opened for reading, and its size in bytes as it was then. Whoever takes it closes it."""
+    """A sample in a file opened for reading. Whoever takes it closes the descriptor.
+
+    Attributes:
+        path: of the file.
+        descriptor: of the file; its position means nothing.
+        size: of the sample, bytes: that of the file as it was opened, unless the sample is a part of it.
+        offset: where in the file the sample begins, bytes.
+    """
 
     path: str
     descriptor: int
     size: int
+    offset: int = 0
 
 
 def open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:

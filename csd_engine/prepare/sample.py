@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import time
 import warnings
@@ -16,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.data.base import Reader
-from csd_engine.data.image_files import MAX_FILE_BYTES, content, not_read, open_image
+from csd_engine.data.image_files import MAX_FILE_BYTES, SampleStream, content, not_read, open_image
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import OperatorFailed, SampleError
 from csd_engine.kernels import kernel
@@ -78,7 +79,7 @@ def prepare_sample(
             _by_pillow(Image.fromarray(source), pipeline, item, seed, epoch, out, boxes, before_decoding)
             return
         if source.size > MAX_FILE_BYTES:  # a host's: Pillow reads what it wants of it
-            with open(source.descriptor, "rb") as stream:
+            with io.BufferedReader(SampleStream(source)) as stream:
                 _by_pillow(_opened(source.path, stream), pipeline, item, seed, epoch, out, boxes, before_decoding)
             return
         fast = kernel()
@@ -161,11 +162,8 @@ def _by_kernel(
     """Read and close the file, and make the sample; False where that is Pillow's, and `context.content()` has the file."""
     began = time.monotonic()
     try:
-        size = context.read(source.descriptor, source.size)
-    except OSError as error:
-        raise not_read(source.path, error) from error
+        size = _read(context, source)
     finally:
-        os.close(source.descriptor)
         READING.seconds += time.monotonic() - began
     # Pillow warns of images above this, or refuses them; the user may have set it.
     if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
@@ -186,6 +184,18 @@ def _by_kernel(
         return False
     pipeline.finish(Image.fromarray(pixels if job.channels > 1 else pixels[:, :, 0]), rest, out)
     return True
+
+
+def _read(context: Context, source: OpenFile) -> Optional[Tuple[int, int]]:
+    """Read and close the file; return (width, height), or None where the image is Pillow's."""
+    if source.offset:  # the kernel reads a file from its beginning
+        return context.take(content(source))
+    try:
+        return context.read(source.descriptor, source.size)
+    except OSError as error:
+        raise not_read(source.path, error) from error
+    finally:
+        os.close(source.descriptor)
 
 
 def sample_digest(image: np.ndarray, boxes: Optional[np.ndarray]) -> str:

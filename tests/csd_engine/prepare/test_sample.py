@@ -162,7 +162,7 @@ def test_a_disk_that_does_not_read_is_told_alike(both, reader, monkeypatch, numb
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Context, "read", broken)
-    monkeypatch.setattr(imagefiles, "os", SimpleNamespace(read=broken, close=os.close))
+    monkeypatch.setattr(imagefiles, "os", SimpleNamespace(pread=broken, close=os.close))
     ours, pillows = both(lambda: sample(reader, pipeline(TRAIN), 0))
     assert ours == pillows and os.strerror(number) in ours[1]
 
