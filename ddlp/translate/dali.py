@@ -70,7 +70,7 @@ def stages(portable: Portable) -> Stages:
     """
     pipeline = portable.pipeline
     for part in portable.dataset.parts:
-        if part.array is not None:
+        if part.rows() is not None:
             _refuse(part.name, "its samples are rows of an array: nothing to decode, and ddlp's own code is faster", LEAVE)
     if pipeline.mode != "RGB":
         _refuse(f"mode {pipeline.mode!r}", "DALI takes grey from a JPEG's luma, torchvision from the colours", LEAVE)

@@ -9,50 +9,19 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-import torchvision
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
 from csd_engine.data.base import Reader, Source
-from csd_engine.data.image_files import open_sample
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One leaf of a data set: files or rows of an array.
-
-    ``paths`` or ``array`` (uint8, (n, h, w) or (n, h, w, 3)) is set. ``targets`` gives the targets of so many samples, before
-    ``target_transform``: of all in one call, since a call of Python's for each costs more than a small image's pixels.
-    """
-
-    name: str
-    transform: Callable | None
-    targets: Callable[[list[int]], list[Any]]
-    target_transform: Callable | None
-    paths: Sequence[str] | None = None
-    array: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.paths if self.paths is not None else self.array)  # type: ignore[arg-type]
-
-    @property
-    def mode(self) -> str:
-        """Pillow's mode of the images, as the data set itself would open them."""
-        return "L" if self.array is not None and self.array.ndim == 3 else "RGB"
-
-    @property
-    def size(self) -> tuple[int, int] | None:
-        """(width, height) of every image; None where each has its own."""
-        return None if self.array is None else (self.array.shape[2], self.array.shape[1])
+from ddlp.translate.arrays import image_arrays
+from ddlp.translate.files import folder, image_files
+from ddlp.translate.leaf import WAYS, Leaf, name_of
 
 
 class PortableSet:
@@ -64,7 +33,7 @@ class PortableSet:
 
     def __init__(
         self,
-        parts: list[Part],
+        parts: list[Leaf],
         resolve: Callable[[], np.ndarray] | None = None,
         length: int = 0,
         described: Sequence[tuple[Any, Any]] = (),
@@ -107,7 +76,7 @@ class PortableSet:
         seen[self.sources] = True
         return int(np.count_nonzero(seen)) == len(self.sources)
 
-    def part(self, source: int) -> tuple[Part, int]:
+    def part(self, source: int) -> tuple[Leaf, int]:
         """The part of a source index, and the index within it."""
         k = bisect.bisect_right(self.starts, source) - 1
         return self.parts[k], source - self.starts[k]
@@ -145,29 +114,26 @@ class _PartReader(Reader):
 
     def open(self, index: int) -> Source:
         part, k = self._portable.part(index)
-        if part.paths is not None:
-            return open_sample(os.fspath(part.paths[k]))
-        assert part.array is not None
-        return part.array[k]
+        return part.open(k)
 
     def paths(self, indices: list[int]) -> list[str] | None:
         if len(self._portable.parts) == 1:
-            paths = self._portable.parts[0].paths
-            return None if paths is None else [os.fspath(paths[k]) for k in indices]
-        found = []
+            return self._portable.parts[0].paths(indices)
+        found: list[str] = []
         for part, k in map(self._portable.part, indices):
-            if part.paths is None:
+            one = part.paths([k])
+            if one is None:
                 return None
-            found.append(os.fspath(part.paths[k]))
+            found += one
         return found
 
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)
-        return os.fspath(part.paths[k]) if part.paths is not None else f"row {k} of {part.name}"
+        return part.where(k)
 
     def rows(self) -> np.ndarray | None:
         parts = self._portable.parts
-        return parts[0].array if len(parts) == 1 else None
+        return parts[0].rows() if len(parts) == 1 else None
 
 
 def translate_dataset(dataset: Any) -> PortableSet:
@@ -190,23 +156,21 @@ def translate_dataset(dataset: Any) -> PortableSet:
         _refuse_samples_of_its_own(dataset)
         described = describe(dataset)
         if type(described) is type(dataset):
-            raise Untranslatable(_name(dataset), "its __ddlp__ returns its own type", (_WAYS,))
+            raise Untranslatable(name_of(dataset), "its __ddlp__ returns its own type", (WAYS,))
         portable = translate_dataset(described)
         if len(portable) != len(dataset):
             raise Untranslatable(
-                _name(dataset), f"its __ddlp__ describes {len(portable)} samples, it has {len(dataset)}", (_WAYS,)
+                name_of(dataset), f"its __ddlp__ describes {len(portable)} samples, it has {len(dataset)}", (WAYS,)
             )
         portable.described.append((dataset, described))
         return portable
     leaf = LEAVES.get(type(dataset))
     if leaf is None:
         raise Untranslatable(
-            _name(dataset), "its type is not exactly one that ddlp knows, so its samples may be made in any way", _ways(dataset)
+            name_of(dataset), "its type is not exactly one that ddlp knows, so its samples may be made in any way",
+            _ways(dataset),
         )
     return PortableSet([leaf(dataset)])
-
-
-_WAYS = "describe it: dataset = ddlp.ImageFiles(paths, targets, transform), or ddlp.ImageArrays(images, targets, transform)"
 
 
 def _ways(dataset: Any) -> tuple[str, ...]:
@@ -214,11 +178,7 @@ def _ways(dataset: Any) -> tuple[str, ...]:
     files = "ddlp.ImageFiles(self.paths, self.targets, self.transform)"
     if isinstance(dataset, tv.DatasetFolder):
         files = "ddlp.ImageFiles([path for path, _ in self.samples], self.targets, self.transform, self.target_transform)"
-    return _WAYS, f"or give its class a method that does so: def __ddlp__(self): return {files}"
-
-
-def _name(dataset: Any) -> str:
-    return type(dataset).__qualname__
+    return WAYS, f"or give its class a method that does so: def __ddlp__(self): return {files}"
 
 
 def _refuse_samples_of_its_own(dataset: Any) -> None:
@@ -229,7 +189,7 @@ def _refuse_samples_of_its_own(dataset: Any) -> None:
         for own in ("__getitem__", "__getitems__"):
             if own in vars(kind):
                 raise Untranslatable(
-                    _name(dataset), f"{kind.__qualname__} has a {own} of its own, unknown to the __ddlp__ that it inherits",
+                    name_of(dataset), f"{kind.__qualname__} has a {own} of its own, unknown to the __ddlp__ that it inherits",
                     (f"give {kind.__qualname__} a __ddlp__(self) of its own",),
                 )  # fmt: skip
 
@@ -250,77 +210,18 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
     return PortableSet(parts, resolve, sum(map(len, sets)), described)
 
 
-class SamplePaths(Sequence):
-    """The paths of (path, target) pairs, without a copy of a million strings."""
-
-    def __init__(self, samples: Sequence[tuple[str, Any]]) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.samples[index][0]
-
-
-def _folder(dataset: Any) -> Part:
-    if dataset.loader is not tv.folder.default_loader:
-        raise Untranslatable(_name(dataset), "it has a loader= of its own", ("leave loader= out",))
-    if torchvision.get_image_backend() != "PIL":
-        raise Untranslatable(
-            _name(dataset), f"torchvision's image backend is {torchvision.get_image_backend()}",
-            ("torchvision.set_image_backend('PIL')",),
-        )
-    samples = dataset.samples
-    return Part(
-        _name(dataset), dataset.transform, lambda those: [samples[k][1] for k in those], dataset.target_transform,
-        paths=SamplePaths(samples),
-    )  # fmt: skip
-
-
-def _files(dataset: ImageFiles) -> Part:
-    targets = dataset.targets
-    return Part(
-        "ImageFiles", dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform,
-        paths=dataset.paths,  # type: ignore[arg-type]
-    )
-
-
-def _rows(images: str, targets: str, *, channels_first: bool = False, integers: bool = False) -> Callable[[Any], Part]:
-    """The leaf of a data set with its images and targets in attributes of these names. ``integers``: it gives int of each."""
-
-    def leaf(dataset: Any) -> Part:
-        array = getattr(dataset, images)
-        array = array.numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
-        if channels_first:
-            array = array.transpose(0, 2, 3, 1)
-        if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
-            raise Untranslatable(_name(dataset), f"its {images} are {array.dtype} {array.shape}", (_WAYS,))
-        values = getattr(dataset, targets)
-        if integers and isinstance(values, torch.Tensor):
-            values = values.numpy()  # a look-up in a tensor costs more than a small image's pixels
-
-        def of(those: list[int]) -> list[Any]:
-            if values is None:
-                return [None] * len(those)
-            found = [values[k] for k in those]
-            return list(map(int, found)) if integers else found
-
-        return Part(_name(dataset), dataset.transform, of, dataset.target_transform, array=array)
-
-    return leaf
-
-
-LEAVES: dict[type, Callable[[Any], Part]] = {
-    tv.ImageFolder: _folder,
-    tv.DatasetFolder: _folder,
-    ImageFiles: _files,
-    ImageArrays: _rows("images", "targets"),
-    tv.CIFAR10: _rows("data", "targets"),
-    tv.CIFAR100: _rows("data", "targets"),
-    tv.MNIST: _rows("data", "targets", integers=True),
-    tv.FashionMNIST: _rows("data", "targets", integers=True),
-    tv.KMNIST: _rows("data", "targets", integers=True),
-    tv.SVHN: _rows("data", "labels", channels_first=True, integers=True),
+LEAVES: dict[type, Callable[[Any], Leaf]] = {
+    tv.ImageFolder: folder,
+    tv.DatasetFolder: folder,
+    ImageFiles: image_files,
+    ImageArrays: image_arrays("images", "targets"),
+    tv.CIFAR10: image_arrays("data", "targets"),
+    tv.CIFAR100: image_arrays("data", "targets"),
+    tv.MNIST: image_arrays("data", "targets", integers=True),
+    tv.FashionMNIST: image_arrays("data", "targets", integers=True),
+    tv.KMNIST: image_arrays("data", "targets", integers=True),
+    tv.SVHN: image_arrays("data", "labels", channels_first=True, integers=True),
 }
-"""Exact types, and how each is read. torchvision's ``__getitem__`` of each was compared with it (see the tests)."""
+"""The data sets that ddlp knows, by their exact type, and what makes a leaf of each. A new one is a line here.
+
+torchvision's ``__getitem__`` of each was compared with it (see the tests)."""

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from ddlp.errors import DDLPError
 from ddlp.process.system import boot, own_prefix
 from ddlp.sources.engine.embedded import sweep
 from ddlp.transfer.mapped_batch import may_map
-from ddlp.translate.datasets import Part, PortableSet, SamplePaths
+from ddlp.translate.datasets import PortableSet
+from ddlp.translate.leaf import Upload
 
 _AT_ONCE = 1024  # names
 _PAUSE_S = 0.0005
@@ -157,7 +158,8 @@ class DatasetUpload:
     def describe(self, portable: PortableSet) -> Dataset:
         """The data set as the engine is told of it. Raises OSError where the directory can't be written."""
         arrays: dict[str, _ArrayFile] = {}
-        parts = tuple(self._part(part, arrays) for part in portable.parts)
+        upload = Upload(self._files, partial(self._array, arrays))
+        parts = tuple(part.describe(upload) for part in portable.parts)
         self._arrays = arrays
         return parts[0] if len(parts) == 1 else ConcatSet(parts)
 
@@ -170,10 +172,8 @@ class DatasetUpload:
         array = self._arrays[fingerprint]
         return array.part(offset), array.size
 
-    def _part(self, part: Part, arrays: dict[str, _ArrayFile]) -> FileSet | ArraySet:
-        if part.array is None:
-            return self._files(part)
-        array = _ArrayFile(part.array)
+    def _array(self, arrays: dict[str, _ArrayFile], images: np.ndarray) -> ArraySet:
+        array = _ArrayFile(images)
         name = array.fingerprint + ARRAY_SUFFIX
         if self._sent:
             arrays[array.fingerprint] = array
@@ -185,16 +185,15 @@ class DatasetUpload:
             os.replace(stream.name, self._directory / name)
         return ArraySet(str(self._there / name), array.fingerprint, array.shape)
 
-    def _files(self, part: Part) -> FileSet:
-        assert part.paths is not None
+    def _files(self, files: Sequence[str | os.PathLike[str]]) -> FileSet:
         content = 0
-        for some in _some_at_a_time(part.paths):
+        for some in _some_at_a_time(files):
             content = hash((content, *some))  # strings keep their hashes, so this is cheap; people edit these lists in place
         content = hash((content, os.getcwd()))
         if content not in self._known:
             paths: list[str] = []
             ends: list[str] = []  # first and last in order: what these have in common, all have
-            for some in _some_at_a_time(part.paths):
+            for some in _some_at_a_time(files):
                 plain = [_absolute(path) for path in some]
                 paths += plain
                 ends = [min(ends[:1] + plain), max(ends[1:] + plain)]
@@ -215,7 +214,7 @@ def _pause() -> None:
 
 def _some_at_a_time(paths: Sequence[Any]) -> Iterator[list[str]]:
     """All paths as strings, less than a millisecond's work at a time, with a pause behind each part."""
-    source = iter(map(itemgetter(0), paths.samples) if isinstance(paths, SamplePaths) else paths)
-    while some := list(map(os.fspath, itertools.islice(source, _AT_ONCE))):
+    source = map(os.fspath, paths)
+    while some := list(itertools.islice(source, _AT_ONCE)):
         yield some
         _pause()

@@ -1,0 +1,88 @@
+"""Data sets whose images are one array: torchvision's small ones and `ddlp.ImageArrays`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.base import Source
+from ddlp.errors import Untranslatable
+from ddlp.translate.leaf import WAYS, Leaf, Upload, name_of
+
+__all__ = ["ArrayLeaf", "image_arrays"]
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayLeaf(Leaf):
+    """Images in one array, uint8 (n, h, w) or (n, h, w, 3)."""
+
+    array: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def mode(self) -> str:
+        """See `Leaf.mode`."""
+        return "L" if self.array.ndim == 3 else "RGB"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `Leaf.size`."""
+        return self.array.shape[2], self.array.shape[1]
+
+    def open(self, index: int) -> Source:
+        """See `Leaf.open`."""
+        return self.array[index]
+
+    def where(self, index: int) -> str:
+        """See `Leaf.where`."""
+        return f"row {index} of {self.name}"
+
+    def rows(self) -> np.ndarray:
+        """See `Leaf.rows`."""
+        return self.array
+
+    def describe(self, upload: Upload) -> ArraySet:
+        """See `Leaf.describe`."""
+        return upload.array(self.array)
+
+
+def image_arrays(
+    images: str, targets: str, *, channels_first: bool = False, integers: bool = False
+) -> Callable[[Any], ArrayLeaf]:
+    """What makes a leaf of a data set with its images and targets in attributes of these names.
+
+    Args:
+        images, targets: the names.
+        channels_first: the images are (n, 3, h, w).
+        integers: the data set gives int of each target.
+
+    The leaf's maker raises Untranslatable where the images are of another type or shape.
+    """
+
+    def leaf(dataset: Any) -> ArrayLeaf:
+        array = getattr(dataset, images)
+        array = array.numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+        if channels_first:
+            array = array.transpose(0, 2, 3, 1)
+        if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
+            raise Untranslatable(name_of(dataset), f"its {images} are {array.dtype} {array.shape}", (WAYS,))
+        values = getattr(dataset, targets)
+        if integers and isinstance(values, torch.Tensor):
+            values = values.numpy()  # a look-up in a tensor costs more than a small image's pixels
+
+        def of(those: list[int]) -> list[Any]:
+            if values is None:
+                return [None] * len(those)
+            found = [values[k] for k in those]
+            return list(map(int, found)) if integers else found
+
+        return ArrayLeaf(name_of(dataset), dataset.transform, of, dataset.target_transform, array)
+
+    return leaf
