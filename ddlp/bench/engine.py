@@ -38,6 +38,7 @@ from ddlp.deploy.shell import Shell
 from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
+from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
 from ddlp.sources.engine.job import JobHandle
@@ -158,7 +159,7 @@ def _local(cpu: int | None) -> Iterator[Place]:
 @contextmanager
 def _device(name: str) -> Iterator[Place]:
     """A device from the address book; the bare loop runs there over SSH."""
-    record, link = book.load(name), Device.at(name).link()
+    record, link = book.load(name), link_to(Device.at(name))
     shell = Shell(record.destination, record.ssh_options)
 
     def there(path: str) -> str:

@@ -24,6 +24,7 @@ from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
+from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.link import EngineLink
 
 __all__ = ["deploy"]
@@ -284,7 +285,7 @@ class _Deployment:
         device = Device(
             self._address, book.directory(self._record.name), self._record.host_spool, connect_timeout_s=_GREET_TIMEOUT_S
         )
-        return device.link()
+        return link_to(device)
 
     def _greet(self) -> EngineLink:
         link, versions = self._shake_hands()

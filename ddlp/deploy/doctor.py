@@ -45,6 +45,7 @@ from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
+from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.embedded import default_spool
 from ddlp.sources.engine.link import EngineLink
 from ddlp.transfer.gds.probe import probe
@@ -225,7 +226,7 @@ class _Examination:
                 hangs = "its port does not answer on the device itself either"
                 yield self._as_command(port) if self._answers_itself() else self._hangs(hangs)
                 return
-        link = dataclasses.replace(Device.at(record.name), connect_timeout_s=_GREET_TIMEOUT_S).link()
+        link = link_to(dataclasses.replace(Device.at(record.name), connect_timeout_s=_GREET_TIMEOUT_S))
         try:
             welcome = link.open()
             status = link.status()

@@ -21,6 +21,7 @@ from ddlp.deploy.options import add_json
 from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
+from ddlp.sources.engine.device_link import link_to
 
 TIMEOUT_S = 5.0
 _WATCH_S = 2.0
@@ -66,7 +67,7 @@ def ask(name: str, timeout_s: float = TIMEOUT_S) -> Answer:
     try:
         device = replace(Device.at(name), connect_timeout_s=timeout_s)
         address = device.address
-        link = device.link()
+        link = link_to(device)
         try:
             status = link.status(timeout_s)
             sensors = link.sensors(timeout_s) or ()

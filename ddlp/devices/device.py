@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from csd_engine.errors import EngineError
-from csd_engine.protocol.keys import load_pair, load_public
 from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
-from ddlp.sources.engine.link import EngineLink
 
 __all__ = ["Device"]
 
@@ -61,17 +57,3 @@ class Device:
         if not record.address:
             raise DDLPError(f"the deployment of {which} was not finished. Run it again: ddlp deploy --name {which}.")
         return Device(record.address, book.directory(which), record.host_spool, name=which)
-
-    def link(self) -> EngineLink:
-        """A connection, not yet opened."""
-        try:
-            pair = load_pair(Path(self.keys) / "host.key_secret")
-            server = load_public(Path(self.keys) / "server.key")
-        except (OSError, EngineError) as error:
-            raise DDLPError(
-                f"the keys of the engine at {self.address} can't be read: {error}. Copy server.key and host.key_secret from "
-                "the engine's --keys directory and name their directory in Device(keys=...)."
-            ) from None
-        return EngineLink(
-            self.address, server, pair.public, pair.secret, spool=self.spool, connect_timeout_s=self.connect_timeout_s
-        )

@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import (
@@ -27,7 +27,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddlp.sampling import sampler_order as order
 from ddlp.sampling.occurrences import OccurrenceCounter
-from ddlp.translate.datasets import PortableSet
 
 Item = tuple[int, int]
 """(source index, how often it came before in this epoch): with seed and epoch, what a sample's content depends on."""
@@ -69,6 +68,26 @@ def is_random(sampler: Any) -> bool:
 _BLOCK = 1 << 16  # indices that are drawn, and counted, together
 
 
+class IndexedSamples(Protocol):
+    """What a plan must know of a data set: `ddlp.translate.datasets.PortableSet` is one.
+
+    Attributes:
+        starts: where the source indices of each part begin, and, last, how many there are.
+        each_once: no two indices of the data set mean one source index.
+    """
+
+    @property
+    def starts(self) -> Sequence[int]: ...
+
+    @property
+    def each_once(self) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    def source(self, indices: np.ndarray) -> np.ndarray:
+        """The source indices, int64, of the data set's own. Raises IndexError where there is none."""
+
+
 @dataclass(frozen=True)
 class _Block:
     """Indices in the order in which they were drawn. May be of smaller integers than int64."""
@@ -94,7 +113,7 @@ class EpochPlan:
     def __init__(
         self,
         sampler: Any,
-        portable: PortableSet,
+        portable: IndexedSamples,
         *,
         whole: bool,
         batched: bool,

@@ -29,7 +29,7 @@ from typing import NoReturn
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.schedule.strategies import STRATEGIES
-from ddlp.swap.hook import VARIABLE, Settings
+from ddlp.swap.settings import VARIABLE, Settings
 
 __all__ = ["add_arguments", "run"]
 

@@ -1,4 +1,4 @@
-"""From an interpreter's start to the first DataLoader: what `ddlp run` was told, and how torch's class gives ours.
+"""From an interpreter's start to the first DataLoader: how torch's class gives ours.
 
 Imports no torch: a script may set variables that torch reads when it is imported, and many processes never import it.
 """
@@ -6,59 +6,21 @@ Imports no torch: a script may set variables that torch reads when it is importe
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["VARIABLE", "Settings", "say", "settings", "wait_for_torch"]
+from ddlp.swap.settings import say, settings
 
-VARIABLE = "DDLP_RUN"
+__all__ = ["wait_for_torch"]
+
 _MODULE = "torch.utils.data.dataloader"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `ddlp run` was told, as its processes find it in the environment.
-
-    Attributes:
-        strategy, csd, record: as `DDLPLoader` takes them; ``csd`` empty: no device.
-        compare: time torch's own workers.
-        prefix: sys.prefix of the environment whose Python processes are meant.
-        pid: the process that `ddlp run` has become, where that is a script's interpreter; else 0.
-    """
-
-    strategy: str | None = None
-    csd: tuple[str, ...] = ()
-    record: str | None = None
-    compare: bool = True
-    prefix: str = ""
-    pid: int = 0
-
-    def to_text(self) -> str:
-        """For the environment."""
-        return json.dumps(asdict(self))
-
-
-@functools.cache
-def settings() -> Settings:
-    """Those of this process."""
-    data = json.loads(os.environ[VARIABLE])
-    return Settings(**{**data, "csd": tuple(data["csd"])})
-
-
-def say(text: str) -> None:
-    """One line to standard error, where there is one; standard output is the script's."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-        print(f"ddlp run: {text}", file=sys.stderr, flush=True)
 
 
 def wait_for_torch() -> None:

@@ -13,7 +13,7 @@ from ddlp.loader import DDLPLoader
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import Order, Ordered, Strategy, strategy_class
 from ddlp.swap.comparison import BATCHES, compare
-from ddlp.swap.hook import settings
+from ddlp.swap.settings import settings
 from ddlp.swap.told import made_at, place_of
 from ddlp.translate.portable import Portable, portable
 

@@ -12,7 +12,7 @@ from ddlp.process.user_warnings import user_frame
 from ddlp.stats.live import Sums
 from ddlp.stats.report import Counts
 from ddlp.swap.comparison import Comparison
-from ddlp.swap.hook import say
+from ddlp.swap.settings import say
 
 __all__ = ["PLACES", "Place", "left_alone", "made_at", "place_of", "tell_gains"]
 

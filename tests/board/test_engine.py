@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import ArraySet, ConcatSet, FileSet
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.concat import ConcatSet
+from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused
 from csd_engine.machine.computer import process_memory
 from ddlp import cli
 from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.sampledata import make_imagefolder
+from ddlp.sources.engine.device_link import link_to
 from tests.engine_memory import (
     IMAGENET_FILES,
     LIMIT_BYTES,
@@ -32,9 +35,6 @@ from tests.engine_memory import (
     work,
 )
 from tests.engine_process import pipeline, until
-from csd_engine.data.arrays import ArraySet
-from csd_engine.data.concat import ConcatSet
-from csd_engine.data.files import FileSet
 
 WORKERS = 2
 
@@ -79,7 +79,7 @@ def bare_interpreters(board, csd) -> tuple[int, int]:
 @pytest.mark.slow
 def test_it_stays_small(board, csd, tmp_path):
     bare = bare_interpreters(board, csd)
-    link = Device.at("csd0").link()
+    link = link_to(Device.at("csd0"))
     link.open()
     (service,) = processes(f"{board.data}={board.data_there}")  # its --root
     for batches, files in (((256, 256), 1000), ((4096, 256, 256), IMAGENET_FILES)):
@@ -102,7 +102,7 @@ def test_what_32_bits_cannot_count_or_map_is_refused(board, csd):
     layout = Layout(8, 32, 32, 3)
     array, many = ArraySet("/data/a.npy", "0" * 32, (1 << 15, 256, 256)), ArraySet("/data/a.npy", "0" * 32, (1 << 40, 1, 1))
     files = FileSet("/data", "0" * 32, 1 << 31)
-    link = Device.at("csd0").link()
+    link = link_to(Device.at("csd0"))
     for dataset in (array, many, files, ConcatSet((array, files))):
         with pytest.raises(EngineRefused, match="too (large to map|many to count) on this 32-bit computer"):
             link.open_job(pipeline(), dataset, layout, lambda _: board.data, print)

@@ -9,6 +9,7 @@ from ddlp.deploy.advice import upgrade
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import CSD
 from ddlp.observe.energy.tally import interval_s
+from ddlp.sources.engine.device_link import link_to
 
 if TYPE_CHECKING:
     from ddlp.devices.device import Device
@@ -34,7 +35,7 @@ class DeviceSensors:
 
     def open(self) -> None:
         """Connect, and see whether it has any. Raises DDLPError where it has none, EngineError where it can't be reached."""
-        self._link = self._device.link()
+        self._link = link_to(self._device)
         try:
             told = self._link.sensors(_TIMEOUT_S)
             if told is None:
@@ -59,7 +60,7 @@ class DeviceSensors:
         """Ask. Raises EngineError where it doesn't answer."""
         if self._link is None or self._link.lost is not None:
             self.close()
-            self._link = self._device.link()
+            self._link = link_to(self._device)
         told = self._link.sensors(_TIMEOUT_S) or ()
         return [one._replace(sensor=f"{self.name} {one.sensor}", part=CSD) for one in whole(told, self._chosen)]
 

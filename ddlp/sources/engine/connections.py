@@ -19,6 +19,7 @@ from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.sources.engine.dataset_upload import ARRAYS, FILES, DatasetUpload
+from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from ddlp.sources.engine.events import EngineEvent
 from ddlp.sources.engine.job import JobHandle
@@ -200,7 +201,7 @@ class EngineConnections:
             if place is not None and place.link.lost is None:
                 self._places[name] = place
                 return place
-            link = self._devices[name].link()
+            link = link_to(self._devices[name])
             self._opening.add(link)
         if place is not None:
             place.upload.close()

@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from csd_engine.data.base import ARRAY
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.protocol import codec as say
 from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
-from csd_engine.service.uploads import read_part
-
-if TYPE_CHECKING:
-    from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.part_stream import PartStream
 
 __all__ = ["JobHandle", "Probed"]
 
@@ -49,20 +45,43 @@ class Probed(NamedTuple):
         return Probed(told)
 
 
+class Connection(Protocol):
+    """What a job asks of the connection that carries it: `ddlp.sources.engine.link.EngineLink` is one.
+
+    Attributes:
+        address: of the engine.
+        welcome: what the engine said of itself; None before.
+        stream: parts of batch files on their way.
+    """
+
+    address: str
+    welcome: say.Welcome | None
+    stream: PartStream
+
+    def submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
+        """Have a message sent; not ``at_once``: with the next ones."""
+
+    def ping_now(self) -> None:
+        """Tell the engine how things stand here, now instead of with the next heartbeat."""
+
+    def on_its_thread(self) -> bool:
+        """Whether this is the thread that hears the engine's answers: it can't wait for one."""
+
+
 class JobHandle:
     """One job on the engine, made by `EngineLink.open_job`. After `EngineLost` or `close` its methods do nothing."""
 
-    def __init__(self, link: EngineLink, name: str, on_event: Callable[[EngineEvent], None]) -> None:
+    def __init__(self, link: Connection, name: str, on_event: Callable[[EngineEvent], None]) -> None:
         self.name = name
         self.directory = Path()  # where its batch files appear, as this host sees it
         self._link = link
         self._on_event = on_event
-        self._answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
-        self._manifests: Callable[[str], str | os.PathLike[str]] | None = None
-        self._arrays: Callable[[str, int], tuple[say.Payload, int]] | None = None
+        self.answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
+        self.manifests: Callable[[str], str | os.PathLike[str]] | None = None
+        self.arrays: Callable[[str, int], tuple[say.Payload, int]] | None = None
         self._closed = False
-        self._waiting = False
-        self._note = ""
+        self.is_waiting = False
+        self.told_note = ""
 
     def _check(self) -> None:
         if self._closed:
@@ -70,7 +89,7 @@ class JobHandle:
 
     def _send(self, message: say.Message, at_once: bool = True) -> None:
         if not self._closed:
-            self._link._submit(say.encode(message), at_once)
+            self._link.submit(say.encode(message), at_once)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -104,9 +123,9 @@ class JobHandle:
 
     def set_waiting(self, waiting: bool) -> None:
         """Say whether a training step waits for this job now: the engine serves it first."""
-        if waiting != self._waiting and not self._closed:
-            self._waiting = waiting
-            self._link._ping_now()
+        if waiting != self.is_waiting and not self._closed:
+            self.is_waiting = waiting
+            self._link.ping_now()
 
     def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Probed]:
         """Have the engine prepare these items, and tell what it made of each.
@@ -114,11 +133,11 @@ class JobHandle:
         Raises:
             EngineGone: the engine is lost, or did not answer in time.
         """
-        while not self._answers.empty():  # of a request that was given up
-            self._answers.get()
+        while not self.answers.empty():  # of a request that was given up
+            self.answers.get()
         self._check()
         self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
-        answer = self._answer(timeout_s)
+        answer = self.answer(timeout_s)
         if not isinstance(answer, say.ProbeDone):
             raise EngineGone(f"the engine answered a probe with {answer!r:.200}.")
         return list(map(Probed.read, answer.digests))
@@ -130,23 +149,23 @@ class JobHandle:
         self._send(say.CloseJob(self.name))
         self._closed = True
         self._link.stream.drop(self.name)
-        if wait_s and threading.current_thread() is not self._link._thread:
+        if wait_s and not self._link.on_its_thread():
             try:
-                self._answer(wait_s)
+                self.answer(wait_s)
             except EngineError:
                 pass
 
-    def _part(self, wanted: say.NeedFile) -> tuple[say.Payload, int]:
+    def part(self, wanted: say.NeedFile) -> tuple[say.Payload, int]:
         """The part of a file that the engine asks for, and the file's size; KeyError where this job has it not."""
-        if wanted.kind == ARRAY and self._arrays is not None:
-            return self._arrays(wanted.fingerprint, wanted.offset)
-        if wanted.kind != ARRAY and self._manifests is not None:
-            return read_part(Path(self._manifests(wanted.fingerprint)), wanted.offset)
+        if wanted.kind == ARRAY and self.arrays is not None:
+            return self.arrays(wanted.fingerprint, wanted.offset)
+        if wanted.kind != ARRAY and self.manifests is not None:
+            return read_part(Path(self.manifests(wanted.fingerprint)), wanted.offset)
         raise KeyError(wanted.fingerprint)
 
-    def _answer(self, timeout_s: float) -> say.Message:
+    def answer(self, timeout_s: float) -> say.Message:
         try:
-            answer = self._answers.get(timeout=timeout_s)
+            answer = self.answers.get(timeout=timeout_s)
         except queue.Empty:
             raise EngineGone(
                 f"the engine at {self._link.address} did not answer within {timeout_s:g} s. Look at its log."
@@ -155,28 +174,28 @@ class JobHandle:
             raise answer
         return answer
 
-    def _heard(self, message: say.Message) -> bool:
+    def heard(self, message: say.Message) -> bool:
         """Act on what the engine says of this job. True where the job is over with it. On the link's thread."""
         if isinstance(message, say.Published):
             path = self.directory / message.file.rpartition("/")[2]
-            self._event(LeasePublished(message.lease, path, message.busy_s))
+            self.tell(LeasePublished(message.lease, path, message.busy_s))
         elif isinstance(message, say.Failed):
-            self._event(LeaseFailed(message.lease, message.reason, message.fatal))
+            self.tell(LeaseFailed(message.lease, message.reason, message.fatal))
         elif isinstance(message, say.Measured):
-            self._event(RanksMeasured(message.batches))
+            self.tell(RanksMeasured(message.batches))
         elif isinstance(message, say.Refused) and self.directory != Path():
-            self._event(EngineLost(f"the engine at {self._link.address} dropped the job: {message.reason}"))
+            self.tell(EngineLost(f"the engine at {self._link.address} dropped the job: {message.reason}"))
             return True
         elif not isinstance(message, say.Cancelled):  # nobody waits for that one
-            self._answers.put(message)
+            self.answers.put(message)
         return isinstance(message, say.JobClosed)
 
-    def _event(self, event: EngineEvent) -> None:
+    def tell(self, event: EngineEvent) -> None:
         if self._closed:
             return
         if isinstance(event, EngineLost):
             self._closed = True
-            self._answers.put(EngineGone(event.reason))
+            self.answers.put(EngineGone(event.reason))
             self._link.stream.drop(self.name)
         try:
             self._on_event(event)

@@ -81,7 +81,7 @@ class EngineLink:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._outbox: deque[list[say.Payload]] = deque()
-        self.stream = PartStream(self._submit)
+        self.stream = PartStream(self.submit)
         self._seen: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
         self._ping_due = True
         self._stop = False
@@ -155,16 +155,16 @@ class EngineLink:
         """
         self.open()
         handle = JobHandle(self, f"{os.getpid()}-{next(self._numbers)}", on_event)
-        handle._manifests, handle._arrays = manifest_file, array_part
+        handle.manifests, handle.arrays = manifest_file, array_part
         with self._lock:
             self._check()
             self._jobs[handle.name] = handle
         parts = (pipeline.to_data(), dataset.to_data(), layout.to_data())
-        self._submit(say.encode(say.OpenJob(handle.name, *parts, *member)))
+        self.submit(say.encode(say.OpenJob(handle.name, *parts, *member)))
         try:
-            answer = handle._answer(timeout_s)
+            answer = handle.answer(timeout_s)
             while isinstance(answer, say.NeedFile):  # a sign of life while a file is on its way
-                answer = handle._answer(timeout_s)
+                answer = handle.answer(timeout_s)
             if isinstance(answer, say.Refused):
                 raise EngineRefused(f"the engine at {self.address} refused the job: {answer.reason}")
             assert isinstance(answer, say.JobOpen) and self.spool is not None
@@ -182,7 +182,7 @@ class EngineLink:
             EngineGone: the engine is lost, or did not answer in time.
         """
         self.open()
-        self._submit(say.encode(say.Look(file)))
+        self.submit(say.encode(say.Look(file)))
         try:
             while True:
                 seen = self._seen.get(timeout=timeout_s)
@@ -218,7 +218,7 @@ class EngineLink:
         with self._lock:
             self._check()
             self._asking.append(answers)  # under the lock: in the order of the questions
-            self._submit(say.encode(question))
+            self.submit(say.encode(question))
         try:
             answer = answers.get(timeout=timeout_s)
         except queue.Empty:
@@ -240,7 +240,7 @@ class EngineLink:
             job.close(max(0.0, until - time.monotonic()) if self._lost is None else 0)
         self._stop = True
         self._awake()
-        if threading.current_thread() is not self._thread:
+        if not self.on_its_thread():
             self._thread.join(_CLOSE_TIMEOUT_S + self._connect_timeout_s)
 
     # -- called from any thread
@@ -251,7 +251,7 @@ class EngineLink:
         if self._lost is not None or self._stop:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
-    def _submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
+    def submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
         """Send a message; not ``at_once``: with the next one or the heartbeat, without waking the thread for it."""
         if os.getpid() != self._pid:
             self._check()
@@ -259,7 +259,12 @@ class EngineLink:
         if at_once:
             self._awake()
 
-    def _ping_now(self) -> None:
+    def on_its_thread(self) -> bool:
+        """Whether this is the thread that hears the engine's answers."""
+        return threading.current_thread() is self._thread
+
+    def ping_now(self) -> None:
+        """Send the next heartbeat now: it tells which jobs training waits for."""
         if os.getpid() == self._pid:
             self._ping_due = True
             self._awake()
@@ -295,8 +300,8 @@ class EngineLink:
             for answers in asking:
                 answers.put(None)
             for job in jobs:
-                job._event(EngineLost(reason))
-                job._answers.put(EngineGone(reason))
+                job.tell(EngineLost(reason))
+                job.answers.put(EngineGone(reason))
             if wire is not None:
                 wire.close()
             wakeup.close()
@@ -342,7 +347,7 @@ class EngineLink:
             beat = now - pinged >= self._heartbeat_s
             if beat or (self._ping_due and now - told_s >= gap_s):
                 self._ping_due = False
-                waiting = tuple(job.name for job in list(self._jobs.values()) if job._waiting and not job._closed)
+                waiting = tuple(job.name for job in list(self._jobs.values()) if job.is_waiting and job.open)
                 if waiting != told:
                     told, told_s, beat = waiting, now, True
                 if beat:
@@ -367,7 +372,7 @@ class EngineLink:
         else:
             name = getattr(message, "job", None)
             job = self._jobs.get(name) if name else None
-            if job is not None and job._heard(message):
+            if job is not None and job.heard(message):
                 self._jobs.pop(job.name, None)
         return None
 
@@ -377,18 +382,18 @@ class EngineLink:
             progress.setdefault(name, {})[lease] = samples
         for job in list(self._jobs.values()):
             if job.name in progress:
-                job._event(LeaseProgress(progress[job.name]))
-            if message.note != job._note:
-                job._note = message.note
-                job._event(EngineNote(message.note))
+                job.tell(LeaseProgress(progress[job.name]))
+            if message.note != job.told_note:
+                job.told_note = message.note
+                job.tell(EngineNote(message.note))
 
     def _send_part(self, wire: Wire, wanted: say.NeedFile) -> None:
         """Send the part of a file that the engine asks for, from the first job that has it."""
         problem: Exception = EngineError(f"no job here has {wanted.kind} {wanted.fingerprint}")
-        asking = [job for job in list(self._jobs.values()) if job.directory == Path() and not job._closed]
+        asking = [job for job in list(self._jobs.values()) if job.directory == Path() and job.open]
         for job in asking:
             try:
-                part, total = job._part(wanted)
+                part, total = job.part(wanted)
                 frames = say.encode(
                     say.FilePart(wanted.kind, wanted.fingerprint, wanted.offset, total), pack(wanted.kind, part)
                 )
@@ -397,7 +402,7 @@ class EngineLink:
                 continue
             wire.send(frames)
             for one in asking:
-                one._answers.put(wanted)
+                one.answers.put(wanted)
             return
         for job in asking:
-            job._answers.put(EngineGone(f"the engine asks for a {wanted.kind} that cannot be sent: {problem}"))
+            job.answers.put(EngineGone(f"the engine asks for a {wanted.kind} that cannot be sent: {problem}"))

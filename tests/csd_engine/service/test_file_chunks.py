@@ -212,7 +212,7 @@ def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, lar
 
     greedy.stream.arrived = count
     for _ in range(500):
-        greedy._submit(say.encode(say.Fetch(1 << 40, other.name, 1, 0, 1 << 17)))
+        greedy.submit(say.encode(say.Fetch(1 << 40, other.name, 1, 0, 1 << 17)))
     assert len(receive(large, job, lease, items).images) == 256
     until(lambda: any("at once" in reason for reason in refused), 10, "a refusal")
     greedy.close()

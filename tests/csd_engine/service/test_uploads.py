@@ -17,8 +17,8 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
-from tests.engine_process import Recipe, until
 from csd_engine.service.uploads import FileCache, pack, read_part
+from tests.engine_process import Recipe, until
 
 
 def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST):

@@ -19,7 +19,7 @@ from torchvision import datasets, transforms
 from ddlp import DDLPLoader, cli
 from ddlp.bench.common import user_environment
 from ddlp.swap.comparison import Comparison, compare
-from ddlp.swap.hook import Settings
+from ddlp.swap.settings import Settings
 from tests.small_images import make_images
 
 HERE = Path(__file__).parent

@@ -33,7 +33,7 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
     with pytest.raises(RuntimeError, match="timed out"):
         for _ in iterator:
             pass
-    assert not job.handle._waiting
+    assert not job.handle.is_waiting
     iterator._shutdown_workers()
 
 
