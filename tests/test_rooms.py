@@ -1,0 +1,271 @@
+"""Imports point one way: no circle of files or of rooms, and each room imports rooms of lower floors only.
+
+A room is a folder below ddlp/ or csd_engine/; a module that lies directly there is a room of its own. Imports inside functions
+and under TYPE_CHECKING count. ddlp/__init__.py is the face: it may import every room, since it does so late.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import deque
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FACE = "ddlp/__init__.py"
+
+# From bottom to top. CONTRIBUTING.md shows the same, with a line for each room.
+FLOORS = (
+    ("csd_engine", "csd_engine.errors", "csd_engine.rng", "csd_engine.kernels"),
+    ("csd_engine.keyed", "csd_engine.machine", "csd_engine.data", "csd_engine.batchfile"),
+    ("csd_engine.transforms", "csd_engine.protocol", "csd_engine.census"),
+    ("csd_engine.prepare", "csd_engine.bare"),
+    ("csd_engine.service", "csd_engine.parity"),
+    ("csd_engine.__main__", "csd_engine.supervisor"),
+    ("ddlp.errors", "ddlp.datasets", "ddlp.transforms", "ddlp.schedule"),
+    ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata"),
+    ("ddlp.sampling", "ddlp.transfer"),
+    ("ddlp.translate",),
+    ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
+    ("ddlp.epoch", "ddlp.deploy", "ddlp.arguments"),
+    ("ddlp.loader",),
+    ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap"),
+    ("ddlp.bench",),
+    ("ddlp.tryout",),
+    ("ddlp.cli",),
+    ("ddlp.__main__",),
+)
+
+# What does not hold yet: (file, a file that it imports). Each goes once the import is gone, and no line is added.
+KNOWN = {
+    ("csd_engine/service/groups.py", "csd_engine/service/jobs.py"),
+    ("ddlp/arguments.py", "ddlp/loader.py"),
+    ("ddlp/devices/device.py", "ddlp/sources/engine/link.py"),
+    ("ddlp/epoch/iterator.py", "ddlp/loader.py"),
+    ("ddlp/explain.py", "ddlp/loader.py"),
+    ("ddlp/frameworks/accelerate.py", "ddlp/loader.py"),
+    ("ddlp/frameworks/accelerate.py", "ddlp/observe/pace.py"),
+    ("ddlp/frameworks/ray.py", "ddlp/loader.py"),
+    ("ddlp/frameworks/shards.py", "ddlp/loader.py"),
+    ("ddlp/loader.py", "ddlp/observe/pace.py"),
+    ("ddlp/loader.py", "ddlp/observe/record.py"),
+    ("ddlp/observe/metrics.py", "ddlp/__init__.py"),
+    ("ddlp/observe/report/page.py", "ddlp/__init__.py"),
+    ("ddlp/observe/watched.py", "ddlp/__init__.py"),
+    ("ddlp/sampling/epoch_plan.py", "ddlp/translate/datasets.py"),
+    ("ddlp/sources/engine/attach.py", "ddlp/epoch/executor.py"),
+    ("ddlp/sources/engine/job.py", "ddlp/sources/engine/link.py"),
+    ("ddlp/swap/hook.py", "ddlp/swap/loader.py"),
+    ("ddlp/swap/hook.py", "ddlp/swap/told.py"),
+}
+
+Graph = Mapping[str, Collection[str]]
+
+
+# -- reading the imports -----------------------------------------------------------------------------------------------
+
+
+def read() -> dict[str, str]:
+    """The text of each file."""
+    paths = [path for top in ("csd_engine", "ddlp") for path in sorted((ROOT / top).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+
+
+def module(path: str) -> str:
+    """The name by which a file is imported."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported(path: str, text: str, modules: Collection[str]) -> set[str]:
+    """The modules that a file imports anywhere. ``from a import b`` imports a.b where that is one of ``modules``, else a."""
+    folder = path.removesuffix(".py").split("/")[:-1]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = folder[: len(folder) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            inner = {f"{base}.{one.name}" for one in node.names}
+            names |= inner & set(modules)
+            names |= {base} if inner - set(modules) else set()
+    return names
+
+
+def file_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """The files that each file imports."""
+    paths = {module(path): path for path in texts}
+    return {
+        path: {paths[name] for name in imported(path, text, paths) if name in paths and paths[name] != path}
+        for path, text in texts.items()
+    }
+
+
+def room(path: str) -> str:
+    """ddlp/sources/engine/link.py is in ddlp.sources, ddlp/loader.py is ddlp.loader, ddlp/__init__.py is ddlp."""
+    return ".".join(module(path).split(".")[:2])
+
+
+# -- judging them ------------------------------------------------------------------------------------------------------
+
+
+def without(graph: Graph, arrows: Collection[tuple[str, str]]) -> dict[str, set[str]]:
+    return {path: {other for other in others if (path, other) not in arrows} for path, others in graph.items()}
+
+
+def room_graph(graph: Graph) -> dict[str, set[str]]:
+    """The rooms that each room imports; what the face imports does not count."""
+    rooms: dict[str, set[str]] = {room(path): set() for path in graph}
+    for path, others in graph.items():
+        if path != FACE:
+            rooms[room(path)] |= {room(other) for other in others} - {room(path)}
+    return rooms
+
+
+def circle(graph: Graph) -> list[str]:
+    """A shortest circle, its first node repeated at the end; empty: there is none."""
+    found: list[str] = []
+    for start in sorted(graph):
+        before: dict[str, str] = {}  # how each node is first reached from the start
+        queue = deque([start])
+        while queue and start not in before:
+            node = queue.popleft()
+            for other in sorted(graph.get(node, ())):
+                if other not in before:
+                    before[other] = node
+                    queue.append(other)
+        if start in before:
+            way = [start, before[start]]
+            while way[-1] != start:
+                way.append(before[way[-1]])
+            if not found or len(way) < len(found):
+                found = way[::-1]
+    return found
+
+
+def room_circle(graph: Graph) -> list[str]:
+    """A shortest circle of rooms: for each of its arrows a file, and the file of the next room that it imports."""
+    way = circle(room_graph(graph))
+    return [
+        next(
+            f"{path} imports {other}"
+            for path in sorted(graph) if path != FACE and room(path) == one
+            for other in sorted(graph[path]) if room(other) == next_one
+        )
+        for one, next_one in zip(way, way[1:])
+    ]  # fmt: skip
+
+
+def upward(graph: Graph, floors: Collection[Collection[str]] = FLOORS) -> list[str]:
+    """Each import of a room that is not on a lower floor."""
+    floor = {one: number for number, rooms in enumerate(floors) for one in rooms}
+    return [
+        f"{path} imports {other}: {room(path)} is on floor {floor[room(path)]}, {room(other)} on floor {floor[room(other)]}"
+        for path, others in sorted(graph.items())
+        for other in sorted(others)
+        if path != FACE and room(path) != room(other) and floor[room(path)] <= floor[room(other)]
+    ]
+
+
+# -- the house ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return read()
+
+
+@pytest.fixture(scope="module")
+def all_imports(texts: dict[str, str]) -> dict[str, set[str]]:
+    return file_graph(texts)
+
+
+@pytest.fixture(scope="module")
+def graph(all_imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Without what is known."""
+    return without(all_imports, KNOWN)
+
+
+def test_every_room_has_a_floor(graph):
+    rooms = sorted(one for floor in FLOORS for one in floor)
+    assert rooms == sorted(room_graph(graph)), "give a new room a floor in FLOORS, and a line in CONTRIBUTING.md"
+
+
+def test_no_circle_of_files(graph):
+    found = circle(graph)
+    assert not found, f"files import each other: {' -> '.join(found)}"
+
+
+def test_no_circle_of_rooms(graph):
+    found = room_circle(graph)
+    assert not found, f"rooms import each other: {'; '.join(found)}"
+
+
+def test_rooms_import_lower_floors_only(graph):
+    found = upward(graph)
+    assert not found, "\n".join(found)
+
+
+def test_the_engine_needs_neither_ddlp_nor_torch(texts):
+    found = {path: imported(path, text, ()) for path, text in texts.items() if path.startswith("csd_engine/")}
+    wrong = {path: names for path, names in found.items() if {name.partition(".")[0] for name in names} & {"ddlp", "torch"}}
+    assert not wrong, f"a device has neither: {wrong}"
+
+
+PURE = {
+    "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "typing",
+}  # fmt: skip
+
+
+def test_the_schedule_is_pure(texts):
+    """It imports itself, ddlp.errors, and what of the standard library tells no time, waits for nothing and reads nothing."""
+    paths = {module(path): path for path in texts}
+    names = {name for path, text in texts.items() if room(path) == "ddlp.schedule" for name in imported(path, text, paths)}
+    assert "ddlp.schedule" in {".".join(name.split(".")[:2]) for name in names}
+    ours = ("ddlp.schedule.", "ddlp.errors.")
+    assert not [name for name in sorted(names) if name.partition(".")[0] not in PURE and not f"{name}.".startswith(ours)]
+
+
+def test_what_is_known_is_so(all_imports):
+    gone = sorted(arrow for arrow in KNOWN if arrow[1] not in all_imports.get(arrow[0], ()))
+    assert not gone, f"take out of KNOWN what is mended: {gone}"
+
+
+def test_contributing_shows_the_same_rooms():
+    rows = re.findall(r"^\| (\d+) \| `(.+?)/?` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    shown = [(int(floor), module(path)) for floor, path in rows]
+    assert shown == [(floor, one) for floor, rooms in enumerate(FLOORS) for one in rooms], "of FLOORS, in this order"
+
+
+# -- it can fail -------------------------------------------------------------------------------------------------------
+
+
+def test_an_arrow_turned_round_is_found(graph):
+    path, other = "ddlp/loader.py", "ddlp/epoch/iterator.py"
+    assert other in graph[path]
+    turned = {**graph, other: {*graph[other], path}}
+    assert circle(turned) == [other, path, other]
+    assert room_circle(turned) == [f"{other} imports {path}", f"{path} imports {other}"]
+    assert [line.partition(":")[0] for line in upward(turned)] == [f"{other} imports {path}"]
+
+
+def test_imports_are_found_wherever_they_stand():
+    texts = {
+        "ddlp/__init__.py": "",
+        "ddlp/a/__init__.py": "def f():\n    import ddlp.b",
+        "ddlp/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ddlp.a import c, name",
+        "ddlp/a/c.py": "from . import d\nfrom ..b import name",
+        "ddlp/a/d.py": "from ddlp.a import *",
+    }
+    assert file_graph(texts) == {
+        "ddlp/__init__.py": set(), "ddlp/a/__init__.py": {"ddlp/b.py"}, "ddlp/b.py": {"ddlp/a/__init__.py", "ddlp/a/c.py"},
+        "ddlp/a/c.py": {"ddlp/a/d.py", "ddlp/b.py"}, "ddlp/a/d.py": {"ddlp/a/__init__.py"},
+    }  # fmt: skip
+
+
+def test_a_long_circle_is_shown_whole():
+    assert circle({"a": {"b"}, "b": {"c", "d"}, "c": {"d"}, "d": {"a"}, "e": {"a"}}) == ["a", "b", "d", "a"]
+    assert not circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
