@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from csd_engine.data.base import ARRAY
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.protocol import codec as say
+from csd_engine.service.uploads import read_part
 from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
 from ddlp.sources.engine.part_stream import PartStream
 
