@@ -8,10 +8,7 @@ of them are told: where one directory is filled first, the other ranks would tak
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterable, List, NamedTuple, Tuple
-
-if TYPE_CHECKING:
-    from csd_engine.service.jobs import Job
+from typing import Any, Collection, Dict, Iterable, List, NamedTuple, Protocol, Tuple, TypeVar
 
 __all__ = ["CALIBRATION", "Measurement", "Member", "learned", "others", "served_together", "to_tell", "without_turns"]
 
@@ -28,7 +25,34 @@ class Member(NamedTuple):
     after_lower: bool = False
 
 
-def others(job: Job, jobs: Iterable[Job]) -> List[Job]:
+class RankJob(Protocol):
+    """What a group must know of a rank's job: `csd_engine.service.jobs.Job` is one."""
+
+    @property
+    def host(self) -> str:
+        """The host that has opened it."""
+
+    @property
+    def member(self) -> Member:
+        """Its place in the run."""
+
+    @property
+    def command(self) -> Dict[str, Any]:
+        """What it prepares: "pipeline" and "dataset" among others."""
+
+    @property
+    def measured(self) -> "Collection[Measurement]":
+        """Its last batches."""
+
+    @property
+    def told(self) -> int:
+        """How many measurements of other ranks it was told."""
+
+
+AJob = TypeVar("AJob", bound=RankJob)
+
+
+def others(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
     """Return the other jobs of its group. A run is known to its host alone, so other hosts' jobs are never among them."""
     if not job.member.run:
         return []
@@ -41,10 +65,10 @@ def others(job: Job, jobs: Iterable[Job]) -> List[Job]:
     ]
 
 
-def without_turns(jobs: List[Job]) -> List[Job]:
+def without_turns(jobs: List[AJob]) -> List[AJob]:
     """Put those that come after their group's lower ranks behind them; the places that a group has in the order stay."""
     order = list(jobs)
-    seen: List[Job] = []
+    seen: List[AJob] = []
     for job in jobs:
         if not job.member.after_lower or any(job is one for one in seen):
             continue
@@ -56,7 +80,7 @@ def without_turns(jobs: List[Job]) -> List[Job]:
     return order
 
 
-def served_together(job: Job, jobs: Iterable[Job]) -> List[Job]:
+def served_together(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
     """Return those whose turn is over once this one has had it, itself last.
 
     That is its group where one rank comes first: taking turns one by one, it would always have a member in front of the
@@ -65,12 +89,12 @@ def served_together(job: Job, jobs: Iterable[Job]) -> List[Job]:
     return [*(others(job, jobs) if job.member.after_lower else ()), job]
 
 
-def learned(job: Job, jobs: Iterable[Job]) -> Tuple[Measurement, ...]:
+def learned(job: AJob, jobs: Iterable[AJob]) -> Tuple[Measurement, ...]:
     """Return what a job that joins its group should be told at once: the last measurements of the others."""
     found = [measurement for one in others(job, jobs) for measurement in one.measured]
     return tuple(found[-CALIBRATION:])
 
 
-def to_tell(job: Job, jobs: Iterable[Job]) -> List[Job]:
+def to_tell(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
     """Return those of its group that do not know the device's speed yet, once this one has a new measurement."""
     return [one for one in others(job, jobs) if one.told + len(one.measured) < CALIBRATION]

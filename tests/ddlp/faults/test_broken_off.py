@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-import ddlp.epoch.executor
+import ddlp.sources.host.native
 from ddlp.process import finalizers as ending
 from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.connections import EMBEDDED
@@ -71,7 +71,7 @@ def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, dat
 
 
 def test_a_close_that_is_interrupted_ends_the_run(leaves_nothing, data, monkeypatch):
-    prepare, busy, closed = ddlp.epoch.executor.prepare_batch, threading.Event(), []
+    prepare, busy, closed = ddlp.sources.host.native.prepare_batch, threading.Event(), []
 
     def slow(*arguments):
         busy.set()
