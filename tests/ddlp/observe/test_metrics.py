@@ -168,9 +168,10 @@ def test_the_text_ends_with_a_line_and_changes_nothing():
 NOT_CLOSED = """
 import numpy as np
 from torchvision import transforms
-from ddlp import DDLPLoader, ImageArrays, ending
+from ddlp import DDLPLoader, ImageArrays
 from ddlp.observe import serve_metrics
-ending.WAIT_S = 1000.0
+from ddlp.process import finalizers
+finalizers.WAIT_S = 1000.0
 loader = DDLPLoader(ImageArrays(np.zeros((8, 4, 4, 3), np.uint8), range(8), transforms.ToTensor()), 2)
 server = serve_metrics(loader, 0)
 print(len(list(loader)))
