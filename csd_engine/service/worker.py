@@ -7,7 +7,6 @@ output. Between two samples it looks whether the lease was cancelled; when its p
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import dataclasses
 import os
@@ -16,7 +15,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, Generator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -24,21 +23,17 @@ from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.kinds import parse_dataset
-from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.kernels import kernel
-from csd_engine.kernels.files import FilePlan
-from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
 from csd_engine.prepare.large_image_lock import Turnstile
 from csd_engine.prepare.operator_file import OperatorDirectory
-from csd_engine.prepare.sample import prepare_sample, sample_digest
+from csd_engine.prepare.sample import sample_digest
 from csd_engine.service.channel import WorkerChannel
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.bulk import Bulk
-from csd_engine.transforms.fileplan import file_plan
 
-__all__ = ["Worker", "main"]
+__all__ = ["Slowdown", "Worker", "WrittenRows", "main"]
 
 _PR_SET_PDEATHSIG = 1
 PROGRESS_S = 0.1  # at most one report each
@@ -48,14 +43,10 @@ _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 
 @dataclass
 class _OpenJob:
-    pipeline: Pipeline
     reader: Reader
     layout: Layout
     directory: str
-    image: np.ndarray
-    boxes: Optional[np.ndarray]
-    bulk: Optional[Bulk]  # where the samples are rows of an array
-    plan: Optional[FilePlan]  # where they are files that the kernel draws for
+    maker: BatchMaker
 
 
 class _Cancelled(Exception):
@@ -86,6 +77,53 @@ class Slowdown:
     def slept(self, seconds: float) -> None:
         """Pay back what was slept; more than owed counts for the next samples."""
         self._owed_s -= seconds
+
+
+def _room(layout: Layout, samples: int) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+    """Return memory for so many samples of the layout: images and boxes."""
+    images = np.empty((samples, layout.height, layout.width, layout.channels), dtype=np.uint8)
+    return images, np.empty((samples, layout.boxes, 4), dtype=np.int32) if layout.boxes else None
+
+
+class WrittenRows(Destination):
+    """The rows of a batch file: made in a little memory, which is used again, and written.
+
+    Args:
+        writer: of the batch file; stays open.
+        before_writing: called when samples are made, before they are written.
+    """
+
+    def __init__(self, writer: BatchWriter, before_writing: Callable[[], None] = lambda: None) -> None:
+        layout = writer.layout
+        self._writer, self._before_writing = writer, before_writing
+        self._images, self._boxes = _room(layout, max(1, min(layout.batch, _ROOM_BYTES // layout.row_bytes)))
+
+    def place(self, part: slice) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+        """See `Destination.place`."""
+        samples = part.stop - part.start
+        return self._images[:samples], None if self._boxes is None else self._boxes[:samples]
+
+    def done(self, part: slice) -> None:
+        """See `Destination.done`. Raises as `BatchWriter.write_rows`."""
+        self._before_writing()
+        self._writer.write_rows(part.start, *self.place(part))
+
+
+class _OneRow(Destination):
+    """Memory for one sample."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._images, self._boxes = _room(layout, 1)
+
+    def place(self, part: slice) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+        return self._images, self._boxes
+
+    def done(self, part: slice) -> None:
+        pass
+
+    def sample(self) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+        """Return the sample that was made: its image and its boxes."""
+        return self._images[0], None if self._boxes is None else self._boxes[0]
 
 
 class Worker:
@@ -138,15 +176,8 @@ class Worker:
         except EngineError as error:
             self._jobs[command["job"]] = error  # told with the first lease
             return
-        image = np.empty((layout.height, layout.width, layout.channels), dtype=np.uint8)
-        boxes = np.zeros((layout.boxes, 4), dtype=np.int32) if layout.boxes else None
-        bulk = Bulk.of(pipeline, reader.rows())
-        if bulk is not None and (bulk.shape, pipeline.boxes) != (image.shape, layout.boxes):
-            bulk = None  # the layout is another pipeline's: the first sample says so
-        plan = file_plan(pipeline, kernel())
-        if plan is not None and (plan.shape, plan.boxes) != (image.shape, layout.boxes):
-            plan = None
-        self._jobs[command["job"]] = _OpenJob(pipeline, reader, layout, command["directory"], image, boxes, bulk, plan)
+        maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
+        self._jobs[command["job"]] = _OpenJob(reader, layout, command["directory"], maker)
 
     def _forget(self, command: Dict[str, Any]) -> None:
         job = self._jobs.pop(command["job"], None)
@@ -208,75 +239,40 @@ class Worker:
             writer.abort()
 
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
-        reported = time.monotonic()
-        with contextlib.closing(self._rows(job, writer, command)) as rows:  # files opened ahead are closed at a cancel, too
-            for done in rows:
+        reported, samples = time.monotonic(), len(command["items"])
+        rows = WrittenRows(writer, self._turnstile.leave)
+        with self._start(job, command) as batch:
+            done = 0
+            while done < samples:
+                done = self._make(batch, done, rows)
                 self._pace(command["lease"])
                 if time.monotonic() - reported >= PROGRESS_S:
                     reported = time.monotonic()
                     self._channel.send("progress", job=command["job"], lease=command["lease"], samples=done)
 
-    def _rows(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> Generator[int, None, None]:
-        """Write all rows, one by one or in bulk; gives how many there are so far."""
-        seed, epoch, items = command["seed"], command["epoch"], command["items"]
-        both = np.array(items, dtype=np.int64).reshape(-1, 2)
-        if job.bulk is None or not job.bulk.takes(both[:, 0]):
-            large, enter = self._turnstile.large_bytes, self._turnstile.enter
-            files = FileBatch.of(job.reader, job.pipeline, job.plan, both[:, 0], both[:, 1], seed, epoch, large, enter)
-            if files is not None:
-                with files:
-                    yield from self._rows_of_files(job, writer, files, len(items))
-                return
-            with ReadAhead(job.reader, (index for index, _ in items)) as reader:
-                for row, (index, occurrence) in enumerate(items):
-                    self._prepare(job, reader, (index, occurrence), seed, epoch)
-                    writer.write(row, job.image, job.boxes)
-                    yield row + 1
-            return
-        for part in job.bulk.slices(len(items)):
-            images = np.empty((part.stop - part.start, *job.bulk.shape), dtype=np.uint8)
-            boxes = None if job.boxes is None else np.empty((len(images), *job.boxes.shape), dtype=np.int32)
-            job.bulk.fill(both[part, 0], both[part, 1], seed, epoch, images, boxes)
-            writer.write_rows(part.start, images, boxes)
-            yield part.stop
+    def _start(self, job: _OpenJob, command: Dict[str, Any]) -> StartedBatch:
+        items = np.array(command["items"], dtype=np.int64).reshape(-1, 2)
+        large = self._turnstile.large_bytes, self._turnstile.enter
+        return job.maker.start(items[:, 0], items[:, 1], command["seed"], command["epoch"], *large)
 
-    def _rows_of_files(self, job: _OpenJob, writer: BatchWriter, files: FileBatch, samples: int) -> Generator[int, None, None]:
-        room = min(samples, _ROOM_BYTES // job.layout.row_bytes)
-        images = np.empty((room, *job.image.shape), dtype=np.uint8) if room > 1 else job.image[np.newaxis]
-        boxes = None if job.boxes is None else np.empty((len(images), *job.boxes.shape), dtype=np.int32)
-        at = 0
-        while at < samples:
-            some = slice(min(len(images), samples - at))
-            try:
-                made = files.make(at, images[some], None if boxes is None else boxes[some]) - at
-            finally:
-                self._turnstile.leave()
-            writer.write_rows(at, images[:made], None if boxes is None else boxes[:made])
-            at += made
-            yield at
-
-    def _prepare(self, job: _OpenJob, reader: Reader, item: Tuple[int, int], seed: int, epoch: int) -> None:
-        """Fill the job's image and boxes; large images wait for their turn among the workers."""
-        index, occurrence = item
-        if job.bulk is not None and job.bulk.takes(np.array([index])):
-            into = None if job.boxes is None else job.boxes[np.newaxis]
-            job.bulk.fill(np.array([index]), np.array([occurrence]), seed, epoch, job.image[np.newaxis], into)
-            return
+    def _make(self, batch: StartedBatch, first: int, rows: Destination) -> int:
+        """Make samples; large images wait for their turn among the workers."""
         try:
-            prepare_sample(reader, job.pipeline, item, seed, epoch, job.image, job.boxes, self._turnstile.enter)
+            return batch.make(first, rows)
         finally:
             self._turnstile.leave()
 
     def _probe(self, command: Dict[str, Any]) -> None:
         job = self._jobs[command["job"]]
         digests = []
-        for index, occurrence in command["items"]:
+        for item in command["items"]:
             try:
                 if isinstance(job, EngineError):
                     raise job
-                item = (index, occurrence)
-                self._prepare(job, job.reader, item, command["seed"], command["epoch"])
-                digests.append(sample_digest(job.image, job.boxes))
+                row = _OneRow(job.layout)
+                with self._start(job, {**command, "items": [item]}) as batch:
+                    self._make(batch, 0, row)
+                digests.append(sample_digest(*row.sample()))
             except EngineError as error:
                 by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
                 digests.append(f"{'refused' if by_operator else 'error'}: {error}")

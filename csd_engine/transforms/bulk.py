@@ -7,7 +7,7 @@ Pillow's objects take many times longer than its pixels. Any other pipeline goes
 
 from __future__ import annotations
 
-from typing import Iterator, Optional, Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 
@@ -53,12 +53,11 @@ class Bulk:
         except (NotInBulk, PipelineError, ValueError):  # what is wrong with it is told by the sample that meets it
             return None
 
-    def slices(self, n: int) -> Iterator[slice]:
-        """Parts of n samples, each small enough to stay in a core's cache and to be broken off between."""
+    @property
+    def at_once(self) -> int:
+        """How many samples to make in one call: they stay in a core's cache, and a batch can be broken off between calls."""
         height, width, channels = self.shape
-        step = max(1, _SLICE_BYTES // (height * width * channels))
-        for start in range(0, n, step):
-            yield slice(start, min(start + step, n))
+        return max(1, _SLICE_BYTES // (height * width * channels))
 
     def takes(self, indices: np.ndarray) -> bool:
         """False where an index is none of the array's rows: its sample, made by itself, says so."""

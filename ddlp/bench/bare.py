@@ -9,7 +9,6 @@ batches, ``fetch`` is what the host does to a batch that the engine has made: ma
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import select
@@ -18,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,21 +25,17 @@ import torch
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.kernels import kernel
-from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.service.worker import Slowdown
-from csd_engine.transforms.bulk import Bulk
-from csd_engine.transforms.fileplan import file_plan
+from csd_engine.service.worker import Slowdown, WrittenRows
 from ddlp.bench.common import BenchFailed, user_environment
 from ddlp.bench.data import loader
-from ddlp.sources.host.native import fill_rows, make_files
+from ddlp.sources.host.native import Rows
 from ddlp.transfer.mapped_batch import map_batch
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.portable import Portable, portable
 
 _FETCHED_FILES = 4
-_ROOM_BYTES = 1 << 20  # for an engine's samples that are made at once
 
 
 def delivered_as(output: str) -> torch.memory_format:
@@ -59,59 +53,40 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
 
     ``order``: indices to go through, again and again; None: all, in a fixed random order.
     """
-    reader, epilogue = found.dataset.reader(), found.epilogue
     ring = np.asarray(order or _order(found))
-    bulk, plan, convert = Bulk.of(found.pipeline, reader.rows()), file_plan(found.pipeline, kernel()), not epilogue.keeps_bytes
-    # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
-    rows = np.empty((batch, *found.shape), dtype=np.uint8)
-    bits = epilogue.empty(batch, found.shape[0], found.shape[1], MemoryPool(1)) if convert else None
+    maker = _maker(found)
     never_before = np.zeros(batch, dtype=np.int64)
+    # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
+    rows = Rows(found.epilogue, found.shape, found.pipeline.boxes, batch, MemoryPool(1), finished=True)
 
     def make(k: int) -> torch.Tensor:
-        sources = ring[(k * batch + np.arange(batch)) % len(ring)]
-        if bulk is not None:
-            for part in bulk.slices(batch):
-                fill = partial(bulk.fill, sources[part], never_before[part], 0, k)
-                fill_rows(fill, epilogue, partial(rows.__getitem__, part), None, None if bits is None else bits[part])
-            return epilogue.tensor(rows if bits is None else bits)
-        files = FileBatch.of(reader, found.pipeline, plan, sources, never_before, 0, k)
-        if files is not None:
-            with files:
-                at = 0
-                while at < batch:
-                    at = files.make(at, rows[at:], None) if bits is None else make_files(files, at, epilogue, bits, None)
-            return epilogue.tensor(rows if bits is None else bits)
-        for row, source in enumerate(sources.tolist()):
-            image = rows[0 if convert else row]
-            prepare_sample(reader, found.pipeline, (source, 0), 0, k, image, None)
-            if bits is not None:
-                epilogue.convert(image[None], bits[row : row + 1])
-        return epilogue.tensor(rows if bits is None else bits)
+        sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
+        with maker.start(sources, never_before, 0, k) as started:
+            while at < batch:
+                at = started.make(at, rows)
+        return rows.pixels().images
 
     return make
 
 
+def _maker(found: Portable) -> BatchMaker:
+    return BatchMaker(found.dataset.reader(), found.pipeline, found.shape, found.pipeline.boxes)
+
+
 def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], object]:
     """Prepare the n-th batch as an engine's worker does: into a batch file in the spool, which is then removed."""
-    reader, ring, plan = found.dataset.reader(), np.asarray(_order(found)), file_plan(found.pipeline, kernel())
+    maker, ring = _maker(found), np.asarray(_order(found))
     layout, never_before = Layout(batch, *found.shape, 0), np.zeros(batch, dtype=np.int64)
-    rows = np.empty((max(1, _ROOM_BYTES // layout.row_bytes), *found.shape), dtype=np.uint8)
     slow = Slowdown(slowdown)  # the worker's own: a slow processor is slow at its files as well
 
     def make(k: int) -> None:
         slow.begin()
         writer = BatchWriter(directory, f"{k:032x}", k, layout)
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
-        files = FileBatch.of(reader, found.pipeline, plan, sources, never_before, 0, k)
-        with contextlib.nullcontext() if files is None else files:
+        rows = WrittenRows(writer)
+        with maker.start(sources, never_before, 0, k) as started:
             while at < batch:
-                if files is None:
-                    prepare_sample(reader, found.pipeline, (int(sources[at]), 0), 0, k, rows[0], None)
-                    made = 1
-                else:
-                    made = files.make(at, rows[: batch - at], None) - at
-                writer.write_rows(at, rows[:made])
-                at += made
+                at = started.make(at, rows)
                 if owed_s := slow.owed_s():
                     began = time.monotonic()
                     time.sleep(owed_s)

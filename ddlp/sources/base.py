@@ -22,11 +22,8 @@ import torch
 from PIL import Image
 
 from csd_engine.data.base import Reader
-from csd_engine.kernels import kernel
-from csd_engine.kernels.files import FilePlan
+from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.bulk import Bulk
-from csd_engine.transforms.fileplan import file_plan
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.transfer.device_stream import StreamEvent
 from ddlp.transfer.epilogue import Epilogue
@@ -65,14 +62,9 @@ class EpochSpec:
     rank_after_rank: bool = False  # a source that several ranks share works for the lowest rank that has leases
 
     @functools.cached_property
-    def files(self) -> FilePlan | None:
-        """The kernel's plan for many files at once; None where each sample is drawn by itself."""
-        return file_plan(self.pipeline, kernel())
-
-    @functools.cached_property
-    def bulk(self) -> Bulk | None:
-        """Makes many samples at once, where they are rows of an array; None where each is made by itself."""
-        return Bulk.of(self.pipeline, self.reader.rows())
+    def maker(self) -> BatchMaker:
+        """What makes the batches' samples."""
+        return BatchMaker(self.reader, self.pipeline, self.shape, self.pipeline.boxes)
 
     def get_ready(self) -> None:
         """Have done what the first batch does once a process, imports above all: called before there is any other thread.
@@ -84,7 +76,7 @@ class EpochSpec:
         first = self.reader.paths([0]) if len(self.reader) else None
         if first is not None and os.path.splitext(first[0])[1].lower() not in Image.EXTENSION:
             Image.init()  # all that Pillow knows
-        _ = self.files, self.bulk  # and with them the kernel
+        _ = self.maker  # and with it the kernel
 
 
 class BatchState(enum.Enum):

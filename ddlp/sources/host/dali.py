@@ -201,7 +201,7 @@ class _OnDevice:
 
     def __init__(self, spec: EpochSpec, gpu_transfer: GpuTransfer, samples: int) -> None:
         self._gpu_transfer = gpu_transfer
-        self.boxes = no_boxes(spec, samples)
+        self.boxes = no_boxes(samples, spec.pipeline.boxes)
         self._made = np.empty((1, *spec.shape), np.uint8)
         with gpu_transfer.stream.work():
             self._images = torch.empty((samples, *spec.shape), dtype=torch.uint8, device=gpu_transfer.stream.device)
@@ -219,14 +219,14 @@ class _OnDevice:
             finally:
                 ours.event().wait()
 
-    def place(self, part: slice) -> np.ndarray:
+    def place(self, part: slice) -> tuple[np.ndarray, np.ndarray | None]:
         """As `Rows`, for one sample."""
-        return self._made
+        return self._made, None if self.boxes is None else self.boxes[part]
 
-    def done(self, part: slice, made: np.ndarray) -> None:
+    def done(self, part: slice) -> None:
         """As `Rows`. Waits for the copy: there are few, and their memory is used again."""
         with self._gpu_transfer.stream.work():
-            self._images[part].copy_(torch.from_numpy(made))
+            self._images[part].copy_(torch.from_numpy(self._made))
 
     def pixels(self) -> PreparedBatch:
         """The batch, bytes on the device still: a quarter of what it takes when it is finished there, as its turn nears."""
@@ -267,7 +267,8 @@ class DaliHost:
         gpu_transfer = self._graphs.gpu_transfer
         n = len(items)
         try:
-            rows = _OnHost(spec, n, 1, finished) if gpu_transfer is None else _OnDevice(spec, gpu_transfer, n)
+            about = spec.epilogue, spec.shape, spec.pipeline.boxes, n, spec.pool, finished
+            rows = _OnHost(*about) if gpu_transfer is None else _OnDevice(spec, gpu_transfer, n)
         except NoRoom:  # there; in the host's memory is some
             self._count(0, n)
             return prepare_batch(spec, position, wanted, finished)
@@ -290,9 +291,9 @@ class DaliHost:
             if not wanted():
                 raise Unwanted
             part = slice(row, row + 1)
-            made = rows.place(part)
-            prepare_item(spec, items[row], made[0], None if rows.boxes is None else rows.boxes[row])
-            rows.done(part, made)
+            images, boxes = rows.place(part)
+            prepare_item(spec, items[row], images[0], None if boxes is None else boxes[0])
+            rows.done(part)
         self._count(len(items) - len(ours), len(ours))
         return rows.pixels()
 

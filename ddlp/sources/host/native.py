@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 import torch
 
-from csd_engine.data.base import Reader
-from csd_engine.data.readahead import ReadAhead
 from csd_engine.errors import SampleError
-from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.batch_maker import Destination, FinishedPlace
 from csd_engine.prepare.sample import prepare_sample
 from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, Unwanted
 from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.memory_pool import MemoryPool
 
-__all__ = ["NativeHost", "Rows", "fill_rows", "fresh_rows", "make_files", "no_boxes", "prepare_batch", "prepare_item"]
+__all__ = ["NativeHost", "Rows", "fresh_rows", "no_boxes", "prepare_batch", "prepare_item"]
 
 
 class NativeHost:
@@ -53,163 +51,101 @@ def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], fi
     """
     if not wanted():  # a run's later batches may have been delivered meanwhile, and forgotten
         raise Unwanted
-    bulk = spec.bulk
     sources, occurrences = spec.plan.sources(position), spec.plan.occurrences(position)
-    if bulk is not None:  # an array's rows, which always can be read
-
-        def make_part(part: slice, rows: Rows) -> None:
-            rows.fill(part, partial(bulk.fill, sources[part], occurrences[part], spec.seed, spec.epoch))
-
-        return _in_parts(spec, list(bulk.slices(len(sources))), make_part, wanted, finished)
-    files = FileBatch.of(spec.reader, spec.pipeline, spec.files, sources, occurrences, spec.seed, spec.epoch)
-    if files is not None:
-        with files:
-            return _of_files(spec, files, len(sources), wanted, finished)
-    items = spec.plan.items(position)
-    with ReadAhead(spec.reader, (index for index, _ in items)) as reader:
-
-        def make_one(part: slice, rows: Rows) -> None:
-            made = rows.place(part)
-            boxes = None if rows.boxes is None else rows.boxes[part.start]
-            _prepare(reader, spec, items[part.start], made[0], boxes)
-            rows.done(part, made)
-
-        return _in_parts(spec, [slice(k, k + 1) for k in range(len(items))], make_one, wanted, finished)
-
-
-def _in_parts(
-    spec: EpochSpec, parts: list[slice], make: Callable[[slice, Rows], None], wanted: Callable[[], bool], finished: bool
-) -> PreparedBatch:
-    """`prepare_batch`: ``make`` makes one part after the other, in the batch's rows."""
-    samples, most = (parts[-1].stop, parts[0].stop) if parts else (0, 0)  # no part is larger than the first
-    rows = Rows(spec, samples, most, finished)
-    for part in parts:
-        if not wanted():
-            raise Unwanted
-        make(part, rows)
+    rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
+    with spec.maker.start(sources, occurrences, spec.seed, spec.epoch) as batch:
+        at = 0
+        while at < len(sources):
+            if not wanted():
+                raise Unwanted
+            with _as_the_dataset_tells():
+                at = batch.make(at, rows)
     return rows.pixels()
 
 
-def _of_files(spec: EpochSpec, files: FileBatch, samples: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
-    """`prepare_batch`: a few files in each of the kernel's calls."""
-    rows = Rows(spec, samples, 1, finished)
-    at = 0
-    while at < samples:
-        if not wanted():
-            raise Unwanted
-        with _as_the_dataset_tells():
-            at = rows.make(files, at)
-    return rows.pixels()
+class Rows(Destination):
+    """A batch's memory while its samples are made.
 
-
-class Rows:
-    """A batch's memory while its parts are made.
-
-    Where each part goes through the epilogue at once there is room for the bytes of ``most`` samples only.
+    Args:
+        epilogue: what makes the batch of the samples' bytes.
+        shape: (height, width, channels) of a sample.
+        masks: the number of a sample's boxes.
+        samples: the number of them.
+        pool: where the memory comes from.
+        finished: whether the samples go through the epilogue at once, part by part. Then there is room for the bytes of one
+            part only, or for none where the kernel does both.
     """
 
-    def __init__(self, spec: EpochSpec, samples: int, most: int, finished: bool) -> None:
-        epilogue = spec.epilogue
-        height, width, _ = spec.shape
+    def __init__(
+        self, epilogue: Epilogue, shape: tuple[int, int, int], masks: int, samples: int, pool: MemoryPool, finished: bool
+    ) -> None:
+        height, width, _ = shape
         convert = finished and not epilogue.keeps_bytes
-        self._epilogue, self._finished = epilogue, finished
-        self._bits = epilogue.empty(samples, height, width, spec.pool) if convert else None
-        self._pool, self._shape = spec.pool, (most if convert else samples, *spec.shape)
+        self._epilogue, self._shape, self._samples, self._pool, self._finished = epilogue, shape, samples, pool, finished
+        self._bits = epilogue.empty(samples, height, width, pool) if convert else None
         self._bytes: np.ndarray | None = None
-        self.boxes = no_boxes(spec, samples)
+        self.boxes = no_boxes(samples, masks)
 
-    @property
-    def _images(self) -> np.ndarray:
-        """Made when first asked for: where the kernel makes the result at once, nobody does."""
+    def _images(self, samples: int) -> np.ndarray:
+        """Made when first asked for: where the kernel makes the result at once, nobody does. No later part is larger."""
         if self._bytes is None:
-            self._bytes = self._pool.empty(self._shape, np.uint8)
+            self._bytes = self._pool.empty((samples, *self._shape), np.uint8)
         return self._bytes
 
-    def place(self, part: slice) -> np.ndarray:
-        """Where to make a part, uint8 (samples, height, width, channels); `done` before the next one."""
-        return self._images[part] if self._bits is None else self._images[: part.stop - part.start]
+    def place(self, part: slice) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Destination.place`."""
+        boxes = None if self.boxes is None else self.boxes[part]
+        if self._bits is None:
+            return self._images(self._samples)[part], boxes
+        samples = part.stop - part.start
+        return self._images(samples)[:samples], boxes
 
-    def done(self, part: slice, made: np.ndarray) -> None:
-        """A part is made, in its place."""
+    def done(self, part: slice) -> None:
+        """See `Destination.done`."""
         if self._bits is not None:
-            self._epilogue.convert(made, self._bits[part])
+            samples = part.stop - part.start
+            self._epilogue.convert(self._images(samples)[:samples], self._bits[part])
+
+    def finished_place(self, part: slice) -> FinishedPlace | None:
+        """See `Destination.finished_place`."""
+        if self._bits is None:
+            return None
+        table, channels_last = self._epilogue.by_table or (None, False)  # bytes go to planes
+        return FinishedPlace(self._bits[part], None if self.boxes is None else self.boxes[part], table, channels_last)
 
     def put(self, part: slice, made: np.ndarray) -> None:
-        """A part was made elsewhere."""
+        """Take samples that were made elsewhere, uint8 (n, height, width, channels)."""
         if self._bits is None:
-            self._images[part] = made
+            self._images(self._samples)[part] = made
         else:
-            self.done(part, made)
-
-    def make(self, files: FileBatch, first: int) -> int:
-        """Have some samples of files made, from ``first`` on; returns the position of the first one not made."""
-        boxes = None if self.boxes is None else self.boxes[first:]
-        if self._bits is None:
-            return files.make(first, self._images[first:], boxes)
-        return make_files(files, first, self._epilogue, self._bits, boxes)
-
-    def fill(self, part: slice, fill: Callable[..., None]) -> None:
-        """Have a part of an array's rows made, through the epilogue in the same call where the kernel can do that."""
-        boxes = None if self.boxes is None else self.boxes[part]
-        bits = None if self._bits is None else self._bits[part]
-        fill_rows(fill, self._epilogue, lambda: self.place(part), boxes, bits)
+            self._epilogue.convert(made, self._bits[part])
 
     def pixels(self) -> PreparedBatch:
         """The batch."""
         boxes = self.boxes
         if not self._finished:
-            return PreparedBatch(torch.from_numpy(self._images), None if boxes is None else torch.from_numpy(boxes))
-        result = self._epilogue.tensor(self._images if self._bits is None else self._bits)
+            images = self._images(self._samples)
+            return PreparedBatch(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+        result = self._epilogue.tensor(self._images(self._samples) if self._bits is None else self._bits)
         if boxes is not None:
             self._epilogue.fill(result, boxes)
         return PreparedBatch(result, None, BatchState.TENSORS)
 
 
-def fill_rows(
-    fill: Callable[..., None],
-    epilogue: Epilogue,
-    place: Callable[[], np.ndarray],
-    boxes: np.ndarray | None,
-    bits: np.ndarray | None,
-) -> None:
-    """Have `Bulk.fill`, whose samples are given, make its rows: in ``place()`` and, unless that is None, from there in
-    ``bits``; by one call where the kernel can do both.
-    """
-    if bits is not None and (by_table := epilogue.by_table) is not None:
-        fill(bits, boxes, *by_table)
-        return
-    made = place()
-    fill(made, boxes)
-    if bits is not None:
-        epilogue.convert(made, bits)
-
-
-def make_files(files: FileBatch, first: int, epilogue: Epilogue, bits: np.ndarray, boxes: np.ndarray | None) -> int:
-    """Have `FileBatch.make` bring samples from ``first`` on through the epilogue; ``bits``: the whole batch's."""
-    table, channels_last = epilogue.by_table or (None, False)  # bytes go to planes
-    return files.make(first, bits[first:], boxes, table, channels_last)
-
-
 def fresh_rows(spec: EpochSpec, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Memory for a batch's images, uint8, and boxes."""
-    return spec.pool.empty((samples, *spec.shape), np.uint8), no_boxes(spec, samples)
+    return spec.pool.empty((samples, *spec.shape), np.uint8), no_boxes(samples, spec.pipeline.boxes)
 
 
-def no_boxes(spec: EpochSpec, samples: int) -> np.ndarray | None:
-    """Memory for a batch's boxes, empty ones."""
-    return np.zeros((samples, spec.pipeline.boxes, 4), dtype=np.int32) if spec.pipeline.boxes else None
+def no_boxes(samples: int, masks: int) -> np.ndarray | None:
+    """Memory for the boxes of so many samples, empty ones; None without masks."""
+    return np.zeros((samples, masks, 4), dtype=np.int32) if masks else None
 
 
 def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
     """Make one sample. An unreadable one raises an error of the kind that the data set itself would have raised."""
-    _prepare(spec.reader, spec, item, out, boxes)
-
-
-def _prepare(
-    reader: Reader, spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None
-) -> None:
     with _as_the_dataset_tells():
-        prepare_sample(reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
+        prepare_sample(spec.reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
 
 
 @contextlib.contextmanager

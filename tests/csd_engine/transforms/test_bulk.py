@@ -138,9 +138,9 @@ def test_data_that_it_leaves_to_the_pipeline():
     assert bulk.takes(np.array([0, 39])) and not bulk.takes(np.array([0, 40])) and not bulk.takes(np.array([-1]))
 
 
-def test_slices_cover_a_batch_and_stay_small():
+def test_parts_of_a_batch_stay_small():
     bulk = Bulk.of(pipeline(FLIP), images(3, 100, 100))
-    parts = [np.arange(256)[part] for part in bulk.slices(256)]
+    parts = [np.arange(256)[at : at + bulk.at_once] for at in range(0, 256, bulk.at_once)]
     assert np.concatenate(parts).tolist() == list(range(256))
     assert max(map(len, parts)) * 30_000 <= 1 << 20
-    assert [len(np.arange(2)[p]) for p in Bulk.of(pipeline(), images(2, 700, 700)).slices(2)] == [1, 1]
+    assert Bulk.of(pipeline(), images(2, 700, 700)).at_once == 1

@@ -15,11 +15,11 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader
 
 from csd_engine.data.image_files import MAX_FILE_BYTES
+from csd_engine.prepare import batch_maker
 from csd_engine.prepare import file_batch as filebatch
 from csd_engine.prepare import sample as samples
 from ddlp import ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.sources import base
 from ddlp.sources.base import EpochSpec, Unwanted
 from ddlp.sources.host.native import prepare_batch
 from ddlp.transfer.memory_pool import MemoryPool
@@ -47,7 +47,7 @@ def paths(tmp_path_factory):
 @pytest.fixture(autouse=True, params=["kernel", "pillow"])
 def way(request, monkeypatch):
     if request.param == "pillow":
-        for module in (samples, base):
+        for module in (samples, batch_maker):
             monkeypatch.setattr(module, "kernel", lambda: None)
     else:
         request.getfixturevalue("need_kernel")
