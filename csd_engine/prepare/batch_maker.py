@@ -112,6 +112,7 @@ class BatchMaker:
         epoch: int,
         large_bytes: Optional[int] = None,
         before_decoding: Optional[Callable[[int], None]] = None,
+        known: bool = False,
     ) -> StartedBatch:
         """Start a batch; nothing is made yet.
 
@@ -120,8 +121,9 @@ class BatchMaker:
             seed, epoch: with these the keys of all random draws.
             large_bytes: an image that takes so many bytes to decode waits for `before_decoding`; None: none does.
             before_decoding: as of `prepare_sample`; may be called for smaller images as well.
+            known: the data set is known to have all these sources: the look at them takes as long as a small batch.
         """
-        if self._bulk is not None and self._bulk.takes(sources):
+        if self._bulk is not None and (known or self._bulk.takes(sources)):
             return _InBulk(self._bulk, sources, occurrences, seed, epoch)
         files = FileBatch.of(
             self._reader, self._pipeline, self._plan, sources, occurrences, seed, epoch, large_bytes, before_decoding

@@ -6,8 +6,7 @@ shared memory or pickles.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -53,13 +52,15 @@ def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], fi
         raise Unwanted
     sources, occurrences = spec.plan.sources(position), spec.plan.occurrences(position)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
-    with spec.maker.start(sources, occurrences, spec.seed, spec.epoch) as batch:
+    with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True) as batch:
         at = 0
         while at < len(sources):
-            if not wanted():
+            if at and not wanted():
                 raise Unwanted
-            with _as_the_dataset_tells():
+            try:
                 at = batch.make(at, rows)
+            except SampleError as error:
+                raise _as_raised_by_the_dataset(error) from error
     return rows.pixels()
 
 
@@ -144,22 +145,17 @@ def no_boxes(samples: int, masks: int) -> np.ndarray | None:
 
 def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
     """Make one sample. An unreadable one raises an error of the kind that the data set itself would have raised."""
-    with _as_the_dataset_tells():
-        prepare_sample(spec.reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
-
-
-@contextlib.contextmanager
-def _as_the_dataset_tells() -> Iterator[None]:
     try:
-        yield
+        prepare_sample(spec.reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
     except SampleError as error:
-        cause = error.__cause__
-        raise _as_raised_by_the_dataset(cause, str(error)) from error
+        raise _as_raised_by_the_dataset(error) from error
 
 
-def _as_raised_by_the_dataset(cause: BaseException | None, message: str) -> Exception:
+def _as_raised_by_the_dataset(error: SampleError) -> Exception:
+    """An error of the kind that the data set itself would have raised."""
+    cause = error.__cause__
     kind = type(cause) if isinstance(cause, Exception) else OSError
     try:
-        return kind(message)
+        return kind(str(error))
     except Exception:  # a type that wants other arguments, as torch's own workers meet it
-        return RuntimeError(message)
+        return RuntimeError(str(error))
