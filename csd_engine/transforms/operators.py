@@ -346,3 +346,10 @@ class RandomGrayscale(Operator):
         """A conversion or nothing."""
         if keyed.uniform() < self.p:
             canvas.gray(canvas.channels)
+
+
+OPERATORS = (
+    Resize, CenterCrop, RandomResizedCrop, RandomCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip, Grayscale,
+    RandomGrayscale,
+)  # fmt: skip
+"""Those that a pipeline may name, beside masks and the user's own."""

@@ -19,11 +19,7 @@ MAX_BOXES = 256
 
 LEAVES: Dict[str, Type[operators.Operator]] = {
     cls.__name__: cls
-    for cls in (
-        operators.Resize, operators.CenterCrop, operators.RandomResizedCrop, operators.RandomCrop, operators.Pad,
-        operators.RandomHorizontalFlip, operators.RandomVerticalFlip, operators.Grayscale, operators.RandomGrayscale,
-        masks.RandomErasing, masks.Cutout, user.User,
-    )
+    for cls in (*operators.OPERATORS, masks.RandomErasing, masks.Cutout, user.User)
 }
 CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder")
 

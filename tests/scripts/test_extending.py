@@ -33,3 +33,7 @@ def test_a_strategy(tmp_path: Path) -> None:
     assert "strategy   tail first (given): both sides; of the batches that are ready" in said
     assert "epoch 0, tail first, checked: nothing found" in said and "not checked order: tail first promises none" in said
     assert "epoch 0, tail first: 64 samples" in said
+
+
+def test_an_operator(tmp_path: Path) -> None:
+    assert run(code_of("An operator"), tmp_path) == "True\n"

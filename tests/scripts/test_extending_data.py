@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_process import make_jpegs
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms
 
 from csd_engine.data.kinds import KINDS
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.translate.datasets import LEAVES
+from tests.engine_process import make_jpegs
 from tests.joined_dataset import JoinedImages, joined_images
 from tests.joined_files import JoinedSet
 

@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from engine_process import EPOCH, SEED, pipeline
+from tests.engine_process import EPOCH, SEED, pipeline
 from PIL import Image
 
 from csd_engine.batchfile.reader import Layout, read_batch

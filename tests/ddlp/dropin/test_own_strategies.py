@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_sets import RANDOM, SAMPLES, Counting, Draws, by_target, numbered, order
 
 from ddlp import DDLPLoader, Device, Untranslatable
 from ddlp.observe import checked, read_run
@@ -16,6 +15,7 @@ from ddlp.observe.verdict import ORDER
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.strategies import STRATEGIES, Order, Strategy, Wrr
+from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, Counting, Draws, by_target, numbered, order
 
 
 class TailFirst(Strategy):
