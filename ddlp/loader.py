@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ddlp.arguments import OUTPUTS, check_arguments, check_change
+from ddlp.config import OUTPUTS, check_arguments, check_change
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory

@@ -30,7 +30,7 @@ FLOORS = (
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
-    ("ddlp.epoch", "ddlp.deploy", "ddlp.arguments"),
+    ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
     ("ddlp.recording",),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap"),
