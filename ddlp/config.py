@@ -1,7 +1,10 @@
-"""What `DDLPLoader` is given, checked before anything begins: values that are none of those expected, and contradictions."""
+"""`LoaderConfig`: the arguments of `DDLPLoader` that DataLoader does not have, as they are at one moment, and their checks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,79 +13,185 @@ from csd_engine.transforms.reduced import DECODES
 from ddlp.devices.device import Device
 from ddlp.process.platforms import other_system
 from ddlp.sampling.epoch_plan import is_built_in
-from ddlp.schedule.strategies import STRATEGIES
-from ddlp.sources.base import is_lease_source
+from ddlp.schedule.strategies import STRATEGIES, Cpu, Ordered, Strategy, Wrr, strategy_class
+from ddlp.sources.base import LeaseSource, is_lease_source
 from ddlp.sources.engine.shared_spool import TRANSFERS
 from ddlp.sources.host.dali import require_dali
 from ddlp.transfer.choose_transfer import WAYS
 from ddlp.transfer.epilogue import DTYPES
 
-__all__ = ["OUTPUTS", "check_arguments", "check_change"]
+__all__ = ["LoaderConfig"]
 
 BACKENDS = ("native", "dali", "dali_cpu")
 OUTPUTS = {str(t).removeprefix("torch."): t for t in DTYPES}
 
-_KEPT_IN = {  # what is made once for all epochs, and of which arguments
-    "_connections": ("csd", "transfer", "spool", "spool_bytes"),
-    "_gpu_transfer": ("device", "transfer"),
-}
 
+@dataclass(frozen=True)
+class LoaderConfig:
+    """What a loader was given beside DataLoader's arguments. `DDLPLoader` says at length what each of them does.
 
-def check_change(loader: Any, name: str) -> None:
-    """Raises ValueError where an attribute is set of which something was made that all epochs share."""
-    for kept, arguments in _KEPT_IN.items():
-        if name in arguments and getattr(loader, kept, None) is not None:
+    The loader makes one when it is constructed, which it checks, and one at each iter(), since its attributes may be set
+    between epochs. An epoch sees no later change.
+
+    Attributes:
+        strategy: the name of one of ddlp's strategies, or a class of the user's own; None: by ``csd`` and the order.
+        csd: a device's name or address, a `Device`, a source of the user's own, or several of these; None: none is named.
+        device: where batches are delivered, a torch device or a GPU's number; None: CPU tensors, as DataLoader.
+        seed: of the draws within samples, an int; None: one is drawn at each iter().
+        ratio: the host's share of an epoch's batches, 0 to 1; None: measured.
+        transfer: how a device's batches come, one of `TRANSFERS`; None: the fastest way that works.
+        spool: directory for the embedded engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
+        spool_bytes: what the embedded engine may hold there, in bytes; None: half of what is free, 8 GiB at most.
+        audit: one sample in so many of a device's batches is made again and compared; None: none is.
+        output: the images' dtype, or its name; None: as the transform gives.
+        memory_format: the images' memory format; None: as the transform gives.
+        decode: ``"exact"`` or ``"fast"``, how JPEGs are decoded.
+        batch_transform: called with each finished batch; None: batches are delivered as they are.
+        backend: who prepares the host's batches, one of `BACKENDS`.
+        allow_different_bits: a device is taken whose Pillow makes other pixels than this host's.
+        record: directory of the recording, or a `ddlp.observe.Recorder`; None: nothing is recorded.
+        snapshot_every_n_steps: user code: the data sets' states are taken after so many batches, 1 or more.
+    """
+
+    strategy: str | type[Strategy] | None
+    csd: str | Device | LeaseSource | Iterable[str | Device | LeaseSource] | None
+    device: str | int | torch.device | None
+    seed: int | None
+    ratio: float | None
+    transfer: str | None
+    spool: str | None
+    spool_bytes: int | None
+    audit: int | None
+    output: torch.dtype | str | None
+    memory_format: torch.memory_format | None
+    decode: str
+    batch_transform: Callable[[Any], Any] | None
+    backend: str
+    allow_different_bits: bool
+    record: Any  # rooms below ddlp.recording know no Recorder
+    snapshot_every_n_steps: int
+
+    @classmethod
+    def of(cls, loader: Any) -> LoaderConfig:
+        """What a loader's attributes say now. They have the fields' names."""
+        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+
+    # -- what follows from them --------------------------------------------------------------------------------------
+
+    def wanted_strategy(self, order_is_free: Callable[[], bool]) -> type[Strategy]:
+        """The strategy's class. Raises ValueError where ``strategy`` is none.
+
+        ``order_is_free`` tells whether another order of the batches is none the worse. It is called only where it decides.
+        """
+        if self.strategy is not None:
+            return strategy_class(self.strategy)
+        if self.csd is None:
+            return Cpu
+        return Wrr if order_is_free() else Ordered
+
+    @cached_property
+    def devices(self) -> tuple[Device | LeaseSource, ...]:
+        """All that ``csd`` names. Raises ValueError for the name of a device that is not known."""
+        if self.csd is None:
+            return ()
+        one = isinstance(self.csd, (str, Device)) or is_lease_source(self.csd)
+        given: Any = (self.csd,) if one else self.csd
+        return tuple(Device.at(one) if isinstance(one, str) else one for one in given)
+
+    @property
+    def engine_devices(self) -> tuple[Device, ...]:
+        """Those that an engine works for; none with the embedded engine."""
+        return tuple(one for one in self.devices if isinstance(one, Device))
+
+    @property
+    def own_sources(self) -> tuple[LeaseSource, ...]:
+        """The sources of the user's own."""
+        return tuple(one for one in self.devices if not isinstance(one, Device))
+
+    @property
+    def target(self) -> torch.device | None:
+        """Where batches are delivered; None: CPU tensors, as DataLoader."""
+        return None if self.device is None else torch.device(self.device)
+
+    @property
+    def output_dtype(self) -> torch.dtype | None:
+        """``output``, by its name or itself; None: as the transform gives. What is none of `OUTPUTS` is returned as it is."""
+        return OUTPUTS.get(self.output, self.output) if isinstance(self.output, str) else self.output  # type: ignore
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether images are wanted otherwise than the user's own code gives them."""
+        return self.output is not None or self.memory_format is not None or self.decode != "exact"
+
+    @property
+    def dali_on_gpu(self) -> bool:
+        """Whether DALI prepares the host's batches on the GPU where they are delivered."""
+        target = self.target if self.backend == "dali" else None
+        return target is not None and target.type == "cuda"
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check(self, strategy: type[Strategy], index_sampler: Any) -> None:
+        """Raises for the first value that can't be, or contradicts another one.
+
+        Args:
+            strategy: what `wanted_strategy` gives.
+            index_sampler: the loader's sampler, or its batch sampler.
+
+        Raises:
+            ValueError: it names the argument and its value.
+            OtherSystem: a device on a system other than Linux.
+            ImportError: ``backend="dali"`` without DALI.
+        """
+        self._check_values(strategy)
+        if (self.csd is not None or strategy.needs_device) and (other := other_system()) is not None:
+            raise other
+        if self.backend != "native":
+            if strategy.needs_device:
+                with_it = f"backend={self.backend!r} with strategy={strategy.name!r}"
+                raise ValueError(f"{with_it}: the host would prepare nothing; leave one out")
+            require_dali()
+        for one in self.devices:
+            if not isinstance(one, Device) and not is_lease_source(one):
+                raise ValueError(
+                    f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None"
+                )
+        if self.csd is not None and not strategy.uses_device:
             raise ValueError(
-                f"{name} attribute should not be set after {type(loader).__name__} has begun an epoch with it; make another one"
+                f"csd= with strategy={strategy.name!r}: the device would have nothing to do; leave one of them out"
+            )
+        if strategy.needs_length and not is_built_in(index_sampler):
+            raise ValueError(
+                f"strategy={strategy.name!r} needs the whole epoch's batches when it begins; "
+                f"{type(index_sampler).__name__} is read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
+            )
+        target = self.target
+        if self.transfer in WAYS and (target is None or target.type != "cuda"):
+            raise ValueError(
+                f"transfer={self.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
+                "'stream' or None"
             )
 
-
-def check_arguments(loader: Any) -> None:
-    """Raises ValueError for the first that can't be; ImportError for ``backend="dali"`` without DALI."""
-    strategy = loader._wanted_strategy()
-    if loader.ratio is not None and (not strategy.takes_ratio or not 0 <= loader.ratio <= 1):
-        takes = " or ".join(repr(name) for name, one in STRATEGIES.items() if one.takes_ratio)
-        raise ValueError(f"ratio={loader.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
-    if loader.transfer not in (None, *TRANSFERS):
-        raise ValueError(f"transfer={loader.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
-    if loader.audit is not None and (not isinstance(loader.audit, int) or loader.audit < 1):
-        raise ValueError(f"audit={loader.audit!r}: a number of batches, 1 or more, or None")
-    if not isinstance(loader.snapshot_every_n_steps, int) or loader.snapshot_every_n_steps < 1:
-        raise ValueError(f"snapshot_every_n_steps={loader.snapshot_every_n_steps!r}: a number of batches, 1 or more")
-    if loader.spool_bytes is not None and loader.spool_bytes < 1:
-        raise ValueError(f"spool_bytes={loader.spool_bytes!r}: a number of bytes, 1 or more, or None")
-    if loader.seed is not None and not isinstance(loader.seed, int):
-        raise ValueError(f"seed={loader.seed!r}: an int, or None")
-    if loader._output is not None and loader._output not in OUTPUTS.values():
-        raise ValueError(f"output={loader.output!r}: expected one of {', '.join(OUTPUTS)}, or None")
-    if loader.memory_format not in (None, torch.contiguous_format, torch.channels_last):
-        raise ValueError(f"memory_format={loader.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
-    if loader.decode not in DECODES:
-        raise ValueError(f"decode={loader.decode!r}: expected one of {', '.join(DECODES)}")
-    if loader.backend not in BACKENDS:
-        raise ValueError(f"backend={loader.backend!r}: expected one of {', '.join(BACKENDS)}")
-    if (loader.csd is not None or strategy.needs_device) and (other := other_system()) is not None:
-        raise other
-    if loader.backend != "native":
-        if strategy.needs_device:
-            with_it = f"backend={loader.backend!r} with strategy={strategy.name!r}"
-            raise ValueError(f"{with_it}: the host would prepare nothing; leave one out")
-        require_dali()
-    for one in loader._devices:
-        if not isinstance(one, Device) and not is_lease_source(one):
-            raise ValueError(f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None")
-    if loader.csd is not None and not strategy.uses_device:
-        raise ValueError(
-            f"csd= with strategy={strategy.name!r}: the device would have nothing to do; leave one of them out"
-        )
-    if strategy.needs_length and not is_built_in(loader._index_sampler):
-        raise ValueError(
-            f"strategy={strategy.name!r} needs the whole epoch's batches when it begins; "
-            f"{type(loader._index_sampler).__name__} is read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
-        )
-    target = loader._target
-    if loader.transfer in WAYS and (target is None or target.type != "cuda"):
-        raise ValueError(
-            f"transfer={loader.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
-            "'stream' or None"
-        )
+    def _check_values(self, strategy: type[Strategy]) -> None:
+        """Each value by itself, and ``ratio`` with the strategy."""
+        if self.ratio is not None and (not strategy.takes_ratio or not 0 <= self.ratio <= 1):
+            takes = " or ".join(repr(name) for name, one in STRATEGIES.items() if one.takes_ratio)
+            raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
+        if self.transfer not in (None, *TRANSFERS):
+            raise ValueError(f"transfer={self.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
+        if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):
+            raise ValueError(f"audit={self.audit!r}: a number of batches, 1 or more, or None")
+        if not isinstance(self.snapshot_every_n_steps, int) or self.snapshot_every_n_steps < 1:
+            raise ValueError(f"snapshot_every_n_steps={self.snapshot_every_n_steps!r}: a number of batches, 1 or more")
+        if self.spool_bytes is not None and self.spool_bytes < 1:
+            raise ValueError(f"spool_bytes={self.spool_bytes!r}: a number of bytes, 1 or more, or None")
+        if self.seed is not None and not isinstance(self.seed, int):
+            raise ValueError(f"seed={self.seed!r}: an int, or None")
+        if self.output_dtype is not None and self.output_dtype not in OUTPUTS.values():
+            raise ValueError(f"output={self.output!r}: expected one of {', '.join(OUTPUTS)}, or None")
+        if self.memory_format not in (None, torch.contiguous_format, torch.channels_last):
+            raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
+        if self.decode not in DECODES:
+            raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch.utils.data import IterableDataset
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import OtherSystem
 from ddlp.sampling.epoch_plan import is_built_in
+from ddlp.schedule.strategies import Strategy
 from ddlp.translate.dali import stages
 from ddlp.translate.obstacles import has_images, obstacles
-from ddlp.translate.portable import portable
+from ddlp.translate.portable import Portable
 from ddlp.translate.user_operators import operator_files
 from ddlp.translate.values import KEEP
 
@@ -41,19 +43,35 @@ def _cell() -> int | None:
     return None if shell is None else shell.execution_count
 
 
-def explain(loader: Any) -> Explanation:
-    """A few lines for a person."""
-    return Explanation("\n".join(_lines(loader)))
+@dataclass(frozen=True)
+class Chosen:
+    """What of a loader's config is told.
+
+    Attributes:
+        strategy: the strategy's class.
+        by_default: nobody has named that strategy.
+        backend: who prepares the host's batches, as `DDLPLoader`'s argument.
+        dali_on_gpu: DALI does it on the GPU.
+        transfer: how a device's batches come, as `DDLPLoader`'s argument.
+    """
+
+    strategy: type[Strategy]
+    by_default: bool
+    backend: str
+    dali_on_gpu: bool
+    transfer: str | None
 
 
-def _lines(loader: Any) -> list[str]:
-    strategy = loader._wanted_strategy()
-    chosen = "given" if loader.strategy is not None else "by default"
-    lines = [f"strategy   {strategy.name} ({chosen}): {strategy.line}"]
-    try:
-        found = loader._as_described(portable(loader, loader._output, loader.memory_format, loader.decode))
-    except Untranslatable as error:
-        found_all = obstacles(loader, error)
+def explain(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> Explanation:
+    """A few lines for a person. ``found``: what can travel, or why nothing can."""
+    return Explanation("\n".join(_lines(loader, chosen, found)))
+
+
+def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> list[str]:
+    strategy = chosen.strategy
+    lines = [f"strategy   {strategy.name} ({'by default' if chosen.by_default else 'given'}): {strategy.line}"]
+    if isinstance(found, Untranslatable):
+        found_all = obstacles(loader, found)
         stream = isinstance(loader.dataset, IterableDataset)
         lines += [
             f"travels    nothing: {len(found_all)} obstacle{'s' * (len(found_all) > 1)}, listed below",
@@ -63,7 +81,7 @@ def _lines(loader: Any) -> list[str]:
         for number, one in enumerate(found_all, 1):
             lines.append(f"{f'obstacle {number}':10} {one.operator}{'' if isinstance(one, OtherSystem) else ':'} {one.why}")
             lines += [f"  try      {way}" for way in one.ways_out if way != KEEP]
-        if not isinstance(error, OtherSystem):
+        if not isinstance(found, OtherSystem):
             lines += ["or         change nothing: the batches are right as they are, at DataLoader's speed"]
             lines += [GAIN] if has_images(loader.dataset) else []
         return lines
@@ -83,9 +101,8 @@ def _lines(loader: Any) -> list[str]:
     ]
     if found.pipeline.decode == "fast":
         lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
-    if loader.backend != "native":
-        on_gpu = loader.backend == "dali" and loader._target is not None and loader._target.type == "cuda"
-        lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance(on_gpu)}")
+    if chosen.backend != "native":
+        lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance(chosen.dali_on_gpu)}")
     for file in operator_files(found.pipeline):
         functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
         lines.append(
@@ -101,7 +118,7 @@ def _lines(loader: Any) -> list[str]:
     if unused:
         lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
     if strategy.uses_device:
-        lines.append(f"transfer   {TRANSFER[loader.transfer]}")
+        lines.append(f"transfer   {TRANSFER[chosen.transfer]}")
     else:
         lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
     return lines

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ddlp.config import OUTPUTS, check_arguments, check_change
+from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
 from ddlp.errors import DDLPError, Untranslatable
-from ddlp.explain import Explanation, explain
+from ddlp.explain import Chosen, Explanation, explain
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
 from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
@@ -31,8 +31,8 @@ from ddlp.recording.recorder import Recorder, hooks_of
 from ddlp.recording.watch import Observer
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
-from ddlp.schedule.strategies import Cpu, Order, Ordered, Strategy, Wrr, strategy_class
-from ddlp.sources.base import LeaseSource, is_lease_source
+from ddlp.schedule.strategies import Order, Strategy
+from ddlp.sources.base import LeaseSource
 from ddlp.sources.engine.connections import EngineConnections, SharedHandle
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.source import EngineSource
@@ -44,12 +44,17 @@ from ddlp.stats.live import Life, Live, counted, length
 from ddlp.stats.report import EpochReport
 from ddlp.transfer.choose_transfer import transfer_to
 from ddlp.transfer.gpu_transfer import GpuTransfer
+from ddlp.transfer.to_device import MoveAndTransform
 from ddlp.translate.dali import stages
 from ddlp.translate.obstacles import has_images
 from ddlp.translate.portable import Portable, portable
 from ddlp.translate.self_described import other_structure
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
+_SHARED_BY_EPOCHS = {  # what is made once for all epochs, and of which arguments
+    "_connections": ("csd", "transfer", "spool", "spool_bytes"),
+    "_gpu_transfer": ("device", "transfer"),
+}
 
 
 class DDLPLoader(DataLoader):
@@ -196,108 +201,19 @@ class DDLPLoader(DataLoader):
         self._told: set[str] = set()
         self._compared = False
         self._otherwise: Callable[[], Untranslatable] | None = None
-        check_arguments(self)
-        found = self._portable_now(compare=False)
-        if found is not None and self.backend != "native":
+        config = LoaderConfig.of(self)
+        config.check(self._wanted_strategy(config), self._index_sampler)
+        found = self._portable_now(config, compare=False)
+        if found is not None and config.backend != "native":
             stages(found)  # names what DALI can't do
 
     def __setattr__(self, attr: str, val: Any) -> None:
-        check_change(self, attr)
+        """Sets what the next epoch is made with. Raises ValueError where something was made of it that all epochs share."""
+        for shared, arguments in _SHARED_BY_EPOCHS.items():
+            if attr in arguments and getattr(self, shared, None) is not None:
+                begun = f"after {type(self).__name__} has begun an epoch with it"
+                raise ValueError(f"{attr} attribute should not be set {begun}; make another one")
         super().__setattr__(attr, val)
-
-    # -- arguments -----------------------------------------------------------------------------------------------
-
-    @property
-    def _output(self) -> torch.dtype | None:
-        return OUTPUTS.get(self.output, self.output) if isinstance(self.output, str) else self.output  # type: ignore
-
-    @property
-    def _target(self) -> torch.device | None:
-        """Where batches are delivered; None: CPU tensors, as DataLoader."""
-        return None if self.device is None else torch.device(self.device)
-
-    @property
-    def _devices(self) -> tuple[Device | LeaseSource, ...]:
-        if self.csd is None:
-            return ()
-        one = isinstance(self.csd, (str, Device)) or is_lease_source(self.csd)
-        given: Any = (self.csd,) if one else self.csd
-        return tuple(Device.at(one) if isinstance(one, str) else one for one in given)
-
-    def _wanted_strategy(self) -> type[Strategy]:
-        """The strategy by the arguments alone. Raises ValueError where ``strategy`` is none."""
-        if self.strategy is not None:
-            return strategy_class(self.strategy)
-        if self.csd is None:
-            return Cpu
-        return Wrr if self._order_is_free() else Ordered
-
-    def _order_is_free(self) -> bool:
-        """Whether another order of the batches is none the worse."""
-        random = is_random(self._index_sampler) or not self.in_order
-        return random and not torch.are_deterministic_algorithms_enabled()
-
-    def _as_described(self, found: Portable) -> Portable:
-        """What was found, unless the data set describes samples of another structure than its own: raises Untranslatable.
-
-        One sample is compared, once a loader.
-        """
-        if not self._compared:
-            self._compared, self._otherwise = True, other_structure(found.dataset)
-        if self._otherwise is not None:
-            raise self._otherwise()
-        return found
-
-    def _portable_now(self, compare: bool = True) -> Portable | None:
-        """What can travel as the data set is at this moment; None, said once, where the host must do it alone.
-
-        ``compare``: samples may be made for it.
-        """
-        try:
-            found = portable(self, self._output, self.memory_format, self.decode)
-            return self._as_described(found) if compare else found
-        except Untranslatable as error:
-            if self._wanted_strategy().needs_device:
-                raise
-            ours = self.output is not None or self.memory_format is not None or self.decode != "exact"
-            if ours or self.backend != "native":
-                text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
-                raise ValueError(f"{text}: {error}") from error
-            error.__traceback__ = None  # a frame that names the error makes a circle, which would keep our caller's iterator
-            if isinstance(error, OtherSystem):
-                warn_once(error.operator)
-            elif (self._wanted_strategy().uses_device or self._otherwise is not None) and str(error) not in self._told:
-                self._told.add(str(error))
-                warn_user(f"ddlp: the host prepares all batches: {error}")
-            elif compare and not self._told and has_images(self.dataset):  # an epoch begins, and could be faster
-                self._told.add(str(error))
-                warn_user(
-                    f"ddlp: torch's own workers prepare this loader's batches, at DataLoader's speed, for {error.operator}: "
-                    f"{error.why}. loader.explain() lists all that is in the way, and what to write instead."
-                )
-            return None
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Whether accelerate leaves the loader alone: yes, and where an Accelerator asks, this prepares it."""
-        prepare_where_asked(self)
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: bool) -> None:
-        """``Accelerator.prepare`` sets it when it is through."""
-
-    @property
-    def sampler(self) -> Any:
-        """As DataLoader's. Where Ray Train asks for it, the samples are shared among its workers first."""
-        if "sampler" not in vars(self):
-            raise AttributeError("sampler")
-        share_where_asked(self)
-        return vars(self)["sampler"]
-
-    @sampler.setter
-    def sampler(self, value: Any) -> None:
-        vars(self)["sampler"] = value
 
     # -- iteration -----------------------------------------------------------------------------------------------
 
@@ -310,54 +226,110 @@ class DDLPLoader(DataLoader):
         return iterator if self._prepared is None else self._prepared.watch(iterator)
 
     def _get_iterator(self) -> Any:
+        """As DataLoader's: a new epoch with workers of its own."""
         return self._begin(None)
 
     def _begin(self, kept: Any) -> Any:
-        """The iterator over the next epoch; ``kept`` is the one before, where its workers persist."""
+        """The iterator over the next epoch, by the loader's attributes as they are now.
+
+        ``kept`` is the iterator before, where its workers persist; None: there is none.
+        """
+        config = LoaderConfig.of(self)
         warn_if_not_shared(self)
         self._before = self.live() if self._last is not None and not self._resume.partly else None
-        now = self._portable_now()
+        now = self._portable_now(config)
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:
-            in_order = self.in_order if now is None else self._wanted_strategy().order is Order.SAMPLER
+            in_order = self.in_order if now is None else self._wanted_strategy(config).order is Order.SAMPLER
             self._prepared.begin(epoch, in_order)
         cut = resuming.cut(self, portable=now is not None)
         resume.check(cut)
-        seed = self.seed if resume.seed is None else resume.seed
+        seed = config.seed if resume.seed is None else resume.seed
         iterator: EpochIterator | UserCodeIterator
         if now is None:
-            iterator = self._user_code(kept, seed, epoch, resume)
+            iterator = self._user_code(config, kept, seed, epoch, resume)
         else:
             base_seed = resume.seed
             if isinstance(kept, EpochIterator):
                 kept._shutdown_workers()
                 if base_seed is None:  # DataLoader draws a base seed once for as long as its workers persist
                     base_seed = int(kept._base_seed)
-            iterator = self._epoch_iterator(now, seed, base_seed, epoch, resume)
+            iterator = self._epoch_iterator(config, now, seed, base_seed, epoch, resume)
         self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         return iterator
 
-    def _user_code(self, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume) -> UserCodeIterator:
-        if self.record is not None and "record" not in self._told:
+    def _portable_now(self, config: LoaderConfig, compare: bool = True) -> Portable | None:
+        """What can travel, as the data set is now. Returns None, and warns once, if torch's own workers must prepare it.
+
+        ``compare``: samples may be made for it. Raises Untranslatable where the strategy needs a device, ValueError where an
+        argument needs what ddlp runs itself.
+        """
+        try:
+            found = portable(self, config.output_dtype, config.memory_format, config.decode)
+            return self._as_described(found) if compare else found
+        except Untranslatable as error:
+            if self._wanted_strategy(config).needs_device:
+                raise
+            if config.changes_images or config.backend != "native":
+                text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
+                raise ValueError(f"{text}: {error}") from error
+            error.__traceback__ = None  # a frame that names the error makes a circle, which would keep our caller's iterator
+            if isinstance(error, OtherSystem):
+                warn_once(error.operator)
+            elif (self._wanted_strategy(config).uses_device or self._otherwise is not None) and str(error) not in self._told:
+                self._told.add(str(error))
+                warn_user(f"ddlp: the host prepares all batches: {error}")
+            elif compare and not self._told and has_images(self.dataset):  # an epoch begins, and could be faster
+                self._told.add(str(error))
+                warn_user(
+                    f"ddlp: torch's own workers prepare this loader's batches, at DataLoader's speed, for {error.operator}: "
+                    f"{error.why}. loader.explain() lists all that is in the way, and what to write instead."
+                )
+            return None
+
+    def _as_described(self, found: Portable) -> Portable:
+        """What was found, unless the data set describes samples of another structure than its own: raises Untranslatable.
+
+        One sample is compared, once a loader.
+        """
+        if not self._compared:
+            self._compared, self._otherwise = True, other_structure(found.dataset)
+        if self._otherwise is not None:
+            raise self._otherwise()
+        return found
+
+    def _user_code(
+        self, config: LoaderConfig, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume
+    ) -> UserCodeIterator:
+        """torch's own iterator, with keyed samples; ``kept`` goes on where it can."""
+        if config.record is not None and "record" not in self._told:
             self._told.add("record")
             warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
         if isinstance(kept, UserCodeIterator) and resume.workers is None:
-            kept.restart(self, seed, epoch, resume)
+            kept.restart(self, seed, epoch, resume, MoveAndTransform(config.target, config.batch_transform))
         else:
             if kept is not None:
                 kept._shutdown_workers()  # their data sets are not those of the state
-            kept = stateful.iterate(self, seed, epoch, resume)
+            finish = MoveAndTransform(config.target, config.batch_transform)
+            kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps)
         self._life.began(kept.counts)
         return kept
 
     def _epoch_iterator(
-        self, now: Portable, seed: int | None, base_seed: int | None, epoch: int, resume: resuming.Resume
+        self,
+        config: LoaderConfig,
+        now: Portable,
+        seed: int | None,
+        base_seed: int | None,
+        epoch: int,
+        resume: resuming.Resume,
     ) -> EpochIterator:
-        strategy = self._wanted_strategy()
-        gpu_transfer = self._gpu_transfer_for_target()
-        graphs = self._graphs_for(now, gpu_transfer)
-        sources = self._lease_sources() if strategy.uses_device else ()
+        """ddlp's own iterator; its sources are on their way to it."""
+        strategy = self._wanted_strategy(config)
+        gpu_transfer = self._gpu_transfer_for_target(config)
+        graphs = self._graphs_for(config, now, gpu_transfer)
+        sources = self._lease_sources(config) if strategy.uses_device else ()
         connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
         ended = (lambda: None) if connections is None else connections.epoch_began()
         observers, self._observers = self._observers, ()
@@ -365,7 +337,7 @@ class DDLPLoader(DataLoader):
         try:
             if connections is not None and strategy.needs_device:
                 connections.check_embedded()  # nobody else may prepare a batch: it is told here
-            hooks = hooks_of(self.record, observers)
+            hooks = hooks_of(config.record, observers)
             iterator = EpochIterator(
                 self,
                 EpochArguments(
@@ -374,12 +346,14 @@ class DDLPLoader(DataLoader):
                     base_seed=base_seed,
                     epoch=epoch,
                     resume=resume,
-                    strategy=partial(strategy.make, ratio=self.ratio),
+                    strategy=partial(strategy.make, ratio=config.ratio),
                     rank_after_rank=strategy.rank_after_rank,
                     sources=sources,
                     gpu_transfer=gpu_transfer,
                     graphs=graphs,
                     life=self._life,
+                    target=config.target,
+                    batch_transform=config.batch_transform,
                     hooks=hooks,
                     on_closed=ended,
                 ),
@@ -395,43 +369,43 @@ class DDLPLoader(DataLoader):
             threading.Thread(target=source.attach, args=(iterator.executor,), name=name, daemon=True).start()
         return iterator
 
-    def _lease_sources(self) -> tuple[LeaseSource, ...]:
-        """What prepares batches beside this host: the engines of the devices, and sources of the user's own."""
-        own = tuple(one for one in self._devices if not isinstance(one, Device))
-        if own and len(own) == len(self._devices):
-            return own
-        connections = self._reached()
-        engines = (
-            EngineSource(name, connections, self.audit, self.allow_different_bits) for name in connections.names
-        )
-        return (*engines, *own)
-
-    def _reached(self) -> EngineConnections:
-        if self._connections is None or self._connections.pid != os.getpid():  # else inherited over a fork: the parent's
-            devices = tuple(one for one in self._devices if isinstance(one, Device))
-            options = EmbeddedOptions(spool=self.spool, quota_bytes=self.spool_bytes)
-            self._connections = EngineConnections(devices, options, self.transfer)
-            self._keeps.append(SharedHandle())
-            when_dropped(self._keeps[-1], self._connections.close)
-        return self._connections
-
-    def _gpu_transfer_for_target(self) -> GpuTransfer | None:
+    def _gpu_transfer_for_target(self, config: LoaderConfig) -> GpuTransfer | None:
         """Where batches land, on an accelerator that takes copies beside its work; the same for all epochs."""
         if self._gpu_transfer is None:
-            self._gpu_transfer = transfer_to(self._target, self.transfer)
+            self._gpu_transfer = transfer_to(config.target, config.transfer)
             if self._gpu_transfer is not None:
                 self._keeps.append(SharedHandle())
                 when_dropped(self._keeps[-1], self._gpu_transfer.close)
         return self._gpu_transfer
 
-    def _graphs_for(self, now: Portable, gpu_transfer: GpuTransfer | None) -> Graphs | None:
+    def _graphs_for(self, config: LoaderConfig, now: Portable, gpu_transfer: GpuTransfer | None) -> Graphs | None:
         """DALI's pipelines for an epoch; those on a GPU are kept for the next one."""
-        if self.backend == "native":
+        if config.backend == "native":
             return None
         wanted, graphs = stages(now), self._graphs
         if graphs is None or graphs.gpu is None or graphs.stages != wanted:
-            graphs = self._graphs = Graphs(wanted, gpu_transfer if self.backend == "dali" else None)
+            graphs = self._graphs = Graphs(wanted, gpu_transfer if config.backend == "dali" else None)
         return graphs
+
+    def _lease_sources(self, config: LoaderConfig) -> tuple[LeaseSource, ...]:
+        """What prepares batches beside this host: the engines of the devices, and sources of the user's own."""
+        own = config.own_sources
+        if own and not config.engine_devices:
+            return own
+        connections = self._reached(config)
+        engines = (
+            EngineSource(name, connections, config.audit, config.allow_different_bits) for name in connections.names
+        )
+        return (*engines, *own)
+
+    def _reached(self, config: LoaderConfig) -> EngineConnections:
+        """The connections to the devices' engines; the same for all epochs."""
+        if self._connections is None or self._connections.pid != os.getpid():  # else inherited over a fork: the parent's
+            options = EmbeddedOptions(spool=config.spool, quota_bytes=config.spool_bytes)
+            self._connections = EngineConnections(config.engine_devices, options, config.transfer)
+            self._keeps.append(SharedHandle())
+            when_dropped(self._keeps[-1], self._connections.close)
+        return self._connections
 
     # -- state, report -------------------------------------------------------------------------------------------
 
@@ -505,7 +479,20 @@ class DDLPLoader(DataLoader):
 
     def explain(self) -> Explanation:
         """What travels to a device, what does not, and why; printed and returned, as a str that notebooks don't show twice."""
-        text = explain(self)
+        config = LoaderConfig.of(self)
+        chosen = Chosen(
+            strategy=self._wanted_strategy(config),
+            by_default=config.strategy is None,
+            backend=config.backend,
+            dali_on_gpu=config.dali_on_gpu,
+            transfer=config.transfer,
+        )
+        found: Portable | Untranslatable
+        try:
+            found = self._as_described(portable(self, config.output_dtype, config.memory_format, config.decode))
+        except Untranslatable as error:
+            found = error.with_traceback(None)  # this frame names the error: they would keep each other
+        text = explain(self, chosen, found)
         print(text)
         return text
 
@@ -515,3 +502,38 @@ class DDLPLoader(DataLoader):
             ("_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples")
         )
         return {**vars(self), **left, "_keeps": [], "_life": Life()}
+
+    # -- asked by accelerate and Ray Train -----------------------------------------------------------------------
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether accelerate leaves the loader alone: yes, and where an Accelerator asks, this prepares it."""
+        prepare_where_asked(self)
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """``Accelerator.prepare`` sets it when it is through."""
+
+    @property
+    def sampler(self) -> Any:
+        """As DataLoader's. Where Ray Train asks for it, the samples are shared among its workers first."""
+        if "sampler" not in vars(self):
+            raise AttributeError("sampler")
+        share_where_asked(self)
+        return vars(self)["sampler"]
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        vars(self)["sampler"] = value
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _wanted_strategy(self, config: LoaderConfig) -> type[Strategy]:
+        """The class of the next epoch's strategy. Raises ValueError where ``strategy`` is none."""
+        return config.wanted_strategy(self._order_is_free)
+
+    def _order_is_free(self) -> bool:
+        """Whether another order of the batches is none the worse."""
+        random = is_random(self._index_sampler) or not self.in_order
+        return random and not torch.are_deterministic_algorithms_enabled()

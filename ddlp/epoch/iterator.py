@@ -122,6 +122,8 @@ class EpochArguments:
         gpu_transfer: brings batches into an accelerator's memory.
         graphs: DALI's pipelines, where it prepares the host's batches.
         life: the loader's numbers.
+        target: where batches are delivered; None: CPU tensors.
+        batch_transform: called with each finished batch.
         hooks: watch the epoch.
         on_closed: called when it is over.
     """
@@ -137,6 +139,8 @@ class EpochArguments:
     gpu_transfer: GpuTransfer | None
     graphs: Graphs | None
     life: Life
+    target: torch.device | None
+    batch_transform: Callable[[Any], Any] | None
     hooks: EpochHooks
     on_closed: Callable[[], None]
 
@@ -160,8 +164,8 @@ class EpochIterator(_BaseDataLoaderIter):
         self._portable = given.portable
         self._transforms_targets = given.portable.dataset.has_target_transform
         # "cuda" alone would be another GPU after torch.cuda.set_device.
-        self._device = loader._target if given.gpu_transfer is None else given.gpu_transfer.stream.device
-        self._batch_transform = loader.batch_transform
+        self._device = given.target if given.gpu_transfer is None else given.gpu_transfer.stream.device
+        self._batch_transform = given.batch_transform
         prefetch_factor = 2 if loader.prefetch_factor is None else loader.prefetch_factor
         workers = max(1, loader.num_workers)
         self._ahead = prefetch_factor * loader.num_workers
@@ -197,7 +201,7 @@ class EpochIterator(_BaseDataLoaderIter):
             Beginning(
                 self.spec, self._portable, self._collate_fn, strategy, ledger.length, self.executor.full_batch, workers,
                 FETCHERS if ledger.devices else 0, tuple(ledger.devices),
-                "cpu" if loader._target is None else str(loader._target), tuple(ledger.delivered.ranges()),
+                "cpu" if given.target is None else str(given.target), tuple(ledger.delivered.ranges()),
             )
         )  # fmt: skip
 

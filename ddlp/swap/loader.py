@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ddlp.config import LoaderConfig
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import Untranslatable
 from ddlp.loader import DDLPLoader
@@ -34,15 +35,15 @@ class SwappedLoader(DDLPLoader):
         self._made_at = made_at()
         super().__init__(*args, **{"csd": settings().csd or None, "record": settings().record, **kwargs})
 
-    def _wanted_strategy(self) -> type[Strategy]:
+    def _wanted_strategy(self, config: LoaderConfig) -> type[Strategy]:
         name = settings().strategy
-        if name is None or self.strategy is not None:
-            return super()._wanted_strategy()
+        if name is None or config.strategy is not None:
+            return super()._wanted_strategy(config)
         given = strategy_class(name)
         free = self._order_is_free() and (not given.needs_length or is_built_in(self._index_sampler))
         return given if free or given.order is Order.SAMPLER else Ordered
 
-    def _portable_now(self, compare: bool = True) -> Portable | None:
+    def _portable_now(self, config: LoaderConfig, compare: bool = True) -> Portable | None:
         try:
             found = portable(self, None, None)
             return self._as_described(found) if compare else found
@@ -51,14 +52,14 @@ class SwappedLoader(DDLPLoader):
             return None
 
     def _begin(self, kept: Any) -> Any:
-        place = place_of(self, self._made_at)
-        if self._portable_now() is None:
+        config, place = LoaderConfig.of(self), place_of(self, self._made_at)
+        if self._portable_now(config) is None:
             place.say(f"left alone: {self._why.operator}: {self._why.why}")
             if kept is None or isinstance(kept, EpochIterator):
                 return DataLoader._get_iterator(self)
             kept._reset(self)
             return kept
-        strategy, given = self._wanted_strategy(), settings().strategy
+        strategy, given = self._wanted_strategy(config), settings().strategy
         instead = "" if given in (None, strategy.name) else f" ({given} would change the order)"
         first = f"; timing DataLoader's own workers first, on {BATCHES} batches" if settings().compare else ""
         place.say(f"swapped, {strategy.name}: {strategy.line}{instead}{first}")

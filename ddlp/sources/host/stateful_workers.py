@@ -31,6 +31,7 @@ from ddlp.sources.host.torch_workers import (
     _WorkerStart,
     iterate_user_code,
 )
+from ddlp.transfer.to_device import MoveAndTransform
 
 __all__ = ["StreamView", "check_workers", "iterate", "kept", "lasting"]
 
@@ -217,9 +218,8 @@ class Workers:
         return {"num_workers": self.count, "next": 0 if between else self._next, "states": states}
 
 
-def _every(loader: Any) -> int:
-    """After how many of a worker's batches its data set's state is taken."""
-    steps: int = loader.snapshot_every_n_steps
+def _every(loader: Any, steps: int) -> int:
+    """After how many of a worker's batches its data set's state is taken, to be taken after ``steps`` of all workers'."""
     return max(1, steps // max(1, loader.num_workers)) if getattr(loader, "in_order", True) else 1
 
 
@@ -256,9 +256,9 @@ class StatefulView(KeyedView):
     again_in: int | None = None  # the worker that makes the sampler's last batch once more; None: it is to be delivered
     given: Given
 
-    def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
+    def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
         self._own = loader.dataset
-        self._every = _every(loader)
+        self._every = _every(loader, snapshot_every_n_steps)
         self.workers = Workers(loader.num_workers, None)
         super().__init__(loader, seed, epoch, resume)
         self.dataset: Any = StatefulSamples(self, loader.dataset, _before(resume))
@@ -306,15 +306,14 @@ class StreamView:
 
     given: Given | None = None  # None: the stream has no state, nor its iterator
 
-    def __init__(self, loader: Any, epoch: int, resume: Resume) -> None:
+    def __init__(self, loader: Any, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
         self._loader = weakref.ref(loader)  # as KeyedView
         self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
         self.dataset = loader.dataset
         self.base_seed: int | None = None
         if not isinstance(loader.dataset, IterDataPipe):  # which torch's iterators shuffle and share by its type
-            stream = StatefulStream(
-                loader.dataset, loader.collate_fn, _every(loader), loader.batch_size or 1, _before(resume)
-            )  # fmt: skip
+            every = _every(loader, snapshot_every_n_steps)
+            stream = StatefulStream(loader.dataset, loader.collate_fn, every, loader.batch_size or 1, _before(resume))
             self.dataset, self.collate_fn = stream, stream.collate
             self.worker_init_fn = _Start(_WorkerStart(loader.worker_init_fn))
         self.next_epoch(None, epoch, resume, seed_drawn=False)
@@ -387,16 +386,19 @@ class _MultiOpening(_Opening, _Multi):
         super()._try_put_index()
 
 
-def iterate(loader: Any, seed: int | None, epoch: int, resume: Resume) -> UserCodeIterator:
+def iterate(
+    loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, snapshot_every_n_steps: int
+) -> UserCodeIterator:
     """torch's own iterator over the loader, as `iterate_user_code`; states of its data set's own are in the epoch's state."""
     view: Any
     if isinstance(loader.dataset, IterableDataset):
-        view = StreamView(loader, epoch, resume)
+        view = StreamView(loader, epoch, resume, snapshot_every_n_steps)
     elif is_stateful(loader.dataset):
-        view = StatefulView(loader, seed, epoch, resume)
+        view = StatefulView(loader, seed, epoch, resume, snapshot_every_n_steps)
     else:
-        return iterate_user_code(loader, seed, epoch, resume)
-    return (_SingleOpening if loader.num_workers == 0 else _MultiOpening)(loader, view, _counts(epoch, resume))
+        return iterate_user_code(loader, seed, epoch, resume, finish)
+    kind = _SingleOpening if loader.num_workers == 0 else _MultiOpening
+    return kind(loader, view, _counts(epoch, resume), finish)
 
 
 def check_workers(loader: Any, resume: Resume) -> None:

@@ -254,8 +254,8 @@ class _Finishing:
     _num_yielded: int
     on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
 
-    def __init__(self, loader: Any, view: Any, counts: Counts) -> None:
-        self._finish = MoveAndTransform(loader._target, loader.batch_transform)
+    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
+        self._finish = finish
         self._in_batches = loader._auto_collation
         self.counts = counts
         self.view = self.memory = view
@@ -296,10 +296,10 @@ class _Finishing:
         """Which of the batches sent to the workers `__next__` has just given, from 0."""
         raise NotImplementedError
 
-    def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
+    def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
         self.counts = _counts(epoch, resume)
-        self._finish = MoveAndTransform(loader._target, loader.batch_transform)
+        self._finish = finish
         self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         if resume.seed is not None:
             self._base_seed = resume.seed
@@ -327,13 +327,15 @@ class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
 UserCodeIterator = _Single | _Multi
 
 
-def iterate_user_code(loader: DataLoader, seed: int | None, epoch: int, resume: Resume) -> UserCodeIterator:
+def iterate_user_code(
+    loader: DataLoader, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform
+) -> UserCodeIterator:
     """torch's own iterator over a loader whose data set has indices, with keyed samples.
 
-    ``seed`` None takes the base seed that torch draws.
+    ``seed`` None takes the base seed that torch draws. ``finish`` is called with each batch, in the training thread.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
-    return kind(loader, KeyedView(loader, seed, epoch, resume), _counts(epoch, resume))
+    return kind(loader, KeyedView(loader, seed, epoch, resume), _counts(epoch, resume), finish)
 
 
 def _counts(epoch: int, resume: Resume) -> Counts:

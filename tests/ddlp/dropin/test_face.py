@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from torchvision import transforms as T
 
 from ddlp import DDLPError, DDLPLoader
+from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from tests.ddlp.dropin.small_sets import RANDOM, Draws, Stream, by_target, numbered
 
@@ -97,7 +98,8 @@ def test_our_own_contradictions_name_the_value(paths, arguments, words):
 @pytest.mark.parametrize("device", [0, 1, "cuda", "cuda:0", torch.device("cuda", 0)], ids=str)
 def test_a_gpu_may_be_given_by_its_number(paths, device):
     loader = DDLPLoader(numbered(paths), 4, device=device, transfer="pinned")
-    assert loader.device is device and loader._target == torch.device(device) and loader._target.type == "cuda"
+    target = LoaderConfig.of(loader).target
+    assert loader.device is device and target == torch.device(device) and target.type == "cuda"
     if torch.cuda.is_available():
         pytest.skip("there is a GPU: its own tests use it")
     with pytest.raises(DDLPError, match="finds no GPU here"):
@@ -107,11 +109,11 @@ def test_a_gpu_may_be_given_by_its_number(paths, device):
 @pytest.mark.parametrize("steps", [[T.ToTensor(), T.RandomErasing(p=1.0)], [T.PILToTensor()]], ids=["masks", "bytes"])
 def test_another_default_device_changes_no_values(paths, steps):
     loader = DDLPLoader(numbered(paths, T.Compose([T.Resize((8, 8)), *steps])), 4)
-    expected = loader._portable_now()
+    expected = loader._portable_now(LoaderConfig.of(loader))
     images = torch.randint(256, (2, *expected.shape), dtype=torch.uint8)
     boxes = torch.tensor([[[1, 2, 4, 5]]] * 2, dtype=torch.int32) if expected.pipeline.boxes else None
     with torch.device("meta"):
-        found = loader._portable_now()
+        found = loader._portable_now(LoaderConfig.of(loader))
         values = found.epilogue(images, boxes)
     assert torch.equal(values, expected.epilogue(images, boxes))
 
@@ -262,7 +264,8 @@ def test_default_strategies(paths, shuffle):
     device = Device("ipc:///nowhere", "keys")
 
     def chosen(**arguments):
-        return DDLPLoader(numbered(paths), **{"shuffle": shuffle, **arguments})._wanted_strategy().name
+        loader = DDLPLoader(numbered(paths), **{"shuffle": shuffle, **arguments})
+        return loader._wanted_strategy(LoaderConfig.of(loader)).name
 
     assert chosen() == "cpu"
     assert chosen(in_order=False) == "cpu"

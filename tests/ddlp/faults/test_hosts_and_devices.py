@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddlp import Device
+from ddlp.config import LoaderConfig
 from tests.ddlp.faults.scene import BATCH, alive, device, make_loader, train, until
 from tests.engine_process import EngineProcess
 
@@ -101,7 +102,7 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
     engine = EngineProcess(spool, *arguments, listen=f"tcp://{address}:7711", within=within)
     try:
         loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=tmp_path / "none"))
-        connections = loader._reached()
+        connections = loader._reached(LoaderConfig.of(loader))
         truth.check(train(loader, 0.02))
         assert loader.report().batches_csd and not len(told)
         truth.check(train(loader, 0.03, at={5: lambda: ip("link", "set", f"dd{name}", "down")}), 1)
@@ -118,7 +119,7 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
 
 def fetched(loader) -> list[int]:
     """Batches that came from each device, over its socket."""
-    return [loader._connections._places[device.address].link.stream._fetches for device in loader._devices]
+    return [loader._connections._places[device.address].link.stream._fetches for device in LoaderConfig.of(loader).devices]
 
 
 def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, told, images, tmp_path):
