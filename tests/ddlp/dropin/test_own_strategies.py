@@ -82,7 +82,7 @@ def through(loader: Any, inner: Any = None) -> list[Any]:
     batches = []
     for batch in loader:
         batches.append(batch)
-        run = (inner or loader)._last.run
+        run = (inner or loader)._last.executor
         until = time.monotonic() + 30
         while len(batches) == 1 and not run.ledger.ready_csd and time.monotonic() < until:
             time.sleep(0.01)
