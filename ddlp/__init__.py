@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ddlp.process.version import __version__
+from ddlp.process.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ddlp.datasets import ImageArrays, ImageFiles
@@ -26,7 +26,6 @@ __all__ = [
     "ImageArrays",
     "ImageFiles",
     "Untranslatable",
-    "__version__",
     "load_operators",
 ]
 

@@ -1,8 +1,8 @@
 """What mkdocs calls while it builds the documentation: what stands elsewhere comes from there, so that nothing is kept twice.
 
 `<!-- README: When it does not pay -->` in a page becomes that section of README.md, `<!-- help: ddlp deploy -->` what the
-command prints for --help, `<!-- help of all commands -->` every command's. A page of the navigation that `ddlp bench` writes
-may be missing.
+command prints for --help, `<!-- help of all commands -->` every command's. A link to a source file, which the site does not have,
+becomes its name. A page of the navigation that `ddlp bench` writes may be missing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ddlp import cli
 
 _GENERATED = {"benchmarks.md"}
 _README = Path(__file__).parents[1] / "README.md"
+_SOURCE = re.compile(r"\[[^]]+\]\(\.\./((?:ddlp|csd_engine|tests)/[\w/]+\.py)\)")
 _MARK = re.compile(r"^<!-- (README|help): (.+?) -->$|^<!-- (help of all commands) -->$", re.MULTILINE)
 
 
@@ -49,7 +50,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return readme_section(mark[2]) if mark[1] == "README" else _help(mark[2].split())
 
     try:
-        return _MARK.sub(fill, markdown)
+        return _SOURCE.sub(r"`\1`", _MARK.sub(fill, markdown))
     except LookupError as error:
         raise PluginError(f"{page.file.src_path}: {error}") from error
 
