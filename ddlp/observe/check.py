@@ -181,13 +181,13 @@ class EpochCheck(Observer):
         elif isinstance(event, Published):
             self._published.add(event.lease)
 
-    def reading(self, lease: int, position: int, handle: Path) -> None:
+    def reading(self, lease: int, position: int, handle: Any) -> None:
         """As `Observer.reading`."""
         if lease not in self._published:
             self._refute(COMPLETE, f"the file of batch {position} was read before the device said that it is published")
         if self._leased.get(lease) != position:
             self._refute(COMPLETE, f"lease {lease} is of batch {self._leased.get(lease)}, and was read as batch {position}")
-        self._headers[lease] = read_header(handle)
+        self._headers[lease] = read_header(handle) if isinstance(handle, Path) else None  # else a source's that has no files
 
     def read(self, lease: int, position: int, batch: PreparedBatch) -> None:
         """As `Observer.read`."""
