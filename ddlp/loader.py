@@ -32,7 +32,7 @@ from ddlp.recording.watch import Observer
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
 from ddlp.schedule.strategies import Order, Strategy
-from ddlp.sources.base import LeaseSource
+from ddlp.sources.base import EpochSink, LeaseSource
 from ddlp.sources.engine.connections import EngineConnections, SharedHandle
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.source import EngineSource
@@ -366,7 +366,7 @@ class DDLPLoader(DataLoader):
         iterator.keep = tuple(self._keeps)
         for source in sources:
             name = f"ddlp-attach-{source.name}"
-            threading.Thread(target=source.attach, args=(iterator.executor,), name=name, daemon=True).start()
+            threading.Thread(target=_attach, args=(source, iterator.executor), name=name, daemon=True).start()
         return iterator
 
     def _gpu_transfer_for_target(self, config: LoaderConfig) -> GpuTransfer | None:
@@ -537,3 +537,11 @@ class DDLPLoader(DataLoader):
         """Whether another order of the batches is none the worse."""
         random = is_random(self._index_sampler) or not self.in_order
         return random and not torch.are_deterministic_algorithms_enabled()
+
+
+def _attach(source: LeaseSource, sink: EpochSink) -> None:
+    """A source's part in an epoch. Its own error ends the training: nobody would wait for it, nor see why it is not there."""
+    try:
+        source.attach(sink)
+    except Exception as error:
+        sink.lost(source.name, repr(error), error)

@@ -1,8 +1,8 @@
 """What mkdocs calls while it builds the documentation: what stands elsewhere comes from there, so that nothing is kept twice.
 
 `<!-- README: When it does not pay -->` in a page becomes that section of README.md, `<!-- help: ddlp deploy -->` what the
-command prints for --help, `<!-- help of all commands -->` every command's. A link to a source file, which the site does not have,
-becomes its name. A page of the navigation that `ddlp bench` writes may be missing.
+command prints for --help, `<!-- help of all commands -->` every command's. A link to a source file becomes the file's
+name. A page of the navigation that `ddlp bench` writes may be missing.
 """
 
 from __future__ import annotations
