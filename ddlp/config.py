@@ -156,6 +156,9 @@ class LoaderConfig:
                 raise ValueError(
                     f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None"
                 )
+        named = {one.label if isinstance(one, Device) else one.name: one for one in self.devices}
+        if len(named) < len(self.devices) and any(is_lease_source(one) for one in self.devices):
+            raise ValueError(f"csd=: each source needs a name of its own, and these have {', '.join(named)}")
         if self.csd is not None and not strategy.uses_device:
             raise ValueError(
                 f"csd= with strategy={strategy.name!r}: the device would have nothing to do; leave one of them out"
