@@ -148,7 +148,11 @@ class Capacity:
 
 
 class AttachedSource(Protocol):
-    """A lease source that takes part in an epoch. None of these but `fetch` may block."""
+    """A lease source that takes part in an epoch. None of these but `fetch` may block.
+
+    `lease`, `cancel`, `release` and `waiting` are called under the epoch's lock: a source with a lock of its own must not hold
+    it while it calls the sink.
+    """
 
     @property
     def open(self) -> bool:
@@ -161,7 +165,11 @@ class AttachedSource(Protocol):
         """Stop working on this lease: nothing of it is wanted any more."""
 
     def release(self, lease: int) -> None:
-        """The published batch of this lease is not needed any more: its place is free."""
+        """The published batch of this lease is not needed any more: its place is free.
+
+        It may come while the batch is fetched, where the host's copy was first. What is published after its lease was
+        cancelled, or after a loss, is released as well: by the source that has joined last.
+        """
 
     def waiting(self, waiting: bool) -> None:
         """Training waits for a batch (or does not any more)."""
@@ -191,7 +199,10 @@ class EpochSink(Protocol):
         """The source may be given leases from now on. It is the epoch's to close."""
 
     def published(self, name: str, lease: int, handle: Any, busy_s: float) -> None:
-        """The batch of this lease is there, not yet verified; ``busy_s``: a worker's seconds on it."""
+        """The batch of this lease is there, not yet verified; ``busy_s``: a worker's seconds on it.
+
+        Each lease is answered once: by this, or by `failed`.
+        """
 
     def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
         """The lease came to nothing. ``fatal``: all others would. ``told``: the user knows this reason."""
@@ -241,7 +252,8 @@ class LeaseSource(Protocol):
     def attach(self, sink: EpochSink) -> None:
         """Take part in an epoch until it is over: call ``sink.joined``, and again after a loss.
 
-        Runs in a thread of its own, so it may block. It returns once ``sink.over_within(0)`` is true.
+        Runs in a thread of its own, so it may block. It returns once ``sink.over_within(0)`` is true. What it raises ends the
+        training. Epochs of one loader may be under way at once.
         """
 
 
