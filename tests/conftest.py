@@ -25,7 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/",
-    "ddlp/sources/engine/test_embedded", "csd_engine/service/test_engine", "csd_engine/service/test_link",
+    "ddlp/sources/engine/test_embedded", "ddlp/sources/test_contract",
+    "csd_engine/service/test_engine", "csd_engine/service/test_link",
     "csd_engine/service/test_status", "csd_engine/service/test_file_chunks", "csd_engine/test_supervisor",
     "csd_engine/machine/test_sensors", "board/", "ddlp/tryout/", "templates/test_templates",
 )  # fmt: skip

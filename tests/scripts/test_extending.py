@@ -37,3 +37,11 @@ def test_a_strategy(tmp_path: Path) -> None:
 
 def test_an_operator(tmp_path: Path) -> None:
     assert run(code_of("An operator"), tmp_path) == "True\n"
+
+
+def test_a_source(tmp_path: Path) -> None:
+    code = code_of("A source")
+    assert len(code.splitlines()) <= 60
+    said = run(code, tmp_path)
+    assert "epoch 0, csd, checked: nothing found" in said
+    assert "16 epoch 0, csd: 64 samples" in said and "0 by this host, 16 by devices" in said

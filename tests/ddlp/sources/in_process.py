@@ -1,0 +1,12 @@
+"""`InProcess`, a lease source in this process: the code of docs/extending.md, of which there is this one copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.scripts.test_extending import code_of
+
+exec(code_of("A source").partition("\nimages = ")[0], globals())  # up to its use; the classes are this module's, so they pickle
+
+InProcess: Any = globals()["InProcess"]
+Leases: Any = globals()["Leases"]
