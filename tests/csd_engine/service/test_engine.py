@@ -70,7 +70,7 @@ def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recip
     looked, read_batch = [], fetching.read_batch
     monkeypatch.setattr(fetching, "read_batch", lambda *arguments: looked.append(0) or read_batch(*arguments))
     for wanted, times, asked in ((False, 1, 0), (True, 1 + len(fetching._PAUSES_S), 1)):
-        brought = fetching.Fetching(job, True, print, wanted=lambda lease, wanted=wanted: wanted and lease == 4)
+        brought = fetching.BatchFetcher(job, True, print, wanted=lambda lease, wanted=wanted: wanted and lease == 4)
         looked.clear()
         with pytest.raises(MissingBatch):
             brought.read(path, recipe.identity(items), 4, recipe.layout, lambda: np.empty(recipe.layout.image_shape, np.uint8))
