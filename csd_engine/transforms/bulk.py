@@ -60,8 +60,8 @@ class Bulk:
         return max(1, _SLICE_BYTES // (height * width * channels))
 
     def takes(self, indices: np.ndarray) -> bool:
-        """False where an index is none of the array's rows: its sample, made by itself, says so."""
-        return not len(indices) or (0 <= int(indices.min()) and int(indices.max()) < len(self._rows))
+        """Tell whether all indices, int64, are those of rows. Else the sample that is none, made by itself, says so."""
+        return not len(indices) or int(indices.view(np.uint64).max()) < len(self._rows)  # a negative one is very large there
 
     def fill(
         self,
