@@ -13,15 +13,15 @@ from csd_engine.errors import BadMessage, EngineError
 from csd_engine.protocol.codec import MAX_FRAME_BYTES, Hello, Message, Payload, Refused, decode, encode, shorten
 from csd_engine.protocol.keys import allowed_clients, load_pair
 
-__all__ = ["Door"]
+__all__ = ["AuthSocket"]
 
 _LOG = logging.getLogger("csd_engine")
 _DOMAIN = b"ddlp"
 _LINGER_MS = 200
 
 
-class Door:
-    """A bound ROUTER socket and its gatekeeper; both sockets belong in the service's poller.
+class AuthSocket:
+    """A bound ROUTER socket, and the ZAP socket that decides who may connect; both belong in the service's poller.
 
     Raises:
         EngineError: no keys, or the address cannot be bound.

@@ -20,9 +20,9 @@ from csd_engine.machine.versions import versions
 from csd_engine.prepare.large_image_lock import large_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.protocol import codec as say
-from csd_engine.service.auth_socket import Door
-from csd_engine.service.file_chunks import Parcels
-from csd_engine.service.job_service import Desk
+from csd_engine.service.auth_socket import AuthSocket
+from csd_engine.service.file_chunks import FileChunks
+from csd_engine.service.job_service import JobService
 from csd_engine.service.members import Members
 from csd_engine.service.spool import Spool, look_at, remove_tree
 from csd_engine.service.uploads import MAX_MANIFEST_BYTES, FileCache
@@ -71,51 +71,51 @@ class Service:
         self._spool = Spool(
             options.spool, options.quota_batches, options.quota_bytes, options.reserve_bytes, options.mapped
         )
-        self._crew: List[WorkerProcess] = []
+        self._workers: List[WorkerProcess] = []
         try:
             manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
             arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, self._spool.room_bytes)
-            self._door = Door(options.listen, options.keys)
+            self._socket = AuthSocket(options.listen, options.keys)
         except BaseException:
             self._spool.close()
             raise
         roots = options.roots
         for directory in (self._spool.files, self._spool.arrays):
             roots = roots.with_files(str(directory), str(directory))
-        send, host_of = self._door.send, self._door.host_of
-        self._desk = Desk(self._spool, manifests, arrays, roots, self._crew, send, host_of, options.operators)
-        self._parcels = Parcels(self._desk.published, self._door.send)
-        self.endpoint = self._door.endpoint
+        send, host_of = self._socket.send, self._socket.host_of
+        self._job_service = JobService(self._spool, manifests, arrays, roots, self._workers, send, host_of, options.operators)
+        self._file_chunks = FileChunks(self._job_service.published, self._socket.send)
+        self.endpoint = self._socket.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each was heard last
         self._shown: Dict[bytes, str] = {}  # each one's directory below the spool's files/, where it sees the spool
         self._start_after = 0.0
         memory_bytes = options.memory_bytes or memory().total
         self._worker_arguments = [
-            *("--slowdown", repr(options.slowdown), "--turnstile", str(self._spool.directory / ".large")),
+            *("--slowdown", repr(options.slowdown), "--large-image-lock", str(self._spool.directory / ".large")),
             *("--large-bytes", str(large_bytes(memory_bytes, options.workers))),
         ]
         self._trouble = ""
         self._stop = False
         self._woken, self._wake = os.pipe()
         self._poller = zmq.Poller()
-        self._poller.register(self._door.router, zmq.POLLIN)
-        self._poller.register(self._door.gate, zmq.POLLIN)
+        self._poller.register(self._socket.router, zmq.POLLIN)
+        self._poller.register(self._socket.gate, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
         if options.exit_with_stdin:
             self._poller.register(0, zmq.POLLIN)
         self._answers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
-            say.OpenJob: self._desk.open_job,
-            say.FilePart: self._desk.file_part,
+            say.OpenJob: self._job_service.open_job,
+            say.FilePart: self._job_service.file_part,
             say.Look: self._look,
-            say.Probe: self._desk.probe,
-            say.Lease: self._desk.lease,
-            say.Cancel: self._desk.cancel,
-            say.Fetch: self._parcels.ask,
-            say.Release: self._desk.release,
+            say.Probe: self._job_service.probe,
+            say.Lease: self._job_service.lease,
+            say.Cancel: self._job_service.cancel,
+            say.Fetch: self._file_chunks.ask,
+            say.Release: self._job_service.release,
             say.Ping: self._ping,
             say.AskStatus: self._status,
             say.AskSensors: self._tell_sensors,
-            say.CloseJob: self._desk.close_job,
+            say.CloseJob: self._job_service.close_job,
         }
 
     # -- the loop
@@ -136,24 +136,24 @@ class Service:
         self._start_workers()
         announce()
         while not self._stop:
-            events = dict(self._poller.poll(0 if self._parcels.waiting else int(_TICK_S * 1000)))
+            events = dict(self._poller.poll(0 if self._file_chunks.waiting else int(_TICK_S * 1000)))
             if self._orphaned(events):
                 _LOG.info("those for whom this engine was started are gone: ending")
                 break
-            if self._door.gate in events:
-                self._door.answer_gate()
-            if self._door.router in events:
+            if self._socket.gate in events:
+                self._socket.answer_gate()
+            if self._socket.router in events:
                 self._hear()
-            for worker in list(self._crew):
+            for worker in list(self._workers):
                 if worker.read_descriptor in events:
                     self._hear_worker(worker)
                 elif worker.write_descriptor in events:
                     worker.flush()
-            self._parcels.serve()
+            self._file_chunks.serve()
             self._expire()
             self._end_hanging()
             self._start_workers()
-            self._desk.dispatch()
+            self._job_service.dispatch()
             self._watch_writes()
 
     def _orphaned(self, events: Dict[Any, int]) -> bool:
@@ -169,25 +169,25 @@ class Service:
 
     def close(self) -> None:
         """End the workers, remove job directories and the socket. May be called again."""
-        for worker in self._crew:
+        for worker in self._workers:
             self._unregister(worker)
             worker.close_pipes()
         until = time.monotonic() + _WORKER_GRACE_S
-        for worker in self._crew:
+        for worker in self._workers:
             worker.end(max(0.0, until - time.monotonic()))
-        self._crew.clear()
+        self._workers.clear()
         self._spool.close()
-        if not self._door.router.closed:
+        if not self._socket.router.closed:
             signal.set_wakeup_fd(-1)
             os.close(self._woken)
             os.close(self._wake)
-            self._door.close()
+            self._socket.close()
 
     # -- hosts
 
     def _hear(self) -> None:
         for _ in range(1000):  # then the workers again
-            heard = self._door.receive()
+            heard = self._socket.receive()
             if heard is None:
                 return
             peer, message, payload = heard
@@ -195,20 +195,20 @@ class Service:
                 self._hello(peer, message)
             elif peer not in self._hosts:
                 if message is not None:
-                    self._door.send(peer, say.Refused("", "say Hello first; was the engine restarted? Connect again."))
+                    self._socket.send(peer, say.Refused("", "say Hello first; was the engine restarted? Connect again."))
             else:
                 self._hosts[peer] = time.monotonic()
                 if message is None:
                     continue
                 answer = self._answers.get(type(message))
                 if answer is None:
-                    self._desk.refuse(peer, "", f"{type(message).__name__} is not a host's message")
+                    self._job_service.refuse(peer, "", f"{type(message).__name__} is not a host's message")
                 else:
                     answer(peer, message, payload)
 
     def _hello(self, peer: bytes, message: say.Hello) -> None:
         if message.protocol != say.PROTOCOL:
-            self._desk.refuse(
+            self._job_service.refuse(
                 peer,
                 "",
                 f"the engine speaks protocol {say.PROTOCOL} (csd_engine {csd_engine.__version__}), the host protocol "
@@ -219,46 +219,46 @@ class Service:
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
         known = {**versions(), "sensors": "1"}  # it understands AskSensors
-        self._door.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
+        self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
-        pong = self._desk.heard(peer, message)
-        self._door.send(peer, replace(pong, note=self._with_trouble(pong.note)))
+        pong = self._job_service.heard(peer, message)
+        self._socket.send(peer, replace(pong, note=self._with_trouble(pong.note)))
 
     def _with_trouble(self, note: str) -> str:
         return say.shorten("; ".join(filter(None, (note, self._trouble))))
 
     def _status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
-        status = self._desk.status(self._options.sys)
-        self._door.send(peer, replace(status, note=self._with_trouble(status.note)))
+        status = self._job_service.status(self._options.sys)
+        self._socket.send(peer, replace(status, note=self._with_trouble(status.note)))
 
     def _tell_sensors(self, peer: bytes, _: say.AskSensors, __: bytes) -> None:
         # Looked for each time: chips come and go, and it costs a listing of a small directory.
         readings = read_all(sensors(self._options.sys))[:_SENSORS_TOLD]
-        self._door.send(peer, say.Sensors(tuple(readings)))
+        self._socket.send(peer, say.Sensors(tuple(readings)))
 
     def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
         spool = self._spool
         if message.file:
             self._shown[peer] = message.file.split("/")[1]
         digest = look_at(spool.directory / message.file, spool.files)
-        self._door.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
+        self._socket.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
         for peer in [peer for peer, heard in self._hosts.items() if heard < limit]:
             _LOG.warning("a host was silent for %g s: its jobs are dropped", self._options.lease_timeout_s)
             del self._hosts[peer]
-            self._parcels.forget(peer)
-            self._door.forget(peer)
-            self._desk.drop_host(peer)
+            self._file_chunks.forget(peer)
+            self._socket.forget(peer)
+            self._job_service.drop_host(peer)
             if peer in self._shown:  # where the host has removed it, it is gone already
                 remove_tree(self._spool.files / self._shown.pop(peer))
 
     # -- workers
 
     def _start_workers(self) -> None:
-        while len(self._crew) < self._options.workers and time.monotonic() >= self._start_after:
+        while len(self._workers) < self._options.workers and time.monotonic() >= self._start_after:
             try:
                 worker = WorkerProcess(self._worker_arguments)
             except OSError as error:  # too many processes or descriptors, too little memory: those at work go on
@@ -267,10 +267,10 @@ class Service:
                 _LOG.error("a worker process cannot be started: %s; it is tried again in %g s", error, _RESTART_S)
                 return
             self._poller.register(worker.read_descriptor, zmq.POLLIN)
-            self._crew.append(worker)
+            self._workers.append(worker)
 
     def _watch_writes(self) -> None:
-        for worker in self._crew:
+        for worker in self._workers:
             if worker.unsent:
                 self._poller.register(worker.write_descriptor, zmq.POLLOUT)
             elif worker.write_descriptor in self._poller:
@@ -291,17 +291,17 @@ class Service:
             if kind == "ready":
                 worker.ready, worker.kernel, self._trouble = True, report["kernel"], ""
             elif kind == "progress" and worker.lease is not None:
-                self._desk.progressed(*worker.lease, report["samples"])
+                self._job_service.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:
                 (job, _), worker.probe = worker.probe, None
-                self._desk.probed(job, tuple(report["digests"]))
+                self._job_service.probed(job, tuple(report["digests"]))
             elif worker.lease is not None:
                 (job, work), worker.lease = worker.lease, None
-                self._desk.finished(job, work, kind, report)
+                self._job_service.finished(job, work, kind, report)
 
     def _end_hanging(self) -> None:
         """Kill workers that are at one sample for ever (a dead network file system, say); others take their place."""
-        for worker in self._crew:
+        for worker in self._workers:
             if worker.hangs(self._options.worker_timeout_s, _CANCEL_GRACE_S):
                 _LOG.error("worker %d hangs and is killed", worker.pid)
                 worker.kill()
@@ -309,7 +309,7 @@ class Service:
     def _bury(self, worker: WorkerProcess) -> None:
         """A worker has died: its lease has failed, another takes its place."""
         self._unregister(worker)
-        self._crew.remove(worker)
+        self._workers.remove(worker)
         status = worker.end(_WORKER_GRACE_S)
         if not worker.ready:
             self._trouble = f"a worker process ended at its start with status {status}; see the engine's log"
@@ -317,8 +317,8 @@ class Service:
         _LOG.error("worker %d ended with status %d and is replaced", worker.pid, status)
         if worker.probe is not None:
             job, probe = worker.probe
-            self._desk.probed(job, tuple("error: the worker process died" for _ in probe.items))
+            self._job_service.probed(job, tuple("error: the worker process died" for _ in probe.items))
         if worker.lease is not None:
             job, work = worker.lease
             reason = f"the worker process at this lease ended with status {status} after {work.samples} samples"
-            self._desk.finished(job, work, "failed", {"reason": reason, "fatal": False, "full": False})
+            self._job_service.finished(job, work, "failed", {"reason": reason, "fatal": False, "full": False})

@@ -14,14 +14,14 @@ from typing import Callable, Deque, Dict, Optional, Tuple
 
 from csd_engine.protocol.codec import Fetch, Message, NoPart, Part, shorten
 
-__all__ = ["Parcels"]
+__all__ = ["FileChunks"]
 
 _MAX_ASKED = 64  # of one host; ddlp asks for a few
 _AHEAD_BYTES = 8 << 20  # what the kernel may read ahead of a host's next questions
 
 
-class Parcels:
-    """Questions for parts, by host.
+class FileChunks:
+    """The parts of batch files that hosts have asked for and not got yet, by host.
 
     Args:
         find: a published batch's file and size, or None where the host has no such batch.

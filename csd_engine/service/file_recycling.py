@@ -22,25 +22,31 @@ from typing import Deque, NamedTuple
 
 from csd_engine.machine.file_locks import fcntl
 
-__all__ = ["SPARE", "Spares"]
+__all__ = ["SPARE", "RecycledFiles"]
 
 SPARE = "spare-[0-9]+-[0-9a-f]{8}"  # their names: a regular expression for Python and for grep -E
 
 _MOST_IN_USE = 6  # a host has three fetched batches, its training one or two
 
 
-class _Spare(NamedTuple):
+class _RecycledFile(NamedTuple):
     path: str
     bytes: int
 
 
-class Spares:
-    """Removed files, kept in this directory of the file system that they are on. An error with one costs no more than it."""
+class RecycledFiles:
+    """Removed batches' files, kept to be written over.
+
+    Args:
+        directory: where they are kept; on the file system that they are on.
+
+    An error with one of them loses that file and nothing else.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.bytes = 0
         self._directory = directory
-        self._waiting: Deque[_Spare] = deque()
+        self._waiting: Deque[_RecycledFile] = deque()
         self._made = 0
         self._can_ask = _kernel_tells(self._new_name())
 
@@ -53,12 +59,12 @@ class Spares:
 
     def put(self, path: str, file_bytes: int) -> None:
         """Take this file out of its place; where there is none, nothing happens."""
-        spare = _Spare(self._new_name(), file_bytes)
+        file = _RecycledFile(self._new_name(), file_bytes)
         try:
-            os.rename(path, spare.path)
+            os.rename(path, file.path)
         except OSError:
             return
-        self._waiting.append(spare)
+        self._waiting.append(file)
         self.bytes += file_bytes
         if not self._can_ask and len(self) > _MOST_IN_USE:
             self.drop_first()
@@ -83,9 +89,9 @@ class Spares:
         _unlink(self._take_first())
 
     def _take_first(self) -> str:
-        spare = self._waiting.popleft()
-        self.bytes -= spare.bytes
-        return spare.path
+        file = self._waiting.popleft()
+        self.bytes -= file.bytes
+        return file.path
 
     def clear(self) -> None:
         """Remove all."""

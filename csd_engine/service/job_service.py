@@ -22,13 +22,13 @@ from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.protocol import codec as say
 from csd_engine.service.admission import check_job
 from csd_engine.service.groups import Measurement, Member, learned, to_tell
-from csd_engine.service.jobs import Board, Job, LeaseState, Quota, Work
+from csd_engine.service.jobs import FairQueue, Job, LeaseState, Quota, Work
 from csd_engine.service.meter import Meter
 from csd_engine.service.spool import Spool
 from csd_engine.service.uploads import FileCache, needed_files
 from csd_engine.service.worker_process import WorkerProcess
 
-__all__ = ["Desk"]
+__all__ = ["JobService"]
 
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
@@ -52,14 +52,14 @@ def _short_name(host: str) -> str:
     return hashlib.blake2b(host.encode("utf-8"), digest_size=4).hexdigest()
 
 
-class Desk:
+class JobService:
     """The jobs of all hosts on one spool.
 
     Args:
         spool: where batch files go.
         manifests, arrays: received before, and being received.
         roots: what may be read.
-        crew: the workers; the service adds and removes them.
+        workers: the worker processes; the service adds and removes them.
         send: sends a message to a host.
         host_of: names the computer that a connection comes from, for fairness.
         operators: where files of users' operators lie; None: there are none.
@@ -71,7 +71,7 @@ class Desk:
         manifests: FileCache,
         arrays: FileCache,
         roots: Roots,
-        crew: List[WorkerProcess],
+        workers: List[WorkerProcess],
         send: Callable[[bytes, say.Message], None],
         host_of: Callable[[bytes], str],
         operators: Optional[OperatorDirectory] = None,
@@ -79,14 +79,14 @@ class Desk:
         self.note = ""  # what holds leases back now
         self._spool = spool
         self._roots = roots
-        self._crew = crew
+        self._workers = workers
         self._send = send
         self._host_of = host_of
         self._quota = Quota(spool.quota_batches, spool.quota_bytes)
         self._manifests = manifests
         self._received = {MANIFEST: manifests, ARRAY: arrays}
         self._operators = operators
-        self._board = Board()
+        self._queue = FairQueue()
         self._opening: List[_Opening] = []
         self._full_until = 0.0
         self._began = time.monotonic()
@@ -100,9 +100,9 @@ class Desk:
 
     def heard(self, peer: bytes, message: say.Ping) -> say.Pong:
         """Note whose training waits; return the answer."""
-        for job in self._board.of(peer):
+        for job in self._queue.of(peer):
             job.waiting = job.name in message.waiting
-        at_work = [worker.lease for worker in self._crew if worker.lease is not None and worker.lease[0].peer == peer]
+        at_work = [worker.lease for worker in self._workers if worker.lease is not None and worker.lease[0].peer == peer]
         progress = [(job.name, work.lease.lease, work.samples) for job, work in at_work]
         spool = self._spool
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
@@ -115,14 +115,14 @@ class Desk:
                 _short_name(job.host), job.key, job.samples, job.layout.batch, job.made, job.meter.per_s(now), job.unfetched,
                 len(job.queue), say.shorten(job.held_back) if job.queue else "",
             )  # fmt: skip
-            for job in self._board.of()
+            for job in self._queue.of()
         ]
         memory = computer.memory()
-        kernel = next((worker.kernel for worker in self._crew if worker.ready), "")
+        kernel = next((worker.kernel for worker in self._workers if worker.ready), "")
         return say.Status(
-            {**versions(), "kernel": kernel}, now - self._began, len(self._crew), computer.cpus(), tuple(jobs),
+            {**versions(), "kernel": kernel}, now - self._began, len(self._workers), computer.cpus(), tuple(jobs),
             self._meter.total, self._meter.per_s(now),
-            *computer.process_memory([os.getpid(), *(worker.pid for worker in self._crew)]), memory.total, memory.available,
+            *computer.process_memory([os.getpid(), *(worker.pid for worker in self._workers)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
             computer.temperature_c(sys), computer.load(), say.shorten(self.note),
         )  # fmt: skip
@@ -132,7 +132,7 @@ class Desk:
         for cache in self._received.values():
             cache.forget(peer)
         self._opening = [one for one in self._opening if one.peer != peer]
-        for job in self._board.of(peer):
+        for job in self._queue.of(peer):
             job.silent = True
             self._end_job(job)
 
@@ -142,8 +142,8 @@ class Desk:
         """Open a job, or ask for a manifest first, or refuse."""
         try:
             if (
-                self._board.find(peer, message.job) is not None
-                or len(self._board.of()) + len(self._opening) >= _MAX_OPEN_JOBS
+                self._queue.find(peer, message.job) is not None
+                or len(self._queue.of()) + len(self._opening) >= _MAX_OPEN_JOBS
             ):
                 raise EngineError(f"job {message.job} is open already, or {_MAX_OPEN_JOBS} jobs are. Close one first.")
             dataset = parse_dataset(message.dataset)
@@ -174,10 +174,10 @@ class Desk:
         host, meter = self._host_of(peer), Meter(time.monotonic())
         job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter)
         job.member = Member(message.run, message.rank, message.after_lower)
-        self._board.add(job)
+        self._queue.add(job)
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
-        self._tell(job, learned(job, self._board.of()))
+        self._tell(job, learned(job, self._queue.of()))
 
     def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
         """Take a part of what a data set needs; open what waited for it when it is complete."""
@@ -186,7 +186,7 @@ class Desk:
         waiting = [one for one in self._opening if (one.peer, one.missing) == (peer, file)]
         if not waiting or message.offset != cache.wanted(peer, fingerprint):
             return  # sent twice, or its job was closed meanwhile
-        in_use = {one for job in self._board.of() for one in job.files}.union(*(one.files for one in self._opening))
+        in_use = {one for job in self._queue.of() for one in job.files}.union(*(one.files for one in self._opening))
         used = {name for one, name in in_use if one == kind}
         try:
             following = cache.add(peer, fingerprint, message.offset, message.total, part, used)
@@ -203,7 +203,7 @@ class Desk:
             self.open_job(one.peer, one.message, b"")
 
     def _job_of(self, peer: bytes, name: str) -> Optional[Job]:
-        job = self._board.find(peer, name)
+        job = self._queue.find(peer, name)
         if job is None or job.closing:
             self.refuse(peer, name, f"there is no open job {name}. Open it first; was the host silent for too long?")
             return None
@@ -212,7 +212,7 @@ class Desk:
     def close_job(self, peer: bytes, message: say.CloseJob, _: bytes) -> None:
         """End a job."""
         self._opening = [one for one in self._opening if (one.peer, one.message.job) != (peer, message.job)]
-        job = self._board.find(peer, message.job)
+        job = self._queue.find(peer, message.job)
         if job is None:
             self._send(peer, say.JobClosed(message.job))
         else:
@@ -224,17 +224,17 @@ class Desk:
         job.probes.clear()
         while job.queue:
             job.drop(job.work[job.queue[0]])
-        for worker in self._crew:
+        for worker in self._workers:
             if worker.lease is not None and worker.lease[0] is job and not worker.lease[1].cancelled:
                 worker.lease[1].cancelled = True
                 worker.cancel()
-        if job.working or any(worker.probe is not None and worker.probe[0] is job for worker in self._crew):
+        if job.working or any(worker.probe is not None and worker.probe[0] is job for worker in self._workers):
             return
         for work in job.work.values():
             self._spool.remove_batch(self._file(job, work), work.file_bytes)
-        for worker in self._crew:
+        for worker in self._workers:
             worker.forget(job)
-        self._board.remove(job)
+        self._queue.remove(job)
         self._spool.remove_job(job.key)
         _LOG.info("job %s closed", job.key)
         if not job.silent:
@@ -274,7 +274,7 @@ class Desk:
 
     def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
         """Take a lease back, wherever it stands."""
-        job = self._board.find(peer, message.job)
+        job = self._queue.find(peer, message.job)
         work = job.work.get(message.lease) if job is not None else None
         if job is not None and work is not None and work.state is LeaseState.WORKING:
             self._cancel_working(job, work)
@@ -284,14 +284,14 @@ class Desk:
         self._send(peer, say.Cancelled(message.job, message.lease))
 
     def _cancel_working(self, job: Job, work: Work) -> None:
-        for worker in self._crew:
+        for worker in self._workers:
             if worker.lease is not None and worker.lease[1] is work and not work.cancelled:
                 work.cancelled = True
                 worker.cancel()
 
     def release(self, peer: bytes, message: say.Release, _: bytes) -> None:
         """Remove a delivered batch."""
-        job = self._board.find(peer, message.job)
+        job = self._queue.find(peer, message.job)
         work = job.work.get(message.lease) if job is not None else None
         if job is None or work is None:
             return
@@ -302,7 +302,7 @@ class Desk:
 
     def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Path, int]]:
         """Return a published batch's file and its size; None where the host has no such batch here."""
-        job = self._board.find(peer, name)
+        job = self._queue.find(peer, name)
         work = job.work.get(lease) if job is not None else None
         if job is None or work is None or work.state is not LeaseState.PUBLISHED:
             return None
@@ -320,19 +320,19 @@ class Desk:
     def dispatch(self) -> None:
         """Give idle workers what is next."""
         self.note = ""
-        for worker in self._crew:
+        for worker in self._workers:
             if not worker.idle:
                 continue
-            probe = self._board.next_probe()
+            probe = self._queue.next_probe()
             if probe is not None:
                 worker.begin_probe(*probe)
                 continue
             if time.monotonic() < self._full_until:
                 self.note = "the spool's disk is full: leases are held back"
-                for job in self._board.of():
+                for job in self._queue.of():
                     job.held_back = "the spool's disk is full"
                 return
-            taken, note = self._board.next_lease(self._spool.shortage, self._quota)
+            taken, note = self._queue.next_lease(self._spool.shortage, self._quota)
             self.note = note and f"leases are held back: {note}"
             if taken is None:
                 return
@@ -349,7 +349,7 @@ class Desk:
     def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
         """Take a worker's last word on a lease: published, failed or cancelled."""
         number = work.lease.lease
-        self._board.ended(job, work, report["busy_s"] if kind == "published" else None)
+        self._queue.ended(job, work, report["busy_s"] if kind == "published" else None)
         if kind == "failed" and report["full"] and not work.cancelled:
             self._spool.give_back(work.file_bytes)
             work.samples = 0
@@ -370,7 +370,7 @@ class Desk:
             size, busy_s = work.file_bytes, report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
             measurement = (work.layout.batch, busy_s)
-            for one in to_tell(job, self._board.of()):
+            for one in to_tell(job, self._queue.of()):
                 self._tell(one, (measurement,))
             job.measured.append(measurement)
         else:

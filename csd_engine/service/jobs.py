@@ -22,7 +22,7 @@ from csd_engine.service import groups
 from csd_engine.service.groups import Measurement, Member
 from csd_engine.service.meter import Meter
 
-__all__ = ["Board", "Job", "LeaseState", "Quota", "Work"]
+__all__ = ["FairQueue", "Job", "LeaseState", "Quota", "Work"]
 
 _KEPT = 1 / 16  # of the quota, or one batch: kept free for newcomers among the hosts, and as much for those among the jobs
 _SMALL = 1 / 64  # of the quota, or one batch: who holds no more is a newcomer
@@ -193,8 +193,8 @@ class _Holdings:
                 one.add(job.holds, job.wants)
 
 
-class Board:
-    """All jobs, in the order of their turns."""
+class FairQueue:
+    """All jobs and their leases; says whose lease is next, so that hosts get equal shares of the workers' time."""
 
     def __init__(self) -> None:
         self._jobs: Dict[str, Job] = {}  # by key; the first is the next one's turn

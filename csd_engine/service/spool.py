@@ -25,7 +25,7 @@ from csd_engine.data.safe_open import open_regular
 from csd_engine.errors import EngineError, SpoolError
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.machine.sizes import size_text
-from csd_engine.service.file_recycling import SPARE, Spares
+from csd_engine.service.file_recycling import SPARE, RecycledFiles
 
 __all__ = [
     "FINGERPRINT", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "Spool", "free_bytes", "host_directory", "look_at",
@@ -112,7 +112,7 @@ class Spool:
         self.batches = 0
         self.bytes = 0
         self._jobs = 0
-        self._spares: Optional[Spares] = None
+        self._recycled: Optional[RecycledFiles] = None
         self._lock = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class Spool:
                 (self.directory / MARK).write_text("ddlp's engine makes and removes its files here.\n", "ascii")
             self.files.mkdir(exist_ok=True)
             self.sign.write_text(secrets.token_hex(16), "ascii")
-            self._spares = Spares(self.directory) if mapped else None
+            self._recycled = RecycledFiles(self.directory) if mapped else None
         except OSError as error:
             self.close()
             raise SpoolError(f"{self.files} cannot be made: {error.strerror}. Make the spool writable.") from None
@@ -189,20 +189,20 @@ class Spool:
     def remove_batch(self, path: PathLike, file_bytes: int) -> None:
         """Remove a batch's file, or what was begun of it, and count it as gone."""
         self.give_back(file_bytes)
-        if self._spares is not None:
-            self._spares.put(os.fspath(path), file_bytes)
-            self._drop_spares()
+        if self._recycled is not None:
+            self._recycled.put(os.fspath(path), file_bytes)
+            self._drop_recycled()
         for name in (os.fspath(path), os.fspath(path) + PART_SUFFIX):
             try:
                 os.unlink(name)
             except OSError:
                 pass
 
-    def _drop_spares(self) -> None:
-        """Batches and spare files together keep within the quota."""
-        spares = self._spares
-        while spares and (self.batches + len(spares) > self.quota_batches or self.bytes + spares.bytes > self.quota_bytes):
-            spares.drop_first()
+    def _drop_recycled(self) -> None:
+        """Keep batches and recycled files together within the quota."""
+        files = self._recycled
+        while files and (self.batches + len(files) > self.quota_batches or self.bytes + files.bytes > self.quota_bytes):
+            files.drop_first()
 
     def refusal(self, file_bytes: int) -> Optional[str]:
         """Return why batches of this size can never be made here, or None."""
@@ -220,8 +220,8 @@ class Spool:
         if self.bytes + file_bytes > self.quota_bytes:
             return f"spool quota full: {size_text(self.bytes)} of {size_text(self.quota_bytes)} wait to be fetched"
         free = self.free_bytes()
-        if self._spares and free - file_bytes < self.reserve_bytes:
-            self._spares.clear()
+        if self._recycled and free - file_bytes < self.reserve_bytes:
+            self._recycled.clear()
             free = self.free_bytes()
         if free - file_bytes < self.reserve_bytes:
             return (
@@ -234,10 +234,10 @@ class Spool:
         """Count a batch that is begun; return whether the file that its writer begins is there already, to be written over."""
         self.batches += 1
         self.bytes += file_bytes
-        if not self._spares:
+        if not self._recycled:
             return False
-        given = self._spares.give(os.fspath(path) + PART_SUFFIX)
-        self._drop_spares()
+        given = self._recycled.give(os.fspath(path) + PART_SUFFIX)
+        self._drop_recycled()
         return given
 
     def give_back(self, file_bytes: int) -> None:

@@ -1,7 +1,8 @@
-"""A worker process of the engine: takes one lease at a time from its pipe and fills the batch file sample by sample.
+"""A worker process of the engine: takes one lease at a time from its pipe and fills the batch file, a few samples at a time.
 
-`python -m csd_engine.service.worker [--slowdown F] [--turnstile FILE --large-bytes N]`, JSON lines on standard input and
-output. Between two samples it looks whether the lease was cancelled; when its pipe closes it drops what it has begun and exits.
+`python -m csd_engine.service.worker [--slowdown F] [--large-image-lock FILE --large-bytes N]`, JSON lines on standard input
+and output. Each time it has made some samples it looks whether the lease was cancelled. When its pipe closes it drops what it
+has begun and exits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.kernels import kernel
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
-from csd_engine.prepare.large_image_lock import Turnstile
+from csd_engine.prepare.large_image_lock import LargeImageLock
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.service.channel import WorkerChannel
@@ -129,8 +130,8 @@ class _OneRow(Destination):
 class Worker:
     """The loop. `channel` brings commands and takes reports."""
 
-    def __init__(self, channel: WorkerChannel, slowdown: float, turnstile: Turnstile) -> None:
-        self._turnstile = turnstile
+    def __init__(self, channel: WorkerChannel, slowdown: float, large_image_lock: LargeImageLock) -> None:
+        self._large_image_lock = large_image_lock
         self._channel = channel
         self._slowdown = Slowdown(slowdown)
         self._jobs: Dict[str, Any] = {}
@@ -240,7 +241,7 @@ class Worker:
 
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
         reported, samples = time.monotonic(), len(command["items"])
-        rows = WrittenRows(writer, self._turnstile.leave)
+        rows = WrittenRows(writer, self._large_image_lock.release)
         with self._start(job, command) as batch:
             done = 0
             while done < samples:
@@ -252,7 +253,7 @@ class Worker:
 
     def _start(self, job: _OpenJob, command: Dict[str, Any]) -> StartedBatch:
         items = np.array(command["items"], dtype=np.int64).reshape(-1, 2)
-        large = self._turnstile.large_bytes, self._turnstile.enter
+        large = self._large_image_lock.large_bytes, self._large_image_lock.acquire
         return job.maker.start(items[:, 0], items[:, 1], command["seed"], command["epoch"], *large)
 
     def _make(self, batch: StartedBatch, first: int, rows: Destination) -> int:
@@ -260,7 +261,7 @@ class Worker:
         try:
             return batch.make(first, rows)
         finally:
-            self._turnstile.leave()
+            self._large_image_lock.release()
 
     def _probe(self, command: Dict[str, Any]) -> None:
         job = self._jobs[command["job"]]
@@ -292,7 +293,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     """Run a worker on this process's standard input and output."""
     parser = argparse.ArgumentParser(prog="python -m csd_engine.service.worker", description="The engine starts these.")
     parser.add_argument("--slowdown", type=float, default=1.0)
-    parser.add_argument("--turnstile", default="", metavar="FILE")
+    parser.add_argument("--large-image-lock", default="", metavar="FILE")
     parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
@@ -300,8 +301,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     commands, reports = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may a forgotten breakpoint() in a user's operator eat commands
     os.dup2(2, 1)  # a stray print must not garble the reports
-    turnstile = Turnstile(options.turnstile, options.large_bytes)
-    Worker(WorkerChannel(commands, reports), options.slowdown, turnstile).run()
+    large_image_lock = LargeImageLock(options.large_image_lock, options.large_bytes)
+    Worker(WorkerChannel(commands, reports), options.slowdown, large_image_lock).run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.roots import Roots
 from csd_engine.errors import DatasetError, SampleError
 from csd_engine.prepare import sample as samples
-from csd_engine.prepare.large_image_lock import Turnstile
+from csd_engine.prepare.large_image_lock import LargeImageLock
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.service.channel import LineBuffer, WorkerChannel
 from csd_engine.service.worker import Worker
@@ -134,7 +134,7 @@ def test_a_kind_in_the_table_is_parsed(scene):
 def test_an_engines_worker_makes_batches_of_it(scene):
     """Its loop in a thread of this process, which has the kind in its table; the engine's own processes don't."""
     to_worker, from_worker = os.pipe(), os.pipe()
-    worker = Worker(WorkerChannel(to_worker[0], from_worker[1]), 1.0, Turnstile("", 0))
+    worker = Worker(WorkerChannel(to_worker[0], from_worker[1]), 1.0, LargeImageLock("", 0))
     thread = threading.Thread(target=worker.run)
     thread.start()
     layout, items = Layout(8, 32, 32, 3, 0), [(index, 0) for index in (23, 5, 0, 7, 7, 1, 12, 2)]

@@ -6,13 +6,13 @@ import select
 import subprocess
 import sys
 
-from csd_engine.prepare.large_image_lock import Turnstile, large_bytes
+from csd_engine.prepare.large_image_lock import LargeImageLock, large_bytes
 
 INSIDE = """
 import sys
-from csd_engine.prepare.large_image_lock import Turnstile
-t = Turnstile(sys.argv[1], 4000)
-t.enter(4000)
+from csd_engine.prepare.large_image_lock import LargeImageLock
+t = LargeImageLock(sys.argv[1], 4000)
+t.acquire(4000)
 print(1, flush=True)
 """
 
@@ -26,11 +26,11 @@ def test_a_second_one_waits_until_the_first_is_through_or_dead(tmp_path):
     for end in (lambda one: one.communicate(b"\n"), lambda one: one.kill()):
         first = entered(path)
         assert first.stdout.readline()
-        second = entered(path, INSIDE.replace("t.enter", "print(0, flush=True); t.enter") + "t.leave(); t.leave()")
+        second = entered(path, INSIDE.replace("t.acquire", "print(0, flush=True); t.acquire") + "t.release(); t.release()")
         assert second.stdout.readline() == b"0\n"
-        small = Turnstile(str(path), 4000)
-        small.enter(3999)  # not large: does not wait
-        small.leave()
+        small = LargeImageLock(str(path), 4000)
+        small.acquire(3999)  # not large: does not wait
+        small.release()
         assert not select.select([second.stdout], [], [], 0.5)[0] and first.poll() is None
         end(first)
         assert second.stdout.read() == b"1\n" and second.wait() == 0
@@ -39,8 +39,8 @@ def test_a_second_one_waits_until_the_first_is_through_or_dead(tmp_path):
 
 def test_without_a_lock_nobody_waits(tmp_path):
     for path in ("", str(tmp_path / "missing" / "lock")):
-        for one in (Turnstile(path, 1), Turnstile(path, 1)):
-            one.enter(400)
+        for one in (LargeImageLock(path, 1), LargeImageLock(path, 1)):
+            one.acquire(400)
 
 
 def test_what_is_large_follows_from_the_memory():

@@ -6,7 +6,7 @@ import itertools
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol.codec import Lease
-from csd_engine.service.jobs import Board, Job, LeaseState, Quota, Work
+from csd_engine.service.jobs import FairQueue, Job, LeaseState, Quota, Work
 from csd_engine.service.meter import Meter
 
 LARGE = Quota(1000, 1 << 30)
@@ -17,7 +17,7 @@ class Scene:
     """A board with its spool and workers, on a clock of its own."""
 
     def __init__(self, quota: Quota, workers: int = 1) -> None:
-        self.board, self.quota, self.workers = Board(), quota, workers
+        self.queue, self.quota, self.workers = FairQueue(), quota, workers
         self.now = 0.0
         self.used: dict[str, float] = {}
         self._numbers = itertools.count()
@@ -30,7 +30,7 @@ class Scene:
         layout = Layout(batch, 1, 1024 * size // batch, 1)
         job = Job(host.encode(), host, key, key, layout, 1000, (), {}, Meter(0.0))
         self._costs[key] = sample_s
-        self.board.add(job)
+        self.queue.add(job)
         return job
 
     def ask(self, job: Job, leases: int) -> None:
@@ -39,17 +39,17 @@ class Scene:
             job.add(Work(Lease(job.name, number, "0" * 32, 0, 0, items), job.layout))
 
     def held_bytes(self) -> int:
-        works = [work for job in self.board.of() for work in job.work.values()]
+        works = [work for job in self.queue.of() for work in job.work.values()]
         return sum(work.file_bytes for work in works if work.state is not LeaseState.QUEUED)
 
     def shortage(self, size: int) -> str:
-        batches = sum(job.held for job in self.board.of())
+        batches = sum(job.held for job in self.queue.of())
         full = batches >= self.quota.batches or self.held_bytes() + size > self.quota.bytes
         return "full" if full else FREE
 
     def begin(self) -> Job | None:
         """Give one lease to a worker."""
-        taken, note = self.board.next_lease(self.shortage, self.quota)
+        taken, note = self.queue.next_lease(self.shortage, self.quota)
         if taken is None:
             return None
         job, work = taken
@@ -66,7 +66,7 @@ class Scene:
             return None
         self._at_work.sort(key=lambda one: one[:2])
         self.now, _, job, work = self._at_work.pop(0)
-        self.board.ended(job, work, self._costs[job.key] * len(work.lease.items))
+        self.queue.ended(job, work, self._costs[job.key] * len(work.lease.items))
         job.step(work, LeaseState.PUBLISHED)
         if drain:
             job.drop(work)

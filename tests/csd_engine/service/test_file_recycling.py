@@ -15,8 +15,8 @@ import torch
 
 from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.batchfile.writer import PART_SUFFIX, BatchWriter
-from csd_engine.service import file_recycling as spares
-from csd_engine.service.file_recycling import Spares
+from csd_engine.service import file_recycling
+from csd_engine.service.file_recycling import RecycledFiles
 
 NAME = "ab" * 16
 BYTES = 1 << 14
@@ -29,7 +29,7 @@ def directory() -> Iterator[Path]:
         yield Path(found)
 
 
-def removed(kept: Spares, directory: Path, number: int) -> int:
+def removed(kept: RecycledFiles, directory: Path, number: int) -> int:
     """Put one file more; its inode."""
     path = directory / f"batch-{number}"
     path.write_bytes(bytes([number]) * BYTES)
@@ -38,7 +38,7 @@ def removed(kept: Spares, directory: Path, number: int) -> int:
     return next(directory.glob(f"spare-{number + 2}-*")).stat().st_ino  # the first name is the trial's
 
 
-def given(kept: Spares, directory: Path) -> int | None:
+def given(kept: RecycledFiles, directory: Path) -> int | None:
     """The inode of the file that is given; None where none is."""
     path = directory / "begun"
     if not kept.give(str(path)):
@@ -56,7 +56,7 @@ def mapped(directory: Path, number: int) -> torch.Tensor:
 
 
 def test_the_one_that_was_removed_first_is_given_first(directory: Path) -> None:
-    kept = Spares(directory)
+    kept = RecycledFiles(directory)
     assert given(kept, directory) is None
     inodes = [removed(kept, directory, number) for number in range(3)]
     assert (len(kept), kept.bytes) == (3, 3 * BYTES)
@@ -65,7 +65,7 @@ def test_the_one_that_was_removed_first_is_given_first(directory: Path) -> None:
 
 
 def test_a_file_that_is_mapped_is_not_given_before_it_is_dropped(directory: Path) -> None:
-    kept = Spares(directory)
+    kept = RecycledFiles(directory)
     inode = removed(kept, directory, 0)
     batch = mapped(directory, 0)
     assert given(kept, directory) is None
@@ -77,7 +77,7 @@ def test_a_file_that_is_mapped_is_not_given_before_it_is_dropped(directory: Path
 
 
 def test_nor_one_that_is_open(directory: Path) -> None:
-    kept = Spares(directory)
+    kept = RecycledFiles(directory)
     inode = removed(kept, directory, 0)
     with open(next(directory.glob("spare-*")), "rb"):
         assert given(kept, directory) is None
@@ -85,7 +85,7 @@ def test_nor_one_that_is_open(directory: Path) -> None:
 
 
 def test_nor_one_that_only_a_forked_process_still_has(directory: Path) -> None:
-    kept = Spares(directory)
+    kept = RecycledFiles(directory)
     inode = removed(kept, directory, 0)
     batch = mapped(directory, 0)
     hear, tell = os.pipe()
@@ -106,7 +106,7 @@ def test_nor_one_that_only_a_forked_process_still_has(directory: Path) -> None:
 
 def test_a_batch_that_its_user_keeps_is_removed_once_six_others_were(directory: Path) -> None:
     """Its pages stay the user's; the others are given."""
-    kept = Spares(directory)
+    kept = RecycledFiles(directory)
     removed(kept, directory, 0)
     batch = mapped(directory, 0)
     inodes = [removed(kept, directory, number) for number in range(1, 6)]
@@ -117,8 +117,8 @@ def test_a_batch_that_its_user_keeps_is_removed_once_six_others_were(directory: 
 
 
 def test_where_the_kernel_does_not_tell_none_is_given(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spares, "_is_unused", lambda path: True)  # as an overlay answers of a file that is mapped
-    kept = Spares(directory)
+    monkeypatch.setattr(file_recycling, "_is_unused", lambda path: True)  # as an overlay answers of a file that is mapped
+    kept = RecycledFiles(directory)
     for number in range(8):
         removed(kept, directory, number)
         assert len(kept) == min(number + 1, 6) == len(list(directory.glob("spare-*")))

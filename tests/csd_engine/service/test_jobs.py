@@ -82,7 +82,7 @@ def test_a_new_job_is_no_new_credit():
         backlog(scene, [one, two])
         for _ in range(2):
             served.append(scene.step().host)
-        scene.board.remove(one)
+        scene.queue.remove(one)
     assert served.count("a") <= 13, served  # of 40, each three times as long
 
 
@@ -181,7 +181,7 @@ def test_a_jobs_counts_follow_every_step():
     scene.ask(job, 4)
     size = job.next_bytes()
     assert (job.wants, job.holds, job.working) == ((4, 4 * size), (0, 0), False)
-    first, second = (scene.board.next_lease(scene.shortage, scene.quota)[0][1] for _ in range(2))
+    first, second = (scene.queue.next_lease(scene.shortage, scene.quota)[0][1] for _ in range(2))
     assert (job.wants, job.holds, job.working) == ((2, 2 * size), (2, 2 * size), True)
     job.step(first, LeaseState.PUBLISHED)
     job.step(second, LeaseState.QUEUED)  # the disk was full
