@@ -54,7 +54,7 @@ def test_a_second_run_changes_nothing(device: Device, capsys: pytest.CaptureFixt
 
 def test_what_was_changed_by_hand_is_mended(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
     ddlp(capsys, *device.arguments())
-    code = device.home / "current" / "csd_engine" / "engine.py"
+    code = device.home / "current" / "csd_engine" / "service" / "engine.py"
     for damage in (
         lambda: code.write_text("broken"),
         lambda: (device.home / "current").unlink(),
@@ -71,7 +71,7 @@ def test_what_was_changed_by_hand_is_mended(device: Device, capsys: pytest.Captu
         damage()
         assert "is ready" in ddlp(capsys, *device.arguments())
         assert "Nothing had to be changed" in ddlp(capsys, *device.arguments())
-        assert code.read_bytes() == (REPOSITORY / "csd_engine" / "engine.py").read_bytes()
+        assert code.read_bytes() == (REPOSITORY / "csd_engine" / "service" / "engine.py").read_bytes()
 
 
 def _older_build(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: Callable) -> None:
@@ -106,8 +106,8 @@ def test_an_upgrade_replaces_another_build(device: Device, capsys, monkeypatch) 
 
 def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, capsys, monkeypatch) -> None:
     def older(code: Path) -> None:
-        text = (code / "protocol.py").read_text()
-        (code / "protocol.py").write_text(text.replace("\nPROTOCOL = ", "\nPROTOCOL = 1000 + "))
+        text = (code / "protocol" / "codec.py").read_text()
+        (code / "protocol" / "codec.py").write_text(text.replace("\nPROTOCOL = ", "\nPROTOCOL = 1000 + "))
 
     _older_build(device, capsys, monkeypatch, older)
     told = ddlp(capsys, "deploy", "--name", "csd0", status=1)
@@ -124,8 +124,8 @@ def test_an_upgrade_that_does_not_answer_is_rolled_back(device: Device, capsys, 
     newer = device.sshd.directory / "newer"
     for name in ("csd_engine", "ddlp"):
         shutil.copytree(REPOSITORY / name, newer / name, ignore=shutil.ignore_patterns("__pycache__"))
-    desk = newer / "csd_engine" / "desk.py"
-    desk.write_text(f"{desk.read_text()}\nimport sys\nif '--parent' in sys.argv:  # as the service\n    {fault}\n")
+    jobs = newer / "csd_engine" / "service" / "job_service.py"
+    jobs.write_text(f"{jobs.read_text()}\nimport sys\nif '--parent' in sys.argv:  # as the service\n    {fault}\n")
     done = subprocess.run(
         [sys.executable, "-m", "ddlp", "deploy", "--name", "csd0", "--upgrade"], env={**os.environ, "PYTHONPATH": str(newer)},
         cwd=newer, capture_output=True, text=True,
