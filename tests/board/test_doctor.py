@@ -197,8 +197,8 @@ def test_an_old_engine(patient: Patient, ask: Callable[..., dict[str, Any]]) -> 
     change = r"s/    luma = image.convert(.L.)/&.point(lambda v: v ^ 1)/"
     board.run(
         f"cp -r {home}/{new} {old} && ln -sfn {old} {home}/current && cd {old}/csd_engine && "
-        f"sed -i 's/^PROTOCOL = .*/PROTOCOL = 0/' protocol.py && sed -i '{change}' transforms/primitives.py && "
-        "grep -q '^PROTOCOL = 0' protocol.py && grep -q 'v ^ 1' transforms/primitives.py"
+        f"sed -i 's/^PROTOCOL = .*/PROTOCOL = 0/' protocol/codec.py && sed -i '{change}' transforms/primitives.py && "
+        "grep -q '^PROTOCOL = 0' protocol/codec.py && grep -q 'v ^ 1' transforms/primitives.py"
     )
     try:
         cli.main(["stop", "csd0"])
