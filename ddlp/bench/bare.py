@@ -61,7 +61,7 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
 
     def make(k: int) -> torch.Tensor:
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
-        with maker.start(sources, never_before, 0, k) as started:
+        with maker.start(sources, never_before, 0, k, known=True) as started:
             while at < batch:
                 at = started.make(at, rows)
         return rows.pixels().images
