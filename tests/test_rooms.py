@@ -58,11 +58,21 @@ def module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+def parsed(text: str) -> ast.Module:
+    """The tree of a file. Python 3.11 may count its depth wrongly where something comes in between (cpython 106905)."""
+    for _ in range(3):
+        try:
+            return ast.parse(text)
+        except SystemError as error:
+            told = error
+    raise told
+
+
 def imported(path: str, text: str, modules: Collection[str]) -> set[str]:
     """The modules that a file imports anywhere. ``from a import b`` imports a.b where that is one of ``modules``, else a."""
     folder = path.removesuffix(".py").split("/")[:-1]
     names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             names |= {one.name for one in node.names}
         elif isinstance(node, ast.ImportFrom):
