@@ -273,8 +273,7 @@ class EpochExecutor:
             made = [self._prepare(number, position, claim) for position, claim in chunk]
             with self._lock:
                 cpu = self.counts.cpu(cpu)
-                for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
-                    self._hand_in(position, claim, batch, busy_s)
+                self._hand_in(chunk, made)
                 chunk = []
                 if not self._closing and self._prefetcher is None:
                     chunk = self._chunks.claim(time.monotonic())  # while the lock is held anyway
@@ -330,12 +329,15 @@ class EpochExecutor:
             batch = replace(batch, images=_utils.pin_memory.pin_memory(batch.images, self._pin))
         return batch
 
-    def _hand_in(self, position: int, claim: int, batch: PreparedBatch | PendingTransfer | None, busy_s: float) -> None:
-        """Under the lock: a worker of the host has prepared a batch."""
-        if busy_s:
-            self.rates.host.add(busy_s, self._part(position))
-        if self.ledger.made(claim) and batch is not None:
-            self._ready[position] = batch
+    def _hand_in(
+        self, chunk: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | None, float]]
+    ) -> None:
+        """Under the lock: a worker of the host has prepared these batches. A method, so that no name keeps one afterwards."""
+        for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
+            if busy_s:
+                self.rates.host.add(busy_s, self._part(position))
+            if self.ledger.made(claim) and batch is not None:
+                self._ready[position] = batch
 
     def _wanted(self, claim: int) -> bool:
         """Asked before each sample, so without the lock: the ledger looks up two entries, and `made` has the last word."""
@@ -369,6 +371,7 @@ class EpochExecutor:
                     self._ready[position] = batch
                 fetch = None if given_up else self._take_fetch()  # while the lock is held anyway
                 self._act()
+            batch = None  # not kept while this thread waits
             if given_up:
                 return  # another thread is in this one's place
 
