@@ -306,12 +306,12 @@ class DDLPLoader(DataLoader):
         if config.record is not None and "record" not in self._told:
             self._told.add("record")
             warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
+        finish = MoveAndTransform(config.target, config.batch_transform)
         if isinstance(kept, UserCodeIterator) and resume.workers is None:
-            kept.restart(self, seed, epoch, resume, MoveAndTransform(config.target, config.batch_transform))
+            kept.restart(self, seed, epoch, resume, finish)
         else:
             if kept is not None:
                 kept._shutdown_workers()  # their data sets are not those of the state
-            finish = MoveAndTransform(config.target, config.batch_transform)
             kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps)
         self._life.began(kept.counts)
         return kept

@@ -299,7 +299,7 @@ class EpochExecutor:
         return chunk
 
     def _prepare(self, worker: int, position: int, claim: int) -> tuple[PreparedBatch | PendingTransfer | None, float]:
-        """Prepare a batch. Returns it, None where it is not wanted any more, and the seconds that it took."""
+        """Prepare a batch. Returns it (None: it is not wanted any more) and the seconds that it took (0: it was not made)."""
         began, outcome = time.monotonic(), "failed"
         self.hooks.host_batch_began(worker, position)
         try:
@@ -439,10 +439,9 @@ class EpochExecutor:
 
     def published(self, name: str, lease: int, handle: Any, busy_s: float) -> None:
         """A device's batch is there: in its spool, say."""
-        position = self.ledger.devices[name].outstanding.get(lease)
-        self.hooks.published(name, lease, -1 if position is None else position, busy_s)
         with self._lock:
             position, source = self.ledger.devices[name].outstanding.get(lease), self._devices[name].source
+            self.hooks.published(name, lease, -1 if position is None else position, busy_s)
             if self.ledger.published(name, lease) and position is not None and source is not None:  # None: closed meanwhile
                 self._published[lease] = source, handle
                 self.counts.published(position)
