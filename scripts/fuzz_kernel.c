@@ -74,10 +74,12 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     plan_operator operators[3];
     ddlp_plan plan;
     ddlp_files_job job;
-    int64_t keys[FILES], sizes[FILES];
-    int32_t descriptors[FILES] = {-1, -1, -1};
+    int64_t keys[FILES], sizes[FILES], offsets[FILES], parts[FILES];
+    int32_t descriptors[FILES] = {-1, -1, -1}, shared[FILES], upright[FILES];
+    const uint8_t before[64] = {0};
+    const size_t offset = draw(2) ? draw(sizeof before) : 0; /* the file is a part of a larger one */
     memset(operators, 0, sizeof operators), memset(&plan, 0, sizeof plan), memset(&job, 0, sizeof job);
-    if (file < 0 || write(file, data, size) != (ssize_t)size) exit(2);
+    if (file < 0 || write(file, before, offset) != (ssize_t)offset || write(file, data, size) != (ssize_t)size) exit(2);
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     plan.height = 1 + (int32_t)draw(60), plan.width = 1 + (int32_t)draw(60), plan.channels = draw(4) ? 3 : 1;
     plan.boxes = BOXES, plan.fast = (int32_t)draw(2), plan.operators = operators, plan.operator_count = 3;
@@ -94,7 +96,14 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     int32_t *boxes = malloc(FILES * BOXES * 4 * sizeof *boxes);
     if (!out || !table || !boxes) exit(2);
     memset(table, 7, 256 * (size_t)(plan.channels * element));
-    for (int k = 0; k < FILES; k++) keys[k] = (int64_t)draw(1000);
+    for (int k = 0; k < FILES; k++) {
+        keys[k] = (int64_t)draw(1000);
+        offsets[k] = (int64_t)offset, parts[k] = draw(2) ? (int64_t)size : -1;
+        if (!draw(8)) offsets[k] = (int64_t)draw(200) - 100 + (draw(2) ? 0 : INT64_MAX - 100);
+        if (!draw(8)) parts[k] = (int64_t)draw(2000) - 1000 + (draw(2) ? 0 : INT64_MAX - 1000);
+        shared[k] = draw(2) ? file : -1, upright[k] = (int32_t)draw(2);
+    }
+    if (offset || draw(2)) job.offsets = offsets, job.parts = parts, job.shared = shared, job.upright = upright;
     job.plan = &plan, job.count = job.end = FILES, job.indices = job.occurrences = keys, job.paths = paths, job.sizes = sizes;
     job.descriptors = descriptors, job.beneath_count = -1, job.ahead = (int64_t)draw(3), job.enough_ns = 1 + draw(2) * 1000000000;
     job.most_bytes = 1 << 20, job.most_pixels = 1 << 18, job.most_memory = draw(4) ? INT64_MAX : 1;
@@ -115,7 +124,7 @@ int main(int count, char **arguments) {
     const int rounds = count > 4 ? atoi(arguments[3]) : 0, files = count - 4;
     uint8_t *contents[64];
     size_t sizes[64];
-    long made = 0, refused = 0;
+    long made = 0, refused = 0, turned = 0;
     if (files < 1 || files > 64 || ddlp_use_jpeg(arguments[1])) {
         fprintf(stderr, "fuzz LIBJPEG SEED ROUNDS FILE... (64 at most)\n");
         return 2;
@@ -131,7 +140,9 @@ int main(int count, char **arguments) {
         if (!data || !context) return 2;
         memcpy(data, contents[file], sizes[file]);
         size = damage(data, sizes[file]);
-        if (ddlp_take(context, data, (int64_t)size, info) || (int64_t)info[0] * info[1] > 1 << 18) refused++;
+        const int taken = ddlp_take(context, data, (int64_t)size, info);
+        turned += ddlp_turned(context);
+        if (taken || (int64_t)info[0] * info[1] > 1 << 18) refused++;
         else
             for (int jobs = 0; jobs < 3; jobs++) {
                 if (random_job(context, info)) refused++;
@@ -142,6 +153,6 @@ int main(int count, char **arguments) {
         free(data);
     }
     for (int i = 0; i < files; i++) free(contents[i]);
-    printf("%ld made, %ld refused\n", made, refused);
+    printf("%ld made, %ld refused, %ld turned\n", made, refused, turned);
     return 0;
 }

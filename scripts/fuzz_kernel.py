@@ -44,13 +44,21 @@ def build(directory: Path, compiler: str = "cc") -> Path:
     return program
 
 
+_ENTRIES = "000103000100000010000000 120103000100000001000000"  # a width, and the orientation
+EXIF = b"\xff\xe1\0\x2e" + b"Exif\0\0II*\0\x08\0\0\0\x02\0" + bytes.fromhex(_ENTRIES) + bytes(4)
+"""A segment that says that the image is upright."""
+
+
 def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess[str]:
     """Build the program, make two small files of each kind and run it over them; its output tells what came of it."""
     program = build(directory)
     rng, generator = random.Random(seed), np.random.default_rng(seed)
     for number, make in enumerate(list(KINDS.values()) * 2):
         width, height = (min(side, 120) for side in random_size(rng))
-        (directory / f"{number:02}.jpg").write_bytes(make(generator, width, height))
+        data = make(generator, width, height)
+        if number >= len(KINDS):
+            data = data[:2] + EXIF + data[2:]
+        (directory / f"{number:02}.jpg").write_bytes(data)
     files = sorted(glob.glob(str(directory / "*.jpg")))
     return subprocess.run(
         [str(program), pillows_libjpeg(), str(seed), str(rounds), *files],

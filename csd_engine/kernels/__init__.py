@@ -1,6 +1,6 @@
-"""Optional C: decode a JPEG's region, resample, flip, in one call into the batch, with Pillow's exact bits.
+"""An optional C library: one call decodes a JPEG's region, resamples and flips it into the batch, with Pillow's exact bits.
 
-Nothing here is needed: without the compiled library, or where its pixels are not this Pillow's, Pillow does the work.
+Nothing here is required. Without the compiled library, or if its pixels differ from this Pillow's, Pillow does the work.
 `DDLP_KERNEL=off` switches it off, `DDLP_KERNEL=/path/to/file.so` names another library.
 """
 
@@ -25,13 +25,13 @@ def kernel() -> Optional[Kernel]:
 
 
 def why_not() -> str:
-    """Return in one line why there is no kernel and what would bring it; "" where there is one."""
+    """Return in one line why there is no kernel and how to get one; "" if there is one."""
     return (_found or _find())[1]
 
 
 def _find() -> Tuple[Optional[Kernel], str]:
     global _found
-    from csd_engine.kernels.build import KernelError  # not above: `python -m csd_engine.kernels.build` runs that module itself
+    from csd_engine.kernels.build import KernelError  # imported here: `python -m csd_engine.kernels.build` runs that module
 
     with _lock:
         if _found is None:
@@ -61,14 +61,14 @@ def _load() -> Kernel:
         )
     try:
         from PIL import _imaging
-    except ImportError as error:  # every use of Pillow will say the same
+    except ImportError as error:  # every use of Pillow will fail in the same way
         raise KernelError(f"Pillow does not run: {error}. Install it again") from error
-    # Only now: numpy and Pillow's plugins are not needed to say that there is no library.
+    # Imported only now: numpy and Pillow's plugins are not needed to report that there is no library.
     from csd_engine.kernels.library import Kernel, rebuild
     from csd_engine.kernels.selfcheck import first_difference
 
     found = Kernel(path, _imaging.__file__)
-    if not setting and found.sources != sources_hash():  # an update left the library as it was, or nobody built it since
+    if not setting and found.sources != sources_hash():  # an update did not build the library again
         raise KernelError(f"{path} was built from other sources than lie beside it. Build it again: {rebuild(path)}")
     difference = first_difference(found)
     if difference:
@@ -77,10 +77,10 @@ def _load() -> Kernel:
 
 
 def _forked() -> None:
-    """A lock that another thread held while this process was forked would never be free."""
+    """Make a new lock: if another thread held the old one during the fork, it would never be free in this process."""
     global _lock
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where nobody forks
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_forked)

@@ -38,13 +38,13 @@ class ArrayCalls:
         self._library.ddlp_populate.restype = None
 
     def table(self, pixels: np.ndarray, table: np.ndarray, out: np.ndarray, channels_last: bool = False) -> None:
-        """Replace each value by its entry in a table: what ToTensor and Normalize, or a change of type, come to.
+        """Replace each value by its entry in a table. ToTensor and Normalize, or a change of type, are such a table.
 
         Args:
             pixels: C-contiguous uint8 (n, height, width, channels) or (height, width, channels).
             table: C-contiguous (channels, 256), of elements of 2 or 4 bytes.
-            out: C-contiguous, of the table's type: (n, channels, height, width) or (channels, height, width); with
-                channels_last in the order of `pixels`.
+            out: C-contiguous, of the table's type: (n, channels, height, width) or (channels, height, width). With
+                channels_last it has the order of `pixels`.
             channels_last: keep the channels of a pixel together.
 
         Raises:
@@ -69,7 +69,7 @@ class ArrayCalls:
         )
 
     def planes(self, pixels: np.ndarray, out: np.ndarray) -> None:
-        """Bring each channel's bytes together: what ToTensor's change of order is without its change of type.
+        """Bring each channel's bytes together, as ToTensor does, but without its change of type.
 
         Args:
             pixels: C-contiguous uint8 (n, height, width, channels).
@@ -91,7 +91,7 @@ class ArrayCalls:
 
         Args:
             seed, epoch: 0 .. 2**64 - 1.
-            keys: C-contiguous uint64 (n, 3): index, occurrence, and how many eights were drawn before.
+            keys: C-contiguous uint64 (n, 3): index, occurrence, and how many times eight numbers were drawn before.
             out: C-contiguous uint64 (n, 8), filled.
 
         Raises:
@@ -105,7 +105,7 @@ class ArrayCalls:
         self._library.ddlp_keyed(seed, epoch, address(keys), len(keys), address(out))
 
     def add_blocks(self, acc: np.ndarray, data: Union[bytes, bytearray, memoryview, np.ndarray], blocks: int) -> None:
-        """Add the first `blocks` blocks of 16 KiB of `data` to a checksum in the making (csd_engine.batchfile.checksum).
+        """Add the first `blocks` blocks of 16 KiB of `data` to an unfinished checksum (csd_engine.batchfile.checksum).
 
         Args:
             acc: C-contiguous uint32 (4096,), changed in place.
@@ -122,20 +122,20 @@ class ArrayCalls:
         self._library.ddlp_sum(address(acc), address(content), blocks)
 
     def populate(self, memory: np.ndarray) -> None:
-        """Have the system give fresh memory, a C-contiguous array, its pages now; what it holds stays."""
+        """Make the system map the pages of fresh memory, a C-contiguous array, now. The content does not change."""
         check_out(memory)
         self._library.ddlp_populate(address(memory), memory.nbytes)
 
     def read_blocks(self, descriptor: int, place: memoryview, acc: np.ndarray) -> int:
-        """Read whole blocks of 16 KiB from where a file stands, and add them to a checksum while they are in the cache.
+        """Read whole blocks of 16 KiB from a file's position, and add them to a checksum while they are in the cache.
 
         Args:
             descriptor: of an open file.
-            place: writable bytes, filled as far as whole blocks go.
+            place: writable bytes; as many whole blocks as fit are filled.
             acc: C-contiguous uint32 (4096,), changed in place.
 
         Returns:
-            The bytes read: fewer than whole blocks where the file ends, the last of them then not added.
+            The number of bytes read. If the file ends within a block, the bytes of that block are read, but not added.
 
         Raises:
             OSError: the file can't be read.
@@ -151,15 +151,15 @@ class ArrayCalls:
         return done
 
     def read_file(self, path: Union[str, "os.PathLike[str]"], head: np.ndarray, body: np.ndarray, acc: np.ndarray) -> bool:
-        """Read a whole file, and add all but its head to a checksum, by one call: no other thread is let in between.
+        """Read a whole file, and add all but its head to a checksum, in one call, which gives up the GIL only once.
 
         Args:
-            path: of the file; no link.
-            head, body: writable C-contiguous uint8 arrays, as large as what the file must hold.
+            path: of the file, which must not be a link.
+            head, body: writable C-contiguous uint8 arrays; together they have the size that the file must have.
             acc: C-contiguous uint32 (4096,), changed in place; the last block ends with zeros.
 
         Returns:
-            False where there is no such file, or it can't be read or has another size: all three then hold garbage.
+            False if there is no such file, or it can't be read or has another size. All three arrays then hold garbage.
 
         Raises:
             ValueError: an array is something else.

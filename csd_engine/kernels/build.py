@@ -1,9 +1,9 @@
-"""Compile the kernel: one shared library of src/*.c, for this computer or, with a cross-compiler, for another.
+"""Compile the kernel: one shared library from src/*.c, for this computer or, with a cross-compiler, for another.
 
     python -m csd_engine.kernels.build [--compiler CC] [--output FILE]
 
-It needs a C compiler with the C library's headers, or zig, which `pip install ziglang` brings; nothing else. Standard library
-only.
+It needs only a C compiler with the C library's headers, or zig, which `pip install ziglang` installs. This module uses the
+standard library only.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["KernelError", "LIBRARY", "build_kernel", "sources_hash"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
-#: Where the library lies in an installation.
+#: The path of the library in an installation.
 LIBRARY = os.path.join(_HERE, "_kernel.so")
 
-# No contraction: a fused multiply-add would round the coefficients otherwise than Pillow's build does.
+# No contraction: a fused multiply-add would round the coefficients in another way than Pillow's build does.
 _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _SHOWN_LINES = 8
 _TIMEOUT_S = 600
@@ -38,7 +38,7 @@ class KernelError(Exception):
 
 
 def sources_hash() -> str:
-    """Return a hash (16 hex digits) of the sources that lie here, by which a library tells that it was made from them."""
+    """Return a hash (16 hex digits) of the sources in this folder. A library carries the hash of its own sources."""
     found = hashlib.blake2b(digest_size=8)
     for path in sorted(glob.glob(os.path.join(_HERE, "src", "*.[ch]"))):
         with open(path, "rb") as stream:
@@ -48,15 +48,15 @@ def sources_hash() -> str:
 
 
 def build_kernel(target: str, compiler: str = "cc", flags: Sequence[str] = ()) -> None:
-    """Compile the kernel into the file `target`; a library that lies there is replaced at once, never in part.
+    """Compile the kernel into the file `target`. An older library there is replaced at once, never in part.
 
     Args:
         target: the shared library to write.
-        compiler: the command, words after the first one are its arguments.
-        flags: further arguments, behind our own.
+        compiler: the command; words after the first one are its arguments.
+        flags: further arguments, after our own.
 
     Raises:
-        KernelError: there is no such compiler, or it fails; quotes the first lines of what it says.
+        KernelError: there is no such compiler, or it fails; quotes the first lines of its output.
     """
     sources = sorted(glob.glob(os.path.join(_HERE, "src", "*.c")))
     target = os.path.abspath(target)
@@ -79,7 +79,7 @@ def build_kernel(target: str, compiler: str = "cc", flags: Sequence[str] = ()) -
 
 def _run(command: List[str]) -> None:
     try:
-        with tempfile.TemporaryDirectory(prefix="ddlp-kernel-") as cache:  # zig's, which is 60 MB and no use afterwards
+        with tempfile.TemporaryDirectory(prefix="ddlp-kernel-") as cache:  # for zig: it takes 60 MB, and is useless afterwards
             environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
             done = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""C compilers: this computer's own, else zig, which PyPI has as `ziglang` and which compiles for other systems as well."""
+"""Finds a C compiler: this computer's own, else zig, which PyPI has as `ziglang`. zig also compiles for other systems."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MACHINES = {40: "arm-linux-gnueabihf", 62: "x86_64-linux-gnu", 183: "aarch64-li
 _ARM, _HARD_FLOAT = 40, 0x400
 _TIMEOUT_S = 60
 
-# For every processor of its kind, and for glibc 2.17 and newer (manylinux2014): zig's own choice would be this processor alone.
-# On 32-bit ARM the kernel looks for NEON while it runs, so the rest must not need it.
+# These arguments are for every processor of an architecture, and for glibc 2.17 and newer (manylinux2014). By default zig
+# compiles for this processor alone. On 32-bit ARM the kernel looks for NEON at run time, so the rest must not need it.
 _ZIG = {
     "x86_64-linux-gnu": ("-target", "x86_64-linux-gnu.2.17", "-mcpu=baseline"),
     "aarch64-linux-gnu": ("-target", "aarch64-linux-gnu.2.17", "-mcpu=baseline"),
@@ -27,14 +27,14 @@ _ZIG = {
 
 
 def system() -> str:
-    """Return the GNU name of what this interpreter is compiled for; empty where it is none that we know.
+    """Return the GNU name of the system that this interpreter is compiled for; empty if we don't know it.
 
-    Read from its file: a 64-bit Linux, which `uname` tells, runs 32-bit systems as well.
+    It is read from the interpreter's file. `uname` tells of the Linux kernel, and a 64-bit one runs 32-bit systems too.
     """
     try:
         with open(sys.executable, "rb") as stream:
             head = stream.read(64)
-        glibc = os.confstr("CS_GNU_LIBC_VERSION")  # with musl a library has to be compiled otherwise
+        glibc = os.confstr("CS_GNU_LIBC_VERSION")  # for musl a library must be compiled in another way
     except (OSError, ValueError):
         return ""
     if len(head) < 64 or head[:4] != b"\x7fELF" or head[5] != 1 or not glibc:  # 1: little-endian
@@ -44,7 +44,7 @@ def system() -> str:
 
 
 def works(compiler: str) -> bool:
-    """Whether a command compiles C here: gcc without the C library's headers, for one, does not."""
+    """Whether a command compiles C here. For example, gcc without the C library's headers does not."""
     command = shlex.split(compiler)
     if shutil.which(command[0]) is None:
         return False
@@ -61,9 +61,9 @@ def works(compiler: str) -> bool:
 
 
 def zig(target: str) -> str:
-    """Return the command of zig as a C compiler for a system, by its GNU name; empty where ziglang is not installed.
+    """Return the command of zig as a C compiler for a system, by its GNU name; empty if ziglang is not installed.
 
-    It is also empty for a system that we know no words for.
+    It is also empty for a system without arguments in the table above.
     """
     found = importlib.util.find_spec("ziglang")
     if target not in _ZIG or found is None or not found.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""The kernel's call on many files of a data set: opened ahead, read, drawn for, decoded, resampled, brought to a type."""
+"""The kernel's call on many files of a data set: it opens, reads, draws, decodes, resamples, and converts to a type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from csd_engine.kernels.library import Job, Kernel
 from csd_engine.kernels.places import address, check_out, checked_table
 
-__all__ = ["FilePlan", "Files", "PlanOperator", "Stopped"]
+__all__ = ["FilePlan", "Files", "Parts", "PlanOperator", "Stopped"]
 
 _LARGE = 7  # DDLP_LARGE of src/ddlp.h
 _ALL = (1 << 63) - 1
@@ -48,6 +48,10 @@ class _FilesJob(ctypes.Structure):
         ("indices", ctypes.c_void_p),
         ("occurrences", ctypes.c_void_p),
         ("paths", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("shared", ctypes.c_void_p),
+        ("upright", ctypes.c_void_p),
         ("beneath", ctypes.c_void_p),
         ("beneath_count", ctypes.c_int64),
         ("descriptors", ctypes.c_void_p),
@@ -65,7 +69,7 @@ class _FilesJob(ctypes.Structure):
 
 
 class PlanOperator(NamedTuple):
-    """One operator as the kernel draws it; csd_engine.transforms.fileplan explains the fields."""
+    """One operator in the kernel's form; csd_engine.transforms.fileplan explains the fields."""
 
     kind: int
     height: int = 0
@@ -82,13 +86,13 @@ class PlanOperator(NamedTuple):
 
 
 class FilePlan:
-    """What is drawn and done for every file. Any thread may use it.
+    """The operators that the kernel draws and runs for every file. Any thread may use it.
 
     Args:
         kernel: the library.
         operators: in turn.
         shape: (height, width, channels) of every sample, 1 or 3 channels.
-        boxes: of a sample's masks.
+        boxes: the number of boxes of a sample.
         pillow13: whether the resampling passes have Pillow 13's order.
         fast: decode="fast".
     """
@@ -110,11 +114,11 @@ class FilePlan:
 
     @property
     def pointer(self) -> int:
-        """For a job; valid while this object lives."""
+        """The plan's address for a job; valid while this object lives."""
         return ctypes.addressof(self._plan)
 
     def job(self, size: Tuple[int, int], key: Tuple[int, int, int, int]) -> Optional[Tuple[Job, np.ndarray]]:
-        """What comes of one image: the kernel's job and its boxes, int32 (boxes, 4). None: that is left to Pillow.
+        """Return the kernel's job and the boxes, int32 (boxes, 4), for one image. None: the image is left to Pillow.
 
         Args:
             size: the file's (width, height) in pixels.
@@ -126,14 +130,30 @@ class FilePlan:
         return None if result else (made, boxes)
 
 
+class Parts(NamedTuple):
+    """Where samples lie in files. Each array has one element for every sample.
+
+    Attributes:
+        offsets: bytes, int64.
+        sizes: bytes, int64; -1: up to the file's end.
+        descriptors: int32, of the file, which stays open; -1: the kernel opens it by its path, and closes it.
+        upright: int32; 1: the kernel refuses the image if its EXIF orientation may turn it.
+    """
+
+    offsets: np.ndarray
+    sizes: np.ndarray
+    descriptors: np.ndarray
+    upright: np.ndarray
+
+
 class Stopped(NamedTuple):
-    """How far a call went.
+    """Where a call stopped, and why.
 
     Attributes:
         next: the first file whose sample was not made.
-        refused: it is not the kernel's; else there was no time or no room.
-        read: `Files.content` has its bytes, and it is Pillow's; else it cannot be read, or decoding it takes too much memory.
-        reading_s: what opening and reading took, seconds.
+        refused: the kernel refused that file; False: there was no more time or no more room.
+        read: `Files.content` has the file's bytes, for Pillow; False: it can't be read, or decoding takes too much memory.
+        reading_s: the time for opening and reading, in seconds.
     """
 
     next: int
@@ -143,23 +163,26 @@ class Stopped(NamedTuple):
 
 
 class Files:
-    """The files of one batch. For one thread; `close` it.
+    """The files of one batch. It is for one thread. Call `close` at the end.
 
     Args:
-        plan: what to do with each.
+        plan: what to do with each file.
         paths: of the files, without a NUL.
-        seed, epoch: with each file's index and occurrence the key of its draws; all modulo 2**64.
+        parts: where the samples lie in the files at these paths; None: each sample is a whole file.
+        seed, epoch: the key of a file's draws, together with its index and occurrence; all modulo 2**64.
         indices, occurrences: int64 (n,).
-        ahead: so many files are opened before their turn.
-        most_bytes, most_pixels, most_memory: of a file, of its image, and for decoding one whose coefficients are in memory all
-            at once; those beyond are refused.
-        beneath: real directories; a file that really lies outside all of them is refused. None: any.
+        ahead: how many files are opened before their turn.
+        most_bytes: the limit for a file or part; a larger one is refused.
+        most_pixels: the limit for an image; a larger one is refused.
+        most_memory: an image is refused if its coefficients are in memory all at once, and take so many bytes or more.
+        beneath: real directories; a file that really lies outside all of them is refused. None: any place is allowed.
     """
 
     def __init__(
         self,
         plan: FilePlan,
         paths: Sequence[bytes],
+        parts: Optional[Parts],
         seed: int,
         epoch: int,
         indices: np.ndarray,
@@ -183,6 +206,17 @@ class Files:
             descriptors=address(self._descriptors), sizes=address(self._sizes), ahead=ahead, most_bytes=most_bytes,
             most_pixels=_ALL if most_pixels is None else most_pixels, most_memory=_ALL if most_memory is None else most_memory,
         )  # fmt: skip
+        self._parts: Optional[Parts] = None
+        if parts is not None:
+            self._parts = Parts(
+                np.ascontiguousarray(parts.offsets, dtype=np.int64),
+                np.ascontiguousarray(parts.sizes, dtype=np.int64),
+                np.ascontiguousarray(parts.descriptors, dtype=np.int32),
+                np.ascontiguousarray(parts.upright, dtype=np.int32),
+            )
+            if any(column.shape != (n,) for column in self._parts):
+                raise ValueError(f"{n} files need as many of each column of parts")
+            self._job.offsets, self._job.parts, self._job.shared, self._job.upright = map(address, self._parts)
         self._job.beneath_count = -1
         if beneath is not None:
             self._beneath = (ctypes.c_char_p * len(beneath))(*(os.fsencode(root.rstrip("/") + "/") for root in beneath))
@@ -200,15 +234,15 @@ class Files:
         table: Optional[np.ndarray] = None,
         channels_last: bool = True,
     ) -> Stopped:
-        """Make the samples of the n-th file and those behind it, as many as this time allows, one at least.
+        """Make the samples of the files from ``first`` on: as many as the time allows, at least one.
 
         Args:
-            first: which file's turn it is; they go in order.
-            out: C-contiguous, room for some samples, of which those made are filled: uint8 (m, height, width, channels); or,
-                with a table or channels that do not come last, as the kernel's `table` and `planes` make them.
-            boxes: C-contiguous int32 (m, masks, 4), likewise; None where the plan has no masks.
-            enough_s: seconds.
-            table, channels_last: as of the kernel's `table`; without a table bytes stay bytes.
+            first: the file whose turn it is; files go in order.
+            out: C-contiguous, room for m samples; the samples made are filled: uint8 (m, height, width, channels). With a
+                table, or if the channels do not come last, they have the form of the kernel's `table` or `planes`.
+            boxes: C-contiguous int32 (m, masks, 4), filled in the same way; None if the plan has no masks.
+            enough_s: seconds after which no further file is begun.
+            table, channels_last: as for the kernel's `table`; without a table bytes stay bytes.
 
         Raises:
             ValueError: shapes or types do not fit.
@@ -232,12 +266,16 @@ class Files:
         result = kernel.library.ddlp_files(kernel.context().pointer, ctypes.byref(job))
         return Stopped(job.next, result != 0, result > 0 and result != _LARGE, job.reading_ns * 1e-9)
 
+    def upright(self, position: int) -> bool:
+        """Tell whether this sample's image must be turned by its EXIF orientation."""
+        return self._parts is not None and bool(self._parts.upright[position])
+
     def content(self) -> bytes:
-        """Return the bytes of the file that the last call stopped at, where it has ``read`` them."""
+        """Return the bytes of the file at which the last call stopped, if it has ``read`` them."""
         return self._plan.kernel.context().content()
 
     def close(self) -> None:
-        """Close what was opened ahead of its turn."""
+        """Close the files that were opened before their turn."""
         for descriptor in self._descriptors[self._descriptors >= 0].tolist():
             os.close(descriptor)
         self._descriptors[:] = -1

@@ -1,4 +1,4 @@
-"""Fresh memory for what is read at once."""
+"""Fresh memory for data that are read at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["fresh"]
 
 
 def fresh(size: int) -> np.ndarray:
-    """So many bytes, uint8, of undefined content, from a page's beginning; with a kernel their pages are there already.
+    """Return ``size`` bytes of undefined content, uint8, from a page's beginning. With a kernel their pages are mapped already.
 
-    numpy's own memory begins 16 bytes behind a page's beginning, across the lines of every cache. And while its pages come
-    between two reads, the cache cannot be made ready for what is read next (`csd_engine.batchfile.checksum.Checksum.read`).
+    numpy's own memory begins 16 bytes after a page's beginning, so it is not aligned to cache lines. And if pages are mapped
+    between two reads, the cache can't be prepared for the next read (`csd_engine.batchfile.checksum.Checksum.read`).
     """
     memory = np.empty(size + mmap.PAGESIZE, dtype=np.uint8)
     begin = -memory.ctypes.data % mmap.PAGESIZE

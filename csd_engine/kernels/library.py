@@ -1,4 +1,4 @@
-"""The kernel's C interface (src/ddlp.h) through ctypes, which lets go of the GIL during each call."""
+"""The kernel's C interface (src/ddlp.h) through ctypes, which releases the GIL during each call."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ import numpy as np
 from csd_engine.kernels.arrays import ArrayCalls
 from csd_engine.kernels.build import LIBRARY, KernelError
 from csd_engine.kernels.places import address
+from csd_engine.kernels.steps import PackedSteps
 from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel", "rebuild"]
 
-ABI = 7  # DDLP_ABI of src/ddlp.h
+ABI = 8  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",
     3: "a kind of JPEG that is left to Pillow",
     4: "damaged",
     5: "the job does not fit the image",
+    6: "a step does not fit the image",
 }
 _JOB_NUMBERS = (
     "left",
@@ -47,10 +49,10 @@ _JOB_NUMBERS = (
 
 
 class Job(ctypes.Structure):
-    """What to make of one image: crop, resize, keep a part, flip. ddlp_job of src/ddlp.h, which explains each field.
+    """What to do with one image: crop, resize, keep a part, flip. It is ddlp_job of src/ddlp.h, which explains each field.
 
-    Made with keywords: `Job(left=8, top=0, width=64, height=64, full_width=32, ...)`; what is not named is 0. `out` and
-    `out_stride` are filled in by `Context.sample`.
+    It takes keywords: `Job(left=8, top=0, width=64, height=64, full_width=32, ...)`. Fields that are not named are 0.
+    `Context.sample` sets `out` and `out_stride`.
     """
 
     _fields_: ClassVar = [
@@ -61,13 +63,13 @@ class Job(ctypes.Structure):
 
 
 def _raise(result: int) -> None:
-    """Raise for a negative result: there is no memory, or the file can't be read."""
+    """Raise an error for a negative result: there is no memory, or the file can't be read."""
     if result < 0:
         raise MemoryError("the kernel got no memory") if result == -errno.ENOMEM else OSError(-result, os.strerror(-result))
 
 
 class Context:
-    """One thread's decoder and buffers, kept from image to image. Not for two threads at once."""
+    """One thread's decoder and buffers, kept from image to image. Two threads must not use it at once."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -76,11 +78,11 @@ class Context:
         self._pointer = library.ddlp_new()
         if not self._pointer:
             raise MemoryError("the kernel got no memory")
-        self.refusal = 0  #: why the last call said no, a number of ddlp_refusal in src/ddlp.h
+        self.refusal = 0  #: why the last call refused, a number of ddlp_refusal in src/ddlp.h
 
     @property
     def pointer(self) -> int:
-        """For a call of the library's; valid while this object lives."""
+        """The context's address for the library's functions; valid while this object lives."""
         return int(self._pointer)
 
     def __del__(self) -> None:
@@ -88,19 +90,19 @@ class Context:
         if pointer:
             self._free(pointer)
 
-    def read(self, descriptor: int, size: int) -> Optional[Tuple[int, int]]:
-        """Read the first `size` bytes of an open file.
+    def read(self, descriptor: int, size: int, offset: int = 0) -> Optional[Tuple[int, int]]:
+        """Read `size` bytes of an open file, from `offset` on.
 
         Returns:
-            (width, height) in pixels as the JPEG's header says; None: it is Pillow's, which can have `content`.
+            (width, height) in pixels from the JPEG's header; None: the file is left to Pillow, which can use `content`.
 
         Raises:
             OSError: the file can't be read.
         """
-        return self._size(self._library.ddlp_read(self._pointer, descriptor, size, self._info))
+        return self._size(self._library.ddlp_read(self._pointer, descriptor, offset, size, self._info))
 
     def take(self, data: bytes) -> Optional[Tuple[int, int]]:
-        """The same as `read` with bytes in memory, which are copied."""
+        """Do the same as `read` with bytes in memory, which are copied."""
         return self._size(self._library.ddlp_take(self._pointer, data, len(data), self._info))
 
     def _size(self, result: int) -> Optional[Tuple[int, int]]:
@@ -110,21 +112,26 @@ class Context:
 
     @property
     def components(self) -> int:
-        """1 (grey) or 3: of the image last read or taken."""
+        """The components of the image last read or taken: 1 (grey) or 3."""
         return self._info[2]
 
     @property
     def several_scans(self) -> bool:
-        """Whether decoding the image last read or taken takes memory for the whole image: a progressive one mostly."""
+        """Whether decoding the image last read or taken needs memory for the whole image. Mostly it is a progressive one."""
         return self._info[3] != 0
 
     @property
+    def turned(self) -> bool:
+        """Whether the JPEG last read or taken may have an orientation other than upright; Pillow must then check it."""
+        return bool(self._library.ddlp_turned(self._pointer))
+
+    @property
     def own_entropy(self) -> bool:
-        """Whether one of our entropy decoders has read the last sample; else it was libjpeg's."""
+        """Whether one of our entropy decoders has read the last sample. If not, libjpeg's has."""
         return bool(self._library.ddlp_own_entropy(self._pointer))
 
     def content(self) -> bytes:
-        """Return the bytes last read or taken: all of the file, or less where it broke off."""
+        """Return the bytes last read or taken: all of the file, or fewer if it ended early."""
         size = ctypes.c_int64()
         place = self._library.ddlp_content(self._pointer, ctypes.byref(size))
         return ctypes.string_at(place, size.value) if size.value else b""
@@ -133,11 +140,11 @@ class Context:
         """Decode, resample and flip the image last read or taken.
 
         Args:
-            job: what to do; its `out` and `out_stride` are set here.
-            out: uint8 (job.out_height, job.out_width, job.channels); rows may lie apart.
+            job: what to do; this call sets its `out` and `out_stride`.
+            out: uint8 (job.out_height, job.out_width, job.channels); there may be gaps between rows.
 
         Returns:
-            False: it is Pillow's (`refusal` tells why); what `out` then holds means nothing.
+            False: the image is left to Pillow (`refusal` tells why); the content of `out` is then undefined.
 
         Raises:
             ValueError: `out` does not fit the job.
@@ -149,7 +156,7 @@ class Context:
         return not result
 
     def resample(self, pixels: np.ndarray, job: Job, out: np.ndarray) -> bool:
-        """Do the job on an image in memory, uint8 (height, width, channels) with rows that may lie apart; as `sample`.
+        """Do the job as `sample` on an image in memory, uint8 (height, width, channels); there may be gaps between rows.
 
         Raises:
             ValueError: `out` or the crop does not fit.
@@ -164,13 +171,40 @@ class Context:
             _raise(result)
         return not result
 
+    def steps(self, pixels: np.ndarray, steps: PackedSteps, out: np.ndarray) -> bool:
+        """Run steps on an image in memory. The image itself does not change.
+
+        Args:
+            pixels: C-contiguous uint8 (height, width, channels), 1 or 3 channels.
+            steps: one after the other.
+            out: uint8, the result's (height, width, channels); there may be gaps between rows.
+
+        Returns:
+            False: a step does not fit the image, or the result has another size; the content of `out` is then undefined.
+
+        Raises:
+            ValueError: an array is of another kind.
+        """
+        height, width = _check_pixels(pixels, pixels.shape[-1])
+        made_height, made_width = _check_pixels(out, out.shape[-1])
+        if not pixels.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError("the image must lie in one piece, and the result must be writable")
+        size = (ctypes.c_int32 * 3)(width, height, pixels.shape[2])
+        made = (ctypes.c_int32 * 3)(made_width, made_height, out.shape[2])
+        self.refusal = result = self._library.ddlp_steps(
+            self._pointer, address(pixels), size, steps.pointer, steps.count, address(out), made, out.strides[0]
+        )
+        if result < 0:
+            _raise(result)
+        return not result
+
     def why(self) -> str:
-        """Return in words why the last call said no."""
+        """Return in words why the last call refused."""
         return _REFUSALS.get(self.refusal, "")
 
 
 def _check_pixels(pixels: np.ndarray, channels: int) -> Tuple[int, int]:
-    """Return (height, width); raises ValueError where C could not walk through the array."""
+    """Return (height, width); raises ValueError if the array's layout is not one that C can handle."""
     if (
         pixels.dtype != np.uint8
         or pixels.ndim != 3
@@ -187,7 +221,7 @@ def _check_pixels(pixels: np.ndarray, channels: int) -> Tuple[int, int]:
 
 
 def _fit(job: Job, out: np.ndarray) -> None:
-    """Point the job at `out`."""
+    """Check that `out` fits the job, and make the job write there."""
     if _check_pixels(out, job.channels) != (job.out_height, job.out_width) or not out.flags.writeable:
         raise ValueError(f"the job makes {job.out_height}x{job.out_width}, the array is {out.shape}, to be writable")
     job.out = address(out)
@@ -204,7 +238,7 @@ class Kernel(ArrayCalls):
     """The loaded library.
 
     Raises:
-        KernelError: it can't be loaded, is another version, or the image library (with Pillow's libjpeg) is not usable.
+        KernelError: it can't be loaded, has another version, or the image library (with Pillow's libjpeg) is not usable.
 
     Args:
         path: the shared library.
@@ -243,12 +277,14 @@ class Kernel(ArrayCalls):
             ("ddlp_use_jpeg", number, [ctypes.c_char_p]),
             ("ddlp_new", pointer, []),
             ("ddlp_free", None, [pointer]),
-            ("ddlp_read", number, [pointer, number, size, pointer]),
+            ("ddlp_read", number, [pointer, number, size, size, pointer]),
             ("ddlp_take", number, [pointer, ctypes.c_char_p, size, pointer]),
             ("ddlp_content", pointer, [pointer, pointer]),
+            ("ddlp_turned", number, [pointer]),
             ("ddlp_own_entropy", number, [pointer]),
             ("ddlp_sample", number, [pointer, job]),
             ("ddlp_resample", number, [pointer, pointer, size, job]),
+            ("ddlp_steps", number, [pointer, pointer, pointer, ctypes.c_char_p, size, pointer, pointer, size]),
             ("ddlp_windows", number, [pointer]),
             ("ddlp_plan_job", number, [pointer, pointer, pointer, job, pointer]),
             ("ddlp_files", number, [pointer, pointer]),
@@ -259,12 +295,12 @@ class Kernel(ArrayCalls):
 
     @property
     def library(self) -> ctypes.CDLL:
-        """Its functions, for those parts of the interface that are files.py's."""
+        """The library's functions, for the part of the interface in files.py."""
         return self._library
 
     @property
     def sources(self) -> str:
-        """`sources_hash` of what it was built from; empty: not known."""
+        """`sources_hash` of the sources that it was built from; empty: not known."""
         return str(self._library.ddlp_sources().decode())
 
     @property
@@ -274,15 +310,15 @@ class Kernel(ArrayCalls):
 
     @property
     def variant(self) -> str:
-        """What the inner loops use on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c"."""
+        """The instruction set of the inner loops on this processor: "vnni" (AVX-512), "avx2", "sse2", "neon" or "c"."""
         return str(self._library.ddlp_variant().decode())
 
     def choose(self, variant: str) -> bool:
-        """Force a variant, for tests; False: this processor has no such thing. Not while other threads use the kernel."""
+        """Force a variant, for tests; False: this processor does not have it. No other thread may use the kernel meanwhile."""
         return self._library.ddlp_choose(variant.encode()) == 0
 
     def windows(self, *arguments: Any, **options: Any) -> Windows:
-        """Return `Windows` of an array, which explains the arguments."""
+        """Return the `Windows` of an array. That class explains the arguments."""
         return Windows(self._library, *arguments, **options)
 
     def context(self) -> Context:

@@ -1,4 +1,4 @@
-"""Where an array's elements lie, and whether C may write there."""
+"""Addresses of arrays, and checks that C may use them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def address(array: np.ndarray) -> int:
 
 
 def check_out(out: np.ndarray) -> None:
-    """ValueError unless a result can be written there in one piece."""
+    """Raise ValueError unless a result can be written into the array in one piece."""
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ValueError(f"the result goes to a writable array without gaps, got strides {out.strides} of shape {out.shape}")
 
 
 def checked_table(table: np.ndarray, channels: int) -> np.ndarray:
-    """The table; ValueError unless it is one of (channels, 256) elements of 2 or 4 bytes."""
+    """Return the table; ValueError unless it has (channels, 256) elements of 2 or 4 bytes, without gaps."""
     if table.shape != (channels, 256) or table.dtype.itemsize not in (2, 4) or not table.flags.c_contiguous:
         raise ValueError(
             f"a table is (channels, 256) elements of 2 or 4 bytes without gaps, got {table.dtype} {table.shape} for {channels}"

@@ -1,6 +1,6 @@
 """`python -m csd_engine.kernels.report`: this computer's kernel, loaded and checked as the engine's workers do it, as JSON.
 
-It also tells what a library for this computer has to be compiled for.
+It also tells for which system a library for this computer must be compiled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from csd_engine.kernels.compilers import system
 
 __all__ = ["MADE", "KernelReport", "main", "report"]
 
-MADE = "_kernel.txt"  # beside a library that was brought: a line that says how it was made
+MADE = "_kernel.txt"  # beside a library that was copied here: a line that says how it was made
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class KernelReport:
     """What is known of a computer's kernel.
 
     Attributes:
-        variant: what its inner loops use: "vnni", "avx2", "sse2", "neon", "c"; empty: there is none.
-        libjpeg: what it decodes with: Pillow's, "libjpeg-turbo 2.1.5".
-        why_not: why there is none, and what would bring it.
-        made: how the library was made, as whoever brought it wrote, else as it says itself; empty: not known.
-        system: GNU name of what this interpreter is compiled for, "arm-linux-gnueabihf"; empty: none that we know.
+        variant: the instruction set of its inner loops: "vnni", "avx2", "sse2", "neon", "c"; empty: there is no kernel.
+        libjpeg: Pillow's libjpeg, by which it decodes: "libjpeg-turbo 2.1.5".
+        why_not: why there is no kernel, and how to get one.
+        made: how the library was made, from the file beside it, else from the library itself; empty: not known.
+        system: GNU name of the system that this interpreter is compiled for, "arm-linux-gnueabihf"; empty: we don't know it.
     """
 
     variant: str = ""

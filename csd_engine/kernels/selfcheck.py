@@ -1,4 +1,4 @@
-"""Whether the kernel's pixels are this very Pillow's: a few tiny JPEGs through both, once per process, in some milliseconds."""
+"""Checks that the kernel's pixels are those of this Pillow: both decode a few tiny JPEGs, once per process, in milliseconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CASES = (
 
 
 def _jpegs() -> Iterator[Tuple[str, bytes]]:
-    """Smooth colours with noise on them: every coefficient is used."""
+    """Make JPEGs of smooth colours with noise, so that every coefficient is used."""
     y, x = np.mgrid[:_HEIGHT, :_WIDTH].astype(np.uint32)
     noise = (x * 2654435761 + y * 40503 + x * y * 97) >> 9 & 63
     pixels = np.stack([x * 3 + noise, y * 2 + noise, (x + y) + (noise ^ 21)], axis=2).astype(np.uint8)
@@ -39,7 +39,7 @@ def _jpegs() -> Iterator[Tuple[str, bytes]]:
 
 
 def first_difference(kernel: Kernel) -> str:
-    """Return "" where all values agree, else a line about what does not."""
+    """Return "" if all values agree, else a line about the first difference."""
     context = kernel.context()
     for name, data in _jpegs():
         size = context.take(data)

@@ -1,4 +1,4 @@
-"""The kernel's call on the rows of an array: a window cut out of each of many samples, mirrored, through a table."""
+"""The kernel's call on the rows of an array: it cuts a window out of each of many samples, mirrors it, and applies a table."""
 
 from __future__ import annotations
 
@@ -69,17 +69,19 @@ class _WindowsJob(ctypes.Structure):
 
 
 class Windows:
-    """Windows of one size out of an array's samples. All that is the same for every call is checked once: of small images a
-    batch costs little more than its calls. Any number of threads may call at once.
+    """Windows of one size out of an array's samples. Any number of threads may call at once.
+
+    Arguments that are the same for every call are checked once, since a batch of small images takes little longer than the
+    checks.
 
     Args:
         library: the kernel's.
         rows: uint8 (samples, height, width, channels), of any strides.
         size: (height, width) of the windows.
         fill: the value of each channel, 0 .. 255, outside of the samples (mode "constant").
-        padding_mode: one of `PADDING_MODES`, as numpy.pad and torchvision name them.
-        steps: for `draw`: (kind, four numbers, chance) of each, csd_engine.transforms.draws explains them.
-        masks: boxes of a sample that the steps draw.
+        padding_mode: one of `PADDING_MODES`; the names are those of numpy.pad and torchvision.
+        steps: for `draw`: (kind, four numbers, chance) of each step; csd_engine.transforms.draws explains them.
+        masks: how many boxes the steps draw for each sample.
 
     Raises:
         ValueError: shapes or types do not fit, or there is no such mode.
@@ -124,18 +126,18 @@ class Windows:
         table: Optional[np.ndarray] = None,
         channels_last: bool = False,
     ) -> None:
-        """Cut one window out of each of n samples, with borders made up where it reaches outside, and mirror it.
+        """Cut one window out of each of n samples, and mirror it. A window that reaches outside its sample gets borders.
 
         Args:
             indices: int64 (n,), the samples.
             tops, lefts: int64 (n,), each window's corner in its sample, before mirroring; negative within a border.
-            across, down: bool (n,), whether it is mirrored left-right, top-bottom; None: none is.
-            out: C-contiguous uint8 (n, height of the windows, width, channels), filled; with a table as the kernel's `table`
-                makes it.
-            table, channels_last: as of `table`, which each window goes through while it is in the nearest cache.
+            across, down: bool (n,), whether a window is mirrored left-right, top-bottom; None: none is.
+            out: C-contiguous uint8 (n, height of the windows, width, channels), filled. With a table it has the form that
+                the kernel's `table` makes.
+            table, channels_last: as for the kernel's `table`, which is applied while a window is in the nearest cache.
 
         Raises:
-            IndexError: an index is none of the samples; nothing was written.
+            IndexError: there is no sample with one of these indices; nothing was written.
             ValueError: shapes or types do not fit.
         """
         numbers = [np.ascontiguousarray(values, dtype=np.int64) for values in (indices, tops, lefts)]
@@ -159,13 +161,13 @@ class Windows:
         table: Optional[np.ndarray] = None,
         channels_last: bool = False,
     ) -> None:
-        """The same with the steps' draws in place of given corners, in the same call.
+        """Do the same as `cut`, but the steps draw the corners and flips, in the same call.
 
         Args:
-            seed, epoch: with each sample's index and occurrence the keys of its draws; all modulo 2**64.
+            seed, epoch: the key of a sample's draws, together with its index and occurrence; all modulo 2**64.
             indices, occurrences: int64 (n,).
-            out, table, channels_last: as of `cut`.
-            boxes: C-contiguous int32 (n, masks, 4), filled; None where there are no masks.
+            out, table, channels_last: as for `cut`.
+            boxes: C-contiguous int32 (n, masks, 4), filled; None if there are no masks.
 
         Raises:
             As `cut`.
@@ -185,7 +187,7 @@ class Windows:
         self._run(job, indices)
 
     def _begun(self, indices: np.ndarray, out: np.ndarray, table: Optional[np.ndarray], channels_last: bool) -> _WindowsJob:
-        """A job with its result's place."""
+        """Return a job with the samples and the place of the result."""
         channels, kind = self._rows.shape[3], np.dtype(np.uint8)
         if table is not None:
             kind = checked_table(table, channels).dtype

@@ -21,11 +21,11 @@ static inline double bicubic(double x) {
     return x < 1.0 ? near : x < 2.0 ? far : 0.0;
 }
 
-enum { TOGETHER = 32 }; /* outputs reckoned side by side: long loops without branches, of which compilers make vectors */
+enum { TOGETHER = 32 }; /* outputs computed side by side: long loops without branches, which compilers vectorize */
 
 typedef struct {
     double scale, support, inverse;
-    int room;                              /* taps that have a place: at least as many as there are */
+    int room;                              /* taps that fit: at least as many as there are */
     int low[TOGETHER];                     /* first tap of each output */
     double center[TOGETHER], count[TOGETHER], total[TOGETHER];
     double *weights;                       /* [room][TOGETHER] */
@@ -46,7 +46,7 @@ static inline __attribute__((always_inline)) void weigh(stretch *s, const int fi
     }
 }
 
-/* Coefficients of outputs output .. output + TOGETHER - 1 into s->weights, unrounded; s->low, s->count are set. */
+/* Computes the coefficients of outputs output .. output + TOGETHER - 1 into s->weights, unrounded; sets s->low, s->count. */
 static void reckon(stretch *s, int output, int inputs, int filter) {
     for (int i = 0; i < TOGETHER; i++) {
         s->center[i] = (output + i + 0.5) * s->scale;
@@ -61,12 +61,13 @@ static void reckon(stretch *s, int output, int inputs, int filter) {
         double *restrict weights = s->weights + (ptrdiff_t)tap * TOGETHER;
         for (int i = 0; i < TOGETHER; i++) {
             double scaled = weights[i] / s->total[i] * (1 << COEFFICIENT_BITS);
-            weights[i] = scaled + (scaled < 0.0 ? -0.5 : 0.5); /* to be truncated */
+            weights[i] = scaled + (scaled < 0.0 ? -0.5 : 0.5); /* is truncated later, which rounds */
         }
     }
 }
 
-/* Output i of the stretch, rounded: zeros behind the taps. Returns the number of taps; outer zeros are left out. */
+/* Rounds the coefficients of output i of the stretch, with zeros after the taps. Returns the number of taps without the outer
+ * zeros. */
 static int one_output(int32_t *restrict plain, int32_t *start, const stretch *s, int i) {
     for (int tap = 0; tap < s->room; tap++) plain[tap] = (int32_t)s->weights[(ptrdiff_t)tap * TOGETHER + i];
     int count = (int)s->count[i], zeros = 0;
@@ -102,7 +103,7 @@ static int reserve(resample_axis *axis, size_t outputs, size_t taps) {
     return 0;
 }
 
-/* Moves an output's taps so that `width` of them, the first ones zero, end with the inputs. */
+/* Moves an output's taps to the left and puts zeros first, so that `width` taps end at the last input. */
 static void begin_further_left(resample_axis *axis, int output, int width) {
     int32_t *plain = axis->plain + (size_t)output * axis->room;
     int start = axis->inputs > width ? axis->inputs - width : 0, shift = axis->start[output] - start;

@@ -1,5 +1,7 @@
-/* Contexts, and the calls on them: file, header, sample. */
+/* Contexts, and the calls on them: read a file, look at its header, make a sample. */
 #define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64 /* files of more than 2 GiB on 32-bit computers too */
+#undef _TIME_BITS
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -16,20 +18,21 @@
 #error "bands of decoded rows must be followed by as many bytes as resample.c may read"
 #endif
 
-enum { KEPT_BYTES = 4 << 20 /* of files, for the next one of any size */ };
+enum { KEPT_BYTES = 4 << 20 /* of a file's buffer: up to this size it is kept for a next file of any size */ };
 
 struct ddlp_context {
     uint8_t *content;
     int64_t size;
     size_t room;
-    int32_t info[4]; /* of the content; zeros: not for the kernel */
+    int32_t info[4]; /* of the content; zeros: the kernel does not take it */
     decoder_memory memory;
     resample_state resample;
+    step_state steps;
     uint8_t *scratch;
     size_t scratch_room;
 };
 
-/* Set once by ddlp_use_jpeg, before other threads come. */
+/* Set once by ddlp_use_jpeg, before other threads use the library. */
 static const decoder_kind *jpeg;
 
 int ddlp_abi(void) { return DDLP_ABI; }
@@ -41,7 +44,7 @@ const char *ddlp_made(void) { return DDLP_ORIGIN "compiled with " DDLP_COMPILER;
 int ddlp_use_jpeg(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return -ENOENT;
-    /* Never closed: decoding needs it until the process ends. */
+    /* The library is never closed: decoding needs it until the process ends. */
     if (!ddlp_decoder_62.load(library)) jpeg = &ddlp_decoder_62;
     else if (!ddlp_decoder_80.load(library)) jpeg = &ddlp_decoder_80;
     else return DDLP_NO_LIBJPEG;
@@ -57,6 +60,7 @@ ddlp_context *ddlp_new(void) {
 void ddlp_free(ddlp_context *context) {
     if (!context) return;
     resample_free(&context->resample);
+    steps_free(&context->steps);
     free(context->memory.bytes);
     entropy_free(context->memory.entropy);
     progressive_free(context->memory.progressive);
@@ -65,7 +69,8 @@ void ddlp_free(ddlp_context *context) {
     free(context);
 }
 
-/* Make room for a file of this size; what the context held is gone. A large file's memory is not kept for small ones. */
+/* Makes room for a file of this size. The context's former content is lost. A large file's memory is not kept for small
+ * ones. */
 static int make_room(ddlp_context *context, int64_t size) {
     context->size = 0;
     memset(context->info, 0, sizeof context->info);
@@ -85,14 +90,16 @@ static int look(ddlp_context *context, int32_t info[4]) {
     return result;
 }
 
-int ddlp_read(ddlp_context *context, int fd, int64_t size, int32_t info[4]) {
+int ddlp_read(ddlp_context *context, int fd, int64_t offset, int64_t size, int32_t info[4]) {
     const int result = make_room(context, size);
     if (result) return result;
+    if (offset < 0 || offset > INT64_MAX - size) return -EINVAL;
     while (context->size < size) {
-        const ssize_t got = pread(fd, context->content + context->size, (size_t)(size - context->size), (off_t)context->size);
+        const ssize_t got =
+            pread(fd, context->content + context->size, (size_t)(size - context->size), (off_t)(offset + context->size));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return -errno;
-        if (!got) return DDLP_DAMAGED; /* it became shorter meanwhile */
+        if (!got) return DDLP_DAMAGED; /* the file became shorter meanwhile */
         context->size += got;
     }
     return look(context, info);
@@ -106,9 +113,17 @@ int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size, int32_t 
     return look(context, info);
 }
 
+int ddlp_turned(const ddlp_context *context) {
+    return !context->info[0] || jpeg_turned(context->content, (size_t)context->size);
+}
+
 uint8_t *context_scratch(ddlp_context *context, size_t bytes) {
     return grow((void **)&context->scratch, &context->scratch_room, bytes) ? NULL : context->scratch;
 }
+
+step_state *context_steps(ddlp_context *context) { return &context->steps; }
+
+resample_state *context_resample(ddlp_context *context) { return &context->resample; }
 
 const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {
     *size = context->size;
@@ -129,7 +144,7 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     if (!jpeg) return DDLP_NO_LIBJPEG;
     if (!info[0]) return DDLP_HEADER;
     if ((reduce != 1 && reduce != 2 && reduce != 4 && reduce != 8) || (job->channels != 3 && job->channels != 1)) return DDLP_JOB;
-    if (job->channels == 1 && info[2] != 1) return DDLP_JOB; /* Pillow's grey of a colour image is not libjpeg's */
+    if (job->channels == 1 && info[2] != 1) return DDLP_JOB; /* Pillow converts colours to grey in another way than libjpeg */
     if (job->left < 0 || job->top < 0 || job->width < 1 || job->height < 1 ||
         job->width > (info[0] + reduce - 1) / reduce - job->left || job->height > (info[1] + reduce - 1) / reduce - job->top)
         return DDLP_JOB;

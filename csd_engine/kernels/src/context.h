@@ -1,12 +1,18 @@
-/* What a context has for others beside its decoder. */
+/* The memory of a context that other files use, besides its decoder. */
 #ifndef DDLP_CONTEXT_H
 #define DDLP_CONTEXT_H
 
 #include <stddef.h>
 
 #include "ddlp.h"
+#include "resample.h"
+#include "steps.h"
 
-/* Room for so many bytes, until the next call for other ones; NULL without memory. */
+/* A buffer of at least this many bytes, valid until the next call; NULL without memory. */
 uint8_t *context_scratch(ddlp_context *context, size_t bytes);
+
+/* The context's memory for steps.h, and its resampler, which is free between two samples. */
+step_state *context_steps(ddlp_context *context);
+resample_state *context_resample(ddlp_context *context);
 
 #endif

@@ -1,4 +1,4 @@
-/* Between context.c and the two builds of region.h: decode a part of a JPEG and hand its rows on. */
+/* The interface between context.c and the two builds of region.h, which decode a part of a JPEG and pass its rows on. */
 #ifndef DDLP_DECODER_H
 #define DDLP_DECODER_H
 
@@ -8,45 +8,49 @@
 #include "entropy.h"
 #include "progressive.h"
 
-/* Bytes that may be read (not used) behind the last row of a band: vector loads run over. */
+/* Bytes after the last row of a band that may be read, but are not used: vector loads reach that far. */
 #define DDLP_SLACK 64
 
-/* What to decode: `height` rows from `top`, `width` columns from `left`, of the image scaled by 1 / reduce. */
+/* The part to decode: `height` rows from `top`, `width` columns from `left`, of the image scaled by 1 / reduce. */
 typedef struct {
     int left, top, width, height;
     int reduce, channels;
-    int several_scans; /* as ddlp_read says */
+    int several_scans; /* as in ddlp_read's info */
 } region;
 
-/* Takes the region's rows, in order, `count` at a time, `stride` bytes from one to the next, followed by DDLP_SLACK bytes.
- * Another result than 0 ends the decoding and is decode's result. */
+/* Takes the region's rows in order, `count` at a time, `stride` bytes from one to the next. DDLP_SLACK bytes follow them. A
+ * result other than 0 ends the decoding and is decode's result. */
 typedef int (*rows_taker)(void *taker, const uint8_t *rows, int64_t stride, int count);
 
-/* What is kept between images: a few rows as decoded, which grow, and the entropy decoder with its tables. */
+/* The memory that is kept between images: a growing buffer for a few decoded rows, and the entropy decoders with their
+ * tables. */
 typedef struct {
     uint8_t *bytes;
     size_t room;
-    entropy *entropy;  /* NULL: libjpeg's is used */
+    entropy *entropy;  /* NULL: libjpeg's decoder is used */
     progressive *progressive; /* made for the first progressive file */
-    int own_entropy;   /* whether the last image was read by ours */
-    int given;         /* whether rows of it have been handed on */
-    void *checked[2];  /* libjpeg's entropy decoder, last seen to be libjpeg's */
+    int own_entropy;   /* whether one of our decoders read the last image */
+    int given;         /* whether rows of it have been passed on */
+    void *checked[2];  /* functions of libjpeg's entropy decoder, found to be libjpeg's own */
 } decoder_memory;
 
 /* One build of region.h. */
 typedef struct {
-    /* Look libjpeg's functions up in the dlopen()ed library: 0, or DDLP_NO_LIBJPEG (missing ones, another interface). */
+    /* Look libjpeg's functions up in the dlopen()ed library. 0, or DDLP_NO_LIBJPEG: some are missing, or another interface. */
     int (*load)(void *library);
-    /* 0, a ddlp_refusal, -ENOMEM, or what `take` returned. The region must lie inside the image. */
+    /* 0, a ddlp_refusal, -ENOMEM, or the result of `take`. The region must lie inside the image. */
     int (*decode)(const uint8_t *content, size_t size, const region *, decoder_memory *, rows_taker take, void *taker);
 } decoder_kind;
 
 extern const decoder_kind ddlp_decoder_62, ddlp_decoder_80;
 
-/* header.c: look at a JPEG's header. info: as ddlp_read's. 0, DDLP_HEADER or DDLP_KIND. */
+/* header.c: check a JPEG's header. info: as in ddlp_read. 0, DDLP_HEADER or DDLP_KIND. */
 int jpeg_header(const uint8_t *content, size_t size, int32_t info[4]);
 
-/* header.c: whether from `at` on only entropy-coded data and restart markers come before an end-of-image marker. */
+/* orientation.c: for a file that jpeg_header accepts. 0 if the file is plainly upright, else 1. */
+int jpeg_turned(const uint8_t *content, size_t size);
+
+/* header.c: whether only entropy-coded data and restart markers come between `at` and an end-of-image marker. */
 int jpeg_ends_well(const uint8_t *at, const uint8_t *end);
 
 #endif

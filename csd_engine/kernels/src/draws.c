@@ -4,14 +4,14 @@
 
 enum { TOGETHER = 64, NUMBERS = 8 /* of a digest */ };
 
-/* The streams of some samples, which all have drawn as many numbers. */
+/* The streams of some samples. All of them have drawn the same number of numbers. */
 typedef struct {
     uint64_t seed, epoch;
     int64_t count, used;
     uint64_t keys[TOGETHER][3], numbers[TOGETHER][NUMBERS];
 } streams;
 
-/* The place among each sample's numbers where its next one stands. */
+/* The place of the next number among each sample's numbers. */
 static int64_t next_number(streams *s) {
     if (s->used % NUMBERS == 0) {
         for (int64_t i = 0; i < s->count; i++) s->keys[i][2] = (uint64_t)(s->used / NUMBERS);
@@ -25,7 +25,7 @@ static int64_t below(uint64_t number, uint64_t bound) {
     return (int64_t)(((number >> 32) * bound + ((number & 0xFFFFFFFF) * bound >> 32)) >> 32);
 }
 
-/* Moves by a number below `bound`, or by what it leaves of bound - 1 where that axis is mirrored. */
+/* Moves by a number below `bound`, or by bound - 1 minus the number if that axis is mirrored. */
 static void move_by_draws(streams *s, int64_t bound, int64_t *begins, const uint8_t *mirrored) {
     const int64_t at = next_number(s);
     for (int64_t i = 0; i < s->count; i++) {
@@ -39,7 +39,7 @@ static void mirror_by_draws(streams *s, double chance, uint8_t *mirrored) {
     for (int64_t i = 0; i < s->count; i++) mirrored[i] ^= (double)(s->numbers[i][at] >> 11) * 0x1p-53 < chance;
 }
 
-/* One axis of each sample's box; `stride`: from one sample's to the next one's. */
+/* Draws one axis of each sample's box; `stride`: from one sample's box to the next sample's. */
 static void clip_by_draws(streams *s, int64_t half, int64_t length, int32_t *low, int64_t stride) {
     const int64_t at = next_number(s);
     for (int64_t i = 0; i < s->count; i++, low += stride) {

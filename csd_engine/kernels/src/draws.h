@@ -1,4 +1,4 @@
-/* What is drawn for each sample of a batch: csd_engine/transforms/draws.py's steps, on the keyed generator's numbers. */
+/* The draws for each sample of a batch: csd_engine/transforms/draws.py's steps, with the keyed generator's numbers. */
 #ifndef DDLP_DRAWS_H
 #define DDLP_DRAWS_H
 
@@ -17,12 +17,12 @@ typedef struct {
     const ddlp_step *steps;
     int64_t step_count;
     uint64_t seed, epoch;
-    const int64_t *occurrences; /* [count] with each index the sample's key */
-    int32_t *boxes;             /* [count][masks][4], those of the steps filled; NULL: there are none */
+    const int64_t *occurrences; /* [count] the sample's key, together with its index */
+    int32_t *boxes;             /* [count][masks][4], the steps fill their own boxes; NULL: there are none */
     int64_t masks;
 } ddlp_draws;
 
-/* Where each sample's window lies (ddlp_windows_job). DDLP_STEP, and nothing written: a step that is none. */
+/* Draw where each sample's window lies (ddlp_windows_job). DDLP_STEP: a step is unknown, and nothing was written. */
 int draws_run(const ddlp_draws *draws, const int64_t *indices, int64_t count, int64_t *tops, int64_t *lefts, uint8_t *across,
               uint8_t *down);
 

@@ -1,6 +1,6 @@
-/* Huffman decoding of baseline files as ITU T.81 Annex F describes it. What makes it fast, beside what huffman.h says:
- * - An entry of the table holds two coefficients and the block's end at most.
- * - One refill, to 56 bits or more, serves five entries that the table tells whole.
+/* Huffman decoding of baseline files, as in ITU T.81 Annex F. huffman.h and the following points say why it is fast:
+ * - An entry of the table holds at most two coefficients and the block's end.
+ * - One refill, to 56 bits or more, is enough for five entries that the table has whole.
  * - Blocks outside the wanted region are read without being stored.
  */
 #include "entropy.h"
@@ -10,20 +10,21 @@
 #include "huffman.h"
 #include "variant.h"
 
-/* As many codes of coefficients as the next LOOK bits hold whole, two at most, and the end of the block behind them. 64 bits:
- *    0 .. 5   bits of all of it
- *    6 .. 7   VALUE, or the kind of the first code: then the entry of `codes` stands here, in the lower half
+/* An entry holds the codes of coefficients that are whole within the next LOOK bits, two at most, and an end of the block
+ * after them. 64 bits:
+ *    0 .. 5   the number of bits of all codes
+ *    6 .. 7   VALUE, or the kind of the first code: then the lower half is the entry of `codes`
  *    8 .. 11  run before the first coefficient
- *   12 .. 16  from the first one's place to the second's; 0: there is none, and its value is the first one's once more
- *   17 .. 23  how far the block's place moves on
+ *   12 .. 16  distance from the first coefficient's place to the second's; 0: there is no second, its value repeats the first
+ *   17 .. 23  how far the place in the block moves on
  *   24        the block ends here
- *   25 .. 31  how many places must be left in the block for that: one more where it ends
+ *   25 .. 31  how many places must be left in the block: one more if the block ends here
  *   32 .. 47, 48 .. 63  the values */
 typedef struct {
     uint64_t look[1 << LOOK];
-    /* For blocks that are stepped over, as many codes as begin and end within the next bits; the last one's value may reach
-     * beyond them. Bits of all that | places that the block moves on << 5, and PAST more where the block ends. Made (which
-     * takes 25 us) when a second file comes with the same codes. */
+    /* For blocks that are stepped over: the codes that begin and end within the next bits. The value of the last one may
+     * reach beyond them. An entry is: bits of all codes | places by which the block moves on << 5, and PAST more if the
+     * block ends. The table is made when a second file has the same codes, since that takes 25 us. */
     uint16_t steps[1 << STEP_LOOK];
     codes single;
     int has_steps;
@@ -60,7 +61,7 @@ static void make_steps(coefficients *t) {
         for (;;) {
             const int32_t entry = t->single.look[(next << bits & ((1 << STEP_LOOK) - 1)) >> (STEP_LOOK - LOOK)];
             const int kind = entry >> 6 & 3, run = entry >> 8 & 15, size = kind == MORE ? entry >> 16 : 0;
-            const int code = entry & 63; /* with its value, where that is among the bits as well */
+            const int code = entry & 63; /* with its value, if that is within the bits too */
             if (kind == LONG || bits + code > STEP_LOOK || places + run + 1 > 63 || bits + code + size > MOST_STEP) break;
             bits += code + size;
             if (kind == END) {
@@ -89,7 +90,7 @@ static int make_coefficients(coefficients *t, huffman_source from) {
         }
         const uint64_t value = (uint16_t)(first >> 16);
         uint64_t entry = value << 48 | value << 32 | (uint64_t)run << 8 | VALUE << 6;
-        /* What follows counts if all its bits are among the LOOK. */
+        /* The next code is added if all its bits are within the LOOK bits. */
         int32_t then = t->single.look[next << bits & ((1 << LOOK) - 1)];
         if ((then >> 6 & 3) == VALUE && (then & 63) <= LOOK - bits) {
             const int distance = (then >> 8 & 15) + 1;
@@ -126,7 +127,7 @@ int entropy_begin(entropy *e, const entropy_scan *scan) {
     return 0;
 }
 
-/* One block. `block` NULL: none of it is kept. Returns not 0 where it is damaged. */
+/* Decodes one block. `block` NULL: none of it is kept. The result is not 0 if the block is damaged. */
 static ALWAYS_INLINE int decode_block(bit_reader *io, const codes *dc, const coefficients *ac, int *last_dc, int16_t *block) {
     bit_reader r = *io;
     int run, size, found;
@@ -136,7 +137,7 @@ static ALWAYS_INLINE int decode_block(bit_reader *io, const codes *dc, const coe
     if (UNLIKELY(take_dc(&r, dc, last_dc))) return 1;
     if (block) block[0] = (int16_t)*last_dc;
 
-    /* One entry. Those of LOOK bits at most need no other look at how many bits there are. */
+    /* Decodes one entry. An entry takes at most LOOK bits, so the number of bits left need not be checked in between. */
 #define COEFFICIENTS                                                                 \
     entry = ac->look[PEEK(r, LOOK)];                                                 \
     if (UNLIKELY((entry & 0xC0) != VALUE << 6 || k + (entry >> 25 & 127) > 64)) goto other; \
@@ -166,7 +167,7 @@ static ALWAYS_INLINE int decode_block(bit_reader *io, const codes *dc, const coe
         if ((entry & 0xC0) == MORE << 6) {
             TAKE(r, entry & 63);
             run = entry >> 8 & 15, size = entry >> 16 & 15;
-        } else { /* a long code, or more codes than the block takes */
+        } else { /* a long code, or more codes than fit into the block */
             found = huffman_symbol(r.window, &ac->single, (entry & 0xC0) == VALUE << 6 ? 1 : LOOK + 1);
             if (UNLIKELY(!found)) return 1;
             TAKE(r, found >> 8);
@@ -187,7 +188,7 @@ static ALWAYS_INLINE int decode_block(bit_reader *io, const codes *dc, const coe
     return k > 64;
 }
 
-/* Step over a block, with a table that has steps. */
+/* Steps over a block, with a table that has steps. */
 static ALWAYS_INLINE int skip_block(bit_reader *io, const codes *dc, const coefficients *ac, int *last_dc) {
     bit_reader r = *io;
     unsigned k = 1, entry, next;
@@ -211,7 +212,7 @@ static ALWAYS_INLINE int skip_block(bit_reader *io, const codes *dc, const coeff
             TAKE(r, entry & 31);
             break;
         }
-        REFILL(r); /* a long code, or more codes than the block takes */
+        REFILL(r); /* a long code, or more codes than fit into the block */
         const int found = huffman_symbol(r.window, &ac->single, 1);
         const unsigned run = (unsigned)found >> 4 & 15, size = (unsigned)found & 15;
         if (UNLIKELY(!found)) return 1;

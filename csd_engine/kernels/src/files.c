@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
-#undef _TIME_BITS /* with 64 of them clock_gettime has another name, which older C libraries do not know */
+#define _FILE_OFFSET_BITS 64 /* files of more than 2 GiB on 32-bit computers too */
+#undef _TIME_BITS /* with 64 time bits clock_gettime has another name, which older C libraries do not know */
 #include "files.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 
 #include "context.h"
 
-enum { COEFFICIENT_BYTES = 6 /* a pixel's three; csd_engine/prepare/sample.py counts the same */ };
+enum { COEFFICIENT_BYTES = 6 /* of a pixel's three; the same as in csd_engine/prepare/sample.py */ };
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -20,7 +21,8 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Whether what was opened lies where it may: its real name, not what its path says a moment later. */
+/* Whether an opened file lies in an allowed place. Its real name is checked: the path may lead to another file a moment
+ * later. */
 static int lies_beneath(const ddlp_files_job *job, int descriptor) {
     char link[32], real[PATH_MAX + 1];
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
@@ -33,51 +35,71 @@ static int lies_beneath(const ddlp_files_job *job, int descriptor) {
     return 0;
 }
 
-/* Open a file of the job; -errno. */
+static int64_t offset_of(const ddlp_files_job *job, int64_t k) { return job->offsets ? job->offsets[k] : 0; }
+
+/* The descriptor of a file that is open for several samples, or -1. */
+static int shared_of(const ddlp_files_job *job, int64_t k) { return job->offsets ? job->shared[k] : -1; }
+
+/* The number of bytes of a sample in a file of `size` bytes; -errno. */
+static int64_t bytes_of(const ddlp_files_job *job, int64_t k, int64_t size) {
+    const int64_t offset = offset_of(job, k), part = job->offsets ? job->parts[k] : -1;
+    if (offset < 0 || offset > size || part > size - offset || part < -1) return -ERANGE;
+    const int64_t bytes = part < 0 ? size - offset : part;
+    return bytes > job->most_bytes ? -EFBIG : bytes;
+}
+
+/* Opens a file of the job; 0, or -errno. */
 static int open_one(ddlp_files_job *job, int64_t k) {
-    const int descriptor = open(job->paths[k], O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us */
+    const int shared = shared_of(job, k);
+    /* O_NONBLOCK: a FIFO must not block us. */
+    const int descriptor = shared >= 0 ? shared : open(job->paths[k], O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) return -errno;
-    /* Not fstat: a cross-compiled kernel must not name it, C libraries before glibc 2.33 have no such symbol. What is no regular
-     * file has no end, one far away, or cannot be read. */
+    /* fstat is not used: C libraries before glibc 2.33 have no such symbol, so a cross-compiled kernel must not need it. A file
+     * that is not regular has no end, or one far away, or can't be read. */
     const off_t size = lseek(descriptor, 0, SEEK_END);
-    int result = size < 0 ? -errno : size > job->most_bytes ? -EFBIG : 0;
-    if (!result && job->beneath_count >= 0 && !lies_beneath(job, descriptor)) result = -EXDEV;
+    const int64_t bytes = size < 0 ? -errno : bytes_of(job, k, size);
+    int result = bytes < 0 ? (int)bytes : 0;
+    if (!result && shared < 0 && job->beneath_count >= 0 && !lies_beneath(job, descriptor)) result = -EXDEV;
     if (result) {
-        close(descriptor);
+        if (shared < 0) close(descriptor);
         return result;
     }
-    job->descriptors[k] = descriptor;
-    job->sizes[k] = size;
+    if (shared < 0) job->descriptors[k] = descriptor;
+    job->sizes[k] = bytes;
     return 0;
 }
 
-/* In their order: one that cannot be opened keeps those behind it waiting, which would take the descriptor that it needs at its
- * turn. -errno of the file whose turn it is. */
+/* Opens the next files in their order, up to one that can't be opened: later files could take the descriptor that it needs
+ * at its turn. 0, or -errno of the file whose turn it is. */
 static int open_ahead(ddlp_files_job *job) {
     int64_t end = job->next + job->ahead + 1;
     if (end > job->count) end = job->count;
     if (job->opened < job->next) job->opened = job->next; /* Pillow's turn is over */
     for (; job->opened < end; job->opened++) {
-        const int result = open_one(job, job->opened);
-        if (result) return job->opened == job->next ? result : 0;
-        if (job->opened > job->next)
-            (void)posix_fadvise(job->descriptors[job->opened], 0, 0, POSIX_FADV_WILLNEED); /* some file systems have none */
+        const int64_t k = job->opened;
+        const int result = open_one(job, k), shared = shared_of(job, k);
+        if (result) return k == job->next ? result : 0;
+        if (k > job->next) /* some file systems do not support it */
+            (void)posix_fadvise(shared >= 0 ? shared : job->descriptors[k], (off_t)offset_of(job, k), (off_t)job->sizes[k],
+                                POSIX_FADV_WILLNEED);
     }
     return 0;
 }
 
-/* The file whose turn it is, into the context; closed in any case. */
+/* Reads the file whose turn it is into the context, and closes it in any case. */
 static int read_next(ddlp_context *context, ddlp_files_job *job, int32_t info[4]) {
     const int64_t k = job->next;
+    const int shared = shared_of(job, k);
     int result = open_ahead(job);
     if (result) return result;
-    result = ddlp_read(context, job->descriptors[k], job->sizes[k], info);
+    result = ddlp_read(context, shared >= 0 ? shared : job->descriptors[k], offset_of(job, k), job->sizes[k], info);
+    if (shared >= 0) return result;
     close(job->descriptors[k]);
     job->descriptors[k] = -1;
     return result;
 }
 
-/* It is the call's `nth`. */
+/* Makes the sample of the file that was read, the `nth` of this call. */
 static int make_next(ddlp_context *context, const ddlp_files_job *job, int64_t nth, const int32_t info[4]) {
     const ddlp_plan *plan = job->plan;
     const int64_t k = job->next, pixels = (int64_t)plan->height * plan->width, bytes = pixels * plan->channels;
@@ -110,6 +132,7 @@ int ddlp_files(ddlp_context *context, ddlp_files_job *job) {
         if (job->next > first && before - began >= job->enough_ns) return 0;
         int result = read_next(context, job, info);
         job->reading_ns += now_ns() - before;
+        if (!result && job->offsets && job->upright[job->next] && ddlp_turned(context)) result = DDLP_KIND;
         if (!result) result = make_next(context, job, job->next - first, info);
         if (result) return result;
         job->next++;

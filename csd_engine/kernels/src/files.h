@@ -1,7 +1,8 @@
-/* Many files of a data set in one call: each is opened, read, drawn for, decoded, resampled and brought to the batch's type.
+/* Many files of a data set in one call, which opens, reads, draws, decodes, resamples each one and converts it to the batch's
+ * type. A file may be a part of a larger one. If the larger one is open already, it is neither opened nor closed.
  *
- * Files are opened `ahead` of their turn, so that the disk has been asked for them. What could not be opened then is tried
- * again at its turn. The caller closes what is open at the end: descriptors from `next` on that are not -1.
+ * Files are opened `ahead` of their turn, so that the disk begins to read them. A file that can't be opened then is tried again
+ * at its turn. The caller closes the files that are open at the end: descriptors from `next` on that are not -1.
  */
 #ifndef DDLP_FILES_H
 #define DDLP_FILES_H
@@ -12,25 +13,29 @@ struct ddlp_files_job {
     const ddlp_plan *plan;
     uint64_t seed, epoch;
     int64_t count;                       /* of files */
-    const int64_t *indices, *occurrences; /* [count] with seed and epoch each file's key */
+    const int64_t *indices, *occurrences; /* [count] each file's key, together with seed and epoch */
     const char *const *paths;            /* [count] */
-    const char *const *beneath;          /* [beneath_count] real directories with "/" behind them: a file that really lies */
-    int64_t beneath_count;               /* outside all of them is refused (EXDEV). -1: any place will do */
+    const int64_t *offsets;              /* [count] where a part begins in the file at its path; NULL: each is a whole file */
+    const int64_t *parts;                /* [count] with offsets: the part's bytes; -1: up to that file's end */
+    const int32_t *shared;               /* [count] with offsets: descriptor of the file at its path; -1: it is not open */
+    const int32_t *upright;              /* [count] with offsets; 1: an image that may need turning is refused (DDLP_KIND) */
+    const char *const *beneath;          /* [beneath_count] real directories that end in "/": a file that really lies */
+    int64_t beneath_count;               /* outside all of them is refused (EXDEV). -1: any place is allowed */
     int32_t *descriptors;                /* [count] -1: not open */
-    int64_t *sizes;                      /* [count] bytes of those that are open */
+    int64_t *sizes;                      /* [count] bytes of the files that are open, or of parts of open files */
     int64_t ahead;
-    int64_t opened;                      /* so many files from the first on were opened, or tried */
-    int64_t next;                        /* which file's turn it is: the call's first one; on return how far it went */
-    int64_t end;                         /* where the call stops: not beyond count */
-    int64_t enough_ns;                   /* or after a file that was made so long after the call began */
-    int64_t most_bytes, most_pixels;     /* of a file (EFBIG), of an image (DDLP_JOB) */
-    int64_t most_memory;                 /* bytes for the coefficients of all of an image (DDLP_LARGE) */
-    uint8_t *out;      /* this call's samples, plan->height x plan->width pixels of plan->channels bytes, without gaps; or, */
-    const void *table; /* unless NULL, what ddlp_table makes of them, */
+    int64_t opened;                      /* how many files, from the first on, were opened or tried */
+    int64_t next;                        /* the file whose turn it is: the call's first one; on return the first one not made */
+    int64_t end;                         /* where the call stops, at most count */
+    int64_t enough_ns;                   /* the call also stops after a file once this time has passed */
+    int64_t most_bytes, most_pixels;     /* limits for a file or part (EFBIG), and for an image (DDLP_JOB) */
+    int64_t most_memory;                 /* limit in bytes for all coefficients of an image (DDLP_LARGE) */
+    uint8_t *out;      /* this call's samples, plan->height x plan->width pixels of plan->channels bytes, without gaps; */
+    const void *table; /* unless NULL, `out` has the results of ddlp_table */
     int32_t element_bytes, channels_last;
-    int32_t planes;     /* or ddlp_planes */
-    int32_t *boxes;     /* this call's, each plan->boxes x 4, or NULL */
-    int64_t reading_ns; /* added to: what opening and reading took */
+    int32_t planes;     /* 1: `out` has the results of ddlp_planes */
+    int32_t *boxes;     /* this call's boxes, plan->boxes x 4 for each sample, or NULL */
+    int64_t reading_ns; /* the time for opening and reading is added to it */
 };
 
 #endif

@@ -1,8 +1,8 @@
-/* What a JPEG file says of itself, read strictly.
+/* The header of a JPEG file, read strictly.
  *
- * Pillow parses the header in Python before libjpeg sees it, and refuses some damaged ones that libjpeg would take. So that
- * the kernel never decodes what Pillow would not, it takes only headers in which Pillow's parser finds nothing to stumble over;
- * all others are Pillow's to judge.
+ * Pillow parses the header in Python before libjpeg gets it, and refuses some damaged headers that libjpeg would take. The
+ * kernel must never decode a file that Pillow would refuse. So it takes only headers in which Pillow's parser finds no
+ * fault, and leaves all others to Pillow.
  */
 #include <string.h>
 
@@ -20,7 +20,7 @@ static int starts(const uint8_t *segment, size_t length, const char *with, size_
     return length >= count && !memcmp(segment, with, count);
 }
 
-/* Pillow walks through Photoshop's resources: one whose name would lie behind the segment's end stops it. */
+/* Pillow walks through Photoshop's resources. It fails at a resource whose name would begin after the segment's end. */
 static int photoshop_is_plain(const uint8_t *segment, size_t length) {
     size_t at = 14;
     while (at + 4 <= length && !memcmp(segment + at, "8BIM", 4)) {
@@ -56,7 +56,7 @@ int jpeg_header(const uint8_t *content, size_t size, int32_t info[4]) {
         int marker;
         const uint8_t *segment;
         if (at >= size || content[at] != 0xFF) return DDLP_HEADER;
-        while (at < size && content[at] == 0xFF) at++; /* any number of them may lead a marker */
+        while (at < size && content[at] == 0xFF) at++; /* any number of FF may lead a marker */
         if (size - at < 3) return DDLP_HEADER;
         marker = content[at++];
         length = (size_t)number(content + at);

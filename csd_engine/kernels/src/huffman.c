@@ -1,4 +1,4 @@
-/* Tables of Huffman codes (ITU T.81 Annex C and F.2.2), and a scan's bytes without their stuffing. */
+/* Tables of Huffman codes (ITU T.81 Annex C and F.2.2), and the reader that removes the stuffing from a scan's bytes. */
 #include "huffman.h"
 
 enum { MAX_DC_BITS = 11, MAX_AC_BITS = 10 }; /* of a value in files of 8 bits */
@@ -13,7 +13,7 @@ const uint8_t huffman_natural[64] = {
 int huffman_codes(codes *t, huffman_source from, int is_dc) {
     if (!from.lengths || !from.symbols) return -1;
     if (t->made && t->is_dc == is_dc && !memcmp(t->lengths, from.lengths, 17) && !memcmp(t->symbols, from.symbols, 256))
-        return 1; /* files of one source share their tables */
+        return 1; /* files from one source have the same tables */
     t->made = 0;
     memcpy(t->lengths, from.lengths, 17);
     memcpy(t->symbols, from.symbols, 256);
@@ -31,7 +31,8 @@ int huffman_codes(codes *t, huffman_source from, int is_dc) {
             for (int32_t rest = 0; rest < 1 << (LOOK - bits); rest++) {
                 int32_t *entry = &t->look[first + rest];
                 if (!is_dc && size == 0 && run != 15)
-                    /* EOB; runs 1 to 14 without a value are progressive JPEG's, and end a block of baseline in libjpeg too */
+                    /* EOB. Runs 1 to 14 without a value occur in progressive JPEG; in baseline libjpeg ends the block there
+                     * too. */
                     *entry = PACK(bits, END, run, 0);
                 else if (size == 0)
                     *entry = PACK(bits, MORE, run, 0);
@@ -80,7 +81,7 @@ void stream_more(bit_stream *s) {
         *to++ = 0xFF;
         from += 2;
     }
-    memset(to, 0, MCU_BYTES); /* what is read beyond the end of damaged data */
+    memset(to, 0, MCU_BYTES); /* these zeros are read beyond the end of damaged data */
     s->source = from;
     s->next = s->bytes;
     s->ready = to;

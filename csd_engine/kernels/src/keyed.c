@@ -1,7 +1,7 @@
 /* The keyed generator's numbers (csd_engine/keyed.py): BLAKE2b (RFC 7693) with a digest of 64 bytes and a personalization, of
  * one block each: seed, epoch, index, occurrence and counter, then zeros.
  *
- * Several rows go side by side, one in each lane of a vector: all operations are the same for all. */
+ * Several rows are computed side by side, one in each lane of a vector, since all operations are the same for all rows. */
 #include <string.h>
 
 #include "ddlp.h"
@@ -12,7 +12,7 @@ enum { LANES = 4 };
 #elif defined(__aarch64__)
 enum { LANES = 2 };
 #else
-enum { LANES = 1 }; /* in pairs of 32-bit registers a vector's lanes go one after another: more code, and no faster */
+enum { LANES = 1 }; /* 32-bit processors compute lanes one after another in pairs of registers: more code, and no faster */
 #endif
 enum { ROUNDS = 12, MESSAGE_BYTES = 40, GIVEN = 5 /* words of the block that are not zero */ };
 
@@ -49,7 +49,7 @@ static const uint8_t ORDER[10][16] = {
         b = ROTATED(b ^ c, 63);                   \
     } while (0)
 
-/* The digests of LANES rows; keys and out: one row behind the other. */
+/* Computes the digests of LANES rows; keys and out have one row after the other. */
 static inline __attribute__((always_inline)) void digest(uint64_t seed, uint64_t epoch, const uint64_t *keys, uint64_t *out) {
     const lanes zero = {0};
     lanes block[16] = {{0}}, v[16] = {{0}};

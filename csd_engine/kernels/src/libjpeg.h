@@ -1,10 +1,10 @@
-/* libjpeg's binary interface, as far as a decoder needs it: the layout of its structures for LIBJPEG_ABI 62 (libjpeg 6.2, as
- * libjpeg-turbo has it nearly everywhere) or 80 (libjpeg 8, as Debian's relative Ubuntu builds it).
+/* The part of libjpeg's binary interface that a decoder needs: the layout of its structures for LIBJPEG_ABI 62 (libjpeg 6.2, as
+ * libjpeg-turbo has it nearly everywhere) or 80 (libjpeg 8, as Ubuntu builds it).
  *
- * Written here so that building needs no header of libjpeg, neither this computer's nor, cross-built, a board's. The
- * layouts are fixed: they are what the library's so-name stands for, and jpeg_CreateDecompress refuses a caller whose
- * structure has another size. tests/csd_engine/kernels/test_abi.py compares every offset with jpeglib.h where there is one.
- * Fields have the names of jpeglib.h, where their meaning is described.
+ * It is written here so that a build needs no header of libjpeg, neither this computer's nor, in a cross-build, a board's. The
+ * layouts are fixed: the library's so-name stands for them, and jpeg_CreateDecompress refuses a caller whose structure has
+ * another size. tests/csd_engine/kernels/test_abi.py compares every offset with jpeglib.h, if there is one. Fields have their
+ * names in jpeglib.h, which describes them.
  */
 #ifndef DDLP_LIBJPEG_H
 #define DDLP_LIBJPEG_H

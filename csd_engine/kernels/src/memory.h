@@ -11,7 +11,7 @@ static inline int grow(void **buffer, size_t *room, size_t bytes) {
     if (*room >= bytes && *buffer) return 0;
     free(*buffer);
 #ifdef __SANITIZE_ADDRESS__
-    size_t wanted = bytes; /* so that the first byte behind is noticed */
+    size_t wanted = bytes; /* so that an access to the first byte after it is noticed */
 #else
     size_t wanted = bytes + bytes / 4 + 64;
 #endif

@@ -1,4 +1,4 @@
-/* The two passes of a resample, for each instruction set. All compute the same bits. */
+/* The two passes of resampling, for each instruction set. All compute the same bits. */
 #ifndef DDLP_PASSES_H
 #define DDLP_PASSES_H
 
@@ -8,12 +8,12 @@
 #include "axis.h"
 #include "variant.h"
 
-/* Bytes behind the last row handed to `across` that are read, but not used. */
+/* Bytes after the last row given to `across` that are read, but not used. */
 #define PASS_SLACK 16
 
 typedef struct {
-    /* The horizontal pass on `count` rows; out: count rows of axis->outputs pixels. Strides in bytes, also negative.
-     * The axis was prepared with wide_reads. */
+    /* The horizontal pass on `count` rows; out: count rows of axis->outputs pixels. Strides are in bytes, and may be negative.
+     * The axis must be prepared with wide_reads. */
     void (*across)(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count, int channels,
                    const resample_axis *axis);
     /* One output row of the vertical pass: `bytes` values; `first`: the row of this output's first tap. */
@@ -42,13 +42,13 @@ static inline const resample_passes *passes_used(void) {
     }
 }
 
-/* Sums are taken modulo 2**32; the true one lies within int32: 255 * 2**22 * 1.4 with bicubic's lobes. */
+/* Sums are computed modulo 2**32. The true sum fits into int32: at most 255 * 2**22 * 1.4 with bicubic's lobes. */
 static inline uint8_t clip_sum(uint32_t sum) {
     int32_t value = (int32_t)sum >> COEFFICIENT_BITS;
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* An output row of the vertical pass that is narrower than a vector. */
+/* Computes an output row of the vertical pass that is narrower than a vector. */
 static inline void down_narrow(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t bytes, const resample_axis *axis,
                                int output) {
     const int32_t *k = axis->plain + (size_t)output * axis->room;

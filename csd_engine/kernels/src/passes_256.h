@@ -1,5 +1,6 @@
-/* The passes with vectors of 256 bits. Included where PASSES (the table's name), TARGET and MULTIPLY_ADD(sum, a, b) (32-bit
- * sums of products of 16-bit pairs) are defined: compiled for baseline x86, called where the processor has the target. */
+/* The passes with vectors of 256 bits. The file that includes this one defines PASSES (the table's name), TARGET and
+ * MULTIPLY_ADD(sum, a, b) (32-bit sums of products of 16-bit pairs). It is compiled for baseline x86, and these functions are
+ * called only if the processor has the target. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ TARGETED_INLINE __m256i two_rows(const uint8_t *first, const uint8_t *second) {
                                    _mm_loadu_si128((const __m128i *)second), 1);
 }
 
-/* One output pixel of four rows, as 16-bit values: lanes (row 0, row 2), (row 1, row 3), four values each.
+/* Computes one output pixel of four rows, as 16-bit values: lanes (row 0, row 2), (row 1, row 3), four values each.
  * 16 bytes hold two pairs of RGB taps; the fourth value of each pixel is zero. */
 TARGETED_INLINE __m256i pixel_of_four_rows(const uint8_t *p, ptrdiff_t to1, ptrdiff_t to2, ptrdiff_t to3, const tap_pair *k,
                                        const int pairs) {
@@ -50,7 +51,7 @@ TARGETED_INLINE __m256i pixel_of_four_rows(const uint8_t *p, ptrdiff_t to1, ptrd
     return _mm256_packs_epi32(low01, low23);
 }
 
-/* Four pixels of four rows, as bytes: even[lane 0, 1]: 12 bytes of row 0, 1; odd: of rows 2, 3. */
+/* Turns four pixels of four rows into bytes: even[lane 0, 1] gets 12 bytes of rows 0, 1, and odd those of rows 2, 3. */
 TARGETED_INLINE void interleave(__m256i a, __m256i b, __m256i c, __m256i d, __m256i *even, __m256i *odd) {
     const __m256i drop_fourth = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
@@ -64,7 +65,7 @@ TARGETED_INLINE void across_pairs(uint8_t *out, ptrdiff_t out_stride, const uint
     const int outputs = axis->outputs;
     const int32_t *start = axis->start;
     for (int row = 0; row < count; row += 4, out += 4 * out_stride, rows += 4 * stride) {
-        /* where fewer than four rows are left, the last one stands in for the others */
+        /* if fewer than four rows are left, the last one replaces the missing ones */
         ptrdiff_t n1 = count - row > 1 ? 1 : 0, n2 = count - row > 2 ? 2 : n1, n3 = count - row > 3 ? 3 : n2;
         ptrdiff_t to1 = n1 * stride, to2 = n2 * stride, to3 = n3 * stride;
         uint8_t *out1 = out + n1 * out_stride, *out2 = out + n2 * out_stride, *out3 = out + n3 * out_stride;
@@ -102,7 +103,7 @@ TARGETED static void across(uint8_t *out, ptrdiff_t out_stride, const uint8_t *r
         passes_sse2.across(out, out_stride, rows, stride, count, channels, axis);
         return;
     }
-    switch (axis->pairs) { /* the usual changes of size with the inner loop unrolled */
+    switch (axis->pairs) { /* for the usual changes of size the inner loop is unrolled */
     case 1: across_pairs(out, out_stride, rows, stride, count, axis, 1); break;
     case 2: across_pairs(out, out_stride, rows, stride, count, axis, 2); break;
     case 3: across_pairs(out, out_stride, rows, stride, count, axis, 3); break;
@@ -111,12 +112,13 @@ TARGETED static void across(uint8_t *out, ptrdiff_t out_stride, const uint8_t *r
     }
 }
 
-/* The low parts by 16-bit multiply-adds; the high ones by 8-bit ones, whose 16-bit sums may wrap: they count times
- * 2**16, modulo 2**32. A pair of them cannot saturate: 255 * (two neighbouring coefficients / 2**16) < 2**15. */
+/* Adds the low parts by 16-bit multiply-adds, and the high parts by 8-bit ones. The 16-bit sums of the high parts may wrap,
+ * since they count times 2**16, modulo 2**32. A pair of them can't saturate: 255 * (two neighbouring coefficients / 2**16) <
+ * 2**15. */
 TARGETED_INLINE void down_pairs(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t bytes, const tap_pair *split,
                             const int pairs, int odd) {
     const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (COEFFICIENT_BITS - 1));
-    const ptrdiff_t last = odd ? 0 : stride; /* an odd last tap stands in for its partner, times zero */
+    const ptrdiff_t last = odd ? 0 : stride; /* an odd last tap also serves as its partner, times zero */
     for (size_t x = 0; x < bytes; x += 32) {
         if (x > bytes - 32) x = bytes - 32; /* the last vector overlaps the one before */
         const uint8_t *p = first + x;

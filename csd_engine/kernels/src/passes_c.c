@@ -1,4 +1,4 @@
-/* The passes in portable C: the reference of the others, and what big-endian and unknown processors run. */
+/* The passes in portable C. They are the reference for the others, and big-endian and unknown processors run them. */
 #include "passes.h"
 
 static inline __attribute__((always_inline)) void across_channels(uint8_t *restrict out, const uint8_t *restrict row,

@@ -1,4 +1,4 @@
-/* The passes with NEON, of 32-bit ARM (v7) and of aarch64. */
+/* The passes with NEON, for 32-bit ARM (v7) and for aarch64. */
 #include "passes.h"
 
 #if defined(DDLP_NEON)
@@ -10,8 +10,8 @@
 #include <arm_neon.h>
 #include <string.h>
 
-/* low[0], low[1], high[0], high[1] of two taps. The low parts are summed in 32 bits; the high ones in 16 bits that may
- * wrap: they count times 2**16, modulo 2**32. */
+/* low[0], low[1], high[0], high[1] of two taps. The low parts are summed in 32 bits, the high parts in 16 bits. Those sums may
+ * wrap, since they count times 2**16, modulo 2**32. */
 static inline int16x4_t parts(const tap_pair *k) { return vld1_s16(k->low); }
 
 static inline int16x4_t finish(int32x4_t low, int16x4_t high) {
@@ -21,14 +21,14 @@ static inline int16x4_t finish(int32x4_t low, int16x4_t high) {
 
 static inline int16x8_t widen(uint8x8_t bytes) { return vreinterpretq_s16_u16(vmovl_u8(bytes)); }
 
-/* Two taps of an RGB row: values 0..2 and 3..5 of v. */
+/* Adds two taps of an RGB row: values 0..2 and 3..5 of v. */
 static inline void add_pixels(int32x4_t *low, int16x4_t *high, int16x8_t v, int16x4_t k) {
     int16x4_t first = vget_low_s16(v), second = vget_low_s16(vextq_s16(v, v, 3));
     *low = vmlal_lane_s16(vmlal_lane_s16(*low, first, k, 0), second, k, 1);
     *high = vmla_lane_s16(vmla_lane_s16(*high, first, k, 2), second, k, 3);
 }
 
-/* Two rows together, since the coefficients are the same. */
+/* Computes two rows together, since they have the same coefficients. */
 static void across_rgb(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count,
                        const resample_axis *axis) {
     for (int row = 0; row < count; row += 2, out += 2 * out_stride, rows += 2 * stride) {
@@ -78,7 +78,7 @@ static void down(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t by
         int16x8_t high0 = vdupq_n_s16(0), high1 = high0;
         for (int tap = 0; tap < taps; tap += 2, p += 2 * stride) {
             int16x4_t k = parts(split + tap / 2);
-            uint8x16_t u = vld1q_u8(p), v = vld1q_u8(tap + 1 < taps ? p + stride : p); /* else times zero */
+            uint8x16_t u = vld1q_u8(p), v = vld1q_u8(tap + 1 < taps ? p + stride : p); /* the other one counts times zero */
             int16x8_t u0 = widen(vget_low_u8(u)), u1 = widen(vget_high_u8(u));
             int16x8_t v0 = widen(vget_low_u8(v)), v1 = widen(vget_high_u8(v));
             low0 = vmlal_lane_s16(vmlal_lane_s16(low0, vget_low_s16(u0), k, 0), vget_low_s16(v0), k, 1);

@@ -11,14 +11,14 @@ static inline __m128i broadcast(const int16_t pair[2]) {
     return _mm_set1_epi32(both);
 }
 
-/* The eight-bit results of two vectors of sums in their low and high parts, as 16-bit values. */
+/* The eight-bit results, as 16-bit values, of two vectors of sums, which are given in low and high parts. */
 static inline __m128i finish(__m128i low0, __m128i high0, __m128i low1, __m128i high1) {
     low0 = _mm_srai_epi32(_mm_add_epi32(low0, _mm_slli_epi32(high0, 16)), COEFFICIENT_BITS);
     low1 = _mm_srai_epi32(_mm_add_epi32(low1, _mm_slli_epi32(high1, 16)), COEFFICIENT_BITS);
     return _mm_packs_epi32(low0, low1);
 }
 
-/* Two rows together: a row is a half of the result. A pair of taps is 6 bytes of each row. */
+/* Computes two rows together: each row is half of the result. A pair of taps has 6 bytes of each row. */
 static void across_rgb(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count,
                        const resample_axis *axis) {
     const __m128i zero = _mm_setzero_si128(), half = _mm_set1_epi32(1 << (COEFFICIENT_BITS - 1));
@@ -59,12 +59,12 @@ static inline int two_bytes(const uint8_t *p) {
     return both;
 }
 
-/* Four rows together, one value of each a vector; a pair of taps is two bytes of each row. */
+/* Computes four rows together: a vector has one value of each row. A pair of taps has two bytes of each row. */
 static void across_grey(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count,
                         const resample_axis *axis) {
     const __m128i zero = _mm_setzero_si128(), half = _mm_set1_epi32(1 << (COEFFICIENT_BITS - 1));
     for (int row = 0; row < count; row += 4, out += 4 * out_stride, rows += 4 * stride) {
-        /* where fewer than four rows are left, the last one stands in for the others */
+        /* if fewer than four rows are left, the last one replaces the missing ones */
         ptrdiff_t n1 = count - row > 1 ? 1 : 0, n2 = count - row > 2 ? 2 : n1, n3 = count - row > 3 ? 3 : n2;
         const tap_pair *k = axis->split;
         for (int x = 0; x < axis->outputs; x++) {
@@ -111,7 +111,7 @@ static void down(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t by
             const tap_pair *k = split + tap / 2;
             __m128i low = broadcast(k->low), high = broadcast(k->high);
             __m128i u = _mm_loadu_si128((const __m128i *)p);
-            __m128i v = _mm_loadu_si128((const __m128i *)(tap + 1 < taps ? p + stride : p)); /* else times zero */
+            __m128i v = _mm_loadu_si128((const __m128i *)(tap + 1 < taps ? p + stride : p)); /* the other counts times zero */
             __m128i a = _mm_unpacklo_epi8(u, v), b = _mm_unpackhi_epi8(u, v);
             __m128i v0 = _mm_unpacklo_epi8(a, zero), v1 = _mm_unpackhi_epi8(a, zero);
             __m128i v2 = _mm_unpacklo_epi8(b, zero), v3 = _mm_unpackhi_epi8(b, zero);

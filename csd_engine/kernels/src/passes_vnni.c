@@ -1,4 +1,4 @@
-/* The passes with AVX-512's multiply-and-accumulate, on vectors of AVX2's width: a seventh less time. */
+/* The passes with AVX-512's multiply-and-accumulate, on vectors of AVX2's width. They take a seventh less time. */
 #include "variant.h"
 
 #if defined(DDLP_VNNI)

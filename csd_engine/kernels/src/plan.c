@@ -9,10 +9,10 @@ enum {
     ATTEMPTS = 10                           /* torchvision's */
 };
 
-/* keyed.py's, in the same order of operations: the same bits everywhere. */
+/* The constants of keyed.py. The operations have the same order too, so the bits are the same everywhere. */
 static const double LN2_HIGH = 0x1.62e42fee00000p-1, LN2_LOW = 0x1.a39ef35793c76p-33, INVERSE_LN2 = 0x1.71547652b82fep+0;
 
-/* The numbers of one sample. */
+/* The random numbers of one sample. */
 typedef struct {
     uint64_t seed, epoch, key[3], numbers[NUMBERS];
     int used;
@@ -31,7 +31,7 @@ static double uniform(stream *s, double low, double high) {
     return low + (high - low) * ((double)(next_number(s) >> 11) * 0x1p-53);
 }
 
-/* Below `bound`, which is below 2**32. */
+/* A number below `bound`, which is itself below 2**32. */
 static int32_t below(stream *s, int32_t bound) {
     const uint64_t number = next_number(s), low = (number & 0xFFFFFFFF) * (uint64_t)bound >> 32;
     return (int32_t)(((number >> 32) * (uint64_t)bound + low) >> 32);
@@ -45,7 +45,7 @@ static double exponential(double x) {
     return ldexp(total, (int)k);
 }
 
-/* The plan so far. */
+/* The plan of one image while it is drawn. */
 typedef struct {
     ddlp_job *job;
     int32_t height, width; /* of the image */
@@ -61,14 +61,14 @@ static int resized(canvas *c, int32_t height, int32_t width) {
 static int crop(canvas *c, int32_t top, int32_t left, int32_t height, int32_t width) {
     ddlp_job *job = c->job;
     if (!top && !left && height == c->height && width == c->width) return 0;
-    /* Told in the flipped image, kept as in the one before it was flipped. */
+    /* The crop is given in the flipped image; the job has its place in the image before the flip. */
     job->out_left += job->flip_horizontal ? c->width - left - width : left;
     job->out_top += job->flip_vertical ? c->height - top - height : top;
     c->crops++;
     return resized(c, height, width);
 }
 
-/* What is kept so far is all there is: of the image, or with a resize before, nothing to be told apart from it. */
+/* Makes the part that is kept so far the job's crop, for an image that is not yet resized. */
 static void keep(canvas *c) {
     ddlp_job *job = c->job;
     job->left += job->out_left, job->top += job->out_top;
@@ -85,7 +85,7 @@ static int resize(canvas *c, int32_t height, int32_t width, int32_t filter) {
     return resized(c, height, width);
 }
 
-/* Shared by RandomResizedCrop and RandomErasing: sides of a rectangle of this area, drawn. */
+/* Draws the sides of a rectangle, for RandomResizedCrop and RandomErasing. */
 static void draw_sides(stream *s, const plan_operator *o, const canvas *c, double *of_ratio, double *of_inverse) {
     const double area = (double)((int64_t)c->height * c->width) * uniform(s, o->low, o->high);
     const double ratio = exponential(uniform(s, o->log_low, o->log_high));
@@ -126,7 +126,7 @@ static int resize_side(canvas *c, const plan_operator *o) {
     return resize(c, (int32_t)(upright ? longer : shorter), (int32_t)(upright ? shorter : longer), o->filter);
 }
 
-/* Half of it, rounded half to even. */
+/* Half of the number, rounded half to even. */
 static int32_t middle(int32_t left_over) { return left_over / 2 + (left_over % 4 == 3); }
 
 static void place(int32_t *box, int32_t top, int32_t left, int32_t bottom, int32_t right) {
@@ -165,7 +165,7 @@ static int draw(canvas *c, const plan_operator *o, stream *s, int32_t *boxes) {
     case PLAN_RESIZE: return resize(c, o->height, o->width, o->filter);
     case PLAN_SHORTER: case PLAN_LONGER: return resize_side(c, o);
     case PLAN_CENTER_CROP:
-        if (o->height > c->height || o->width > c->width) return DDLP_JOB; /* borders are Pillow's */
+        if (o->height > c->height || o->width > c->width) return DDLP_JOB; /* it needs borders, which are left to Pillow */
         return crop(c, middle(c->height - o->height), middle(c->width - o->width), o->height, o->width);
     case PLAN_CROP:
         if (o->height > c->height || o->width > c->width) return DDLP_JOB;
@@ -180,7 +180,7 @@ static int draw(canvas *c, const plan_operator *o, stream *s, int32_t *boxes) {
 
 static int32_t up(int32_t number, int32_t by) { return (number + by - 1) / by; }
 
-/* decode="fast" (reduced.py): the largest reduction that leaves the crop at least as large as what it is resized to. */
+/* decode="fast" (reduced.py): chooses the largest reduction that leaves the crop at least as large as its resized result. */
 static void reduce(ddlp_job *job, int crops) {
     if (!job->filter || crops > 1) return;
     for (int32_t by = 8; by > 1; by /= 2) {
@@ -211,7 +211,7 @@ int ddlp_plan_job(const ddlp_plan *plan, const int32_t size[2], const uint64_t k
     job->out_width = c.width, job->out_height = c.height;
     if (c.width != plan->width || c.height != plan->height) return DDLP_JOB;
     if (plan->fast) reduce(job, before);
-    if (!job->filter) { /* then the part that is kept is the crop */
+    if (!job->filter) { /* without a resize the kept part is the crop */
         job->left += job->out_left, job->top += job->out_top, job->out_left = job->out_top = 0;
         job->width = job->full_width = job->out_width, job->height = job->full_height = job->out_height;
     } else if (plan->pillow13) {

@@ -1,4 +1,4 @@
-/* Pixels into planes: (count, 3) bytes into (3, count), sixteen pixels at a time where the processor can shuffle bytes. */
+/* Turns pixels into planes: (count, 3) bytes into (3, count), sixteen pixels at a time if the processor can shuffle bytes. */
 #include <stddef.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #if defined(DDLP_X86)
 #include <immintrin.h>
 
-/* Of each third of 48 bytes, where its bytes of one channel go; -1 clears. */
+/* For each third of 48 bytes: which of its bytes go to the places of one channel; -1 clears a place. */
 #define LAY(channel, third, k) \
     ((channel) + 3 * (k) - 16 * (third) >= 0 && (channel) + 3 * (k) - 16 * (third) < 16 ? (channel) + 3 * (k) - 16 * (third) : -1)
 #define MASK(channel, third)                                                                                    \

@@ -1,8 +1,8 @@
-/* What this processor has, by its own word: what zig links as __builtin_cpu_supports answers no to everything. */
+/* The features of this processor, from cpuid. zig's __builtin_cpu_supports can't be used: it answers no to everything. */
 #ifndef DDLP_PROCESSOR_H
 #define DDLP_PROCESSOR_H
 
-/* Instruction sets that the system lets programs use as well, and whose processor it is. */
+/* Instruction sets that the processor has and the system lets programs use, and the processor's maker. */
 enum {
     PROCESSOR_AVX2 = 1,
     PROCESSOR_BMI2 = 2,
@@ -12,7 +12,8 @@ enum {
     PROCESSOR_ZEN = 32,  /* AMD's family 17h: Zen, Zen+, Zen 2 */
 };
 
-/* All that apply; 0 where it is no x86. Asked once: in a virtual machine the answers come from the hypervisor, slowly. */
+/* All flags that apply; 0 on a processor other than x86. cpuid is read once: in a virtual machine the hypervisor answers,
+ * slowly. */
 int processor(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* A progressive file's markers and scans: ITU T.81 B.2, G.1. Strict: whatever is unusual is left to libjpeg, which knows
- * how to go on and what to say of it. */
+/* Reads a progressive file's markers and scans: ITU T.81 B.2, G.1. It is strict: anything unusual is left to libjpeg, which
+ * knows how to go on and what to report. */
 #include "progressive.h"
 
 #include <stdlib.h>
@@ -14,10 +14,10 @@ enum {
 
 enum {
     KEPT_BYTES = 2 << 20, /* memory that is kept from image to image */
-    MOST_LOW = 5          /* with more missing bits a coefficient of 10 could grow beyond 16 */
+    MOST_LOW = 5          /* with more missing bits a coefficient of 10 bits could need more than 16 */
 };
 
-/* A Huffman table as the file has it. */
+/* A Huffman table in the file's form. */
 typedef struct {
     uint8_t lengths[17], symbols[256];
     int defined;
@@ -29,13 +29,13 @@ struct progressive {
     table dc[4], ac[4];
     component_blocks components[3];
     int names[3]; /* the components' numbers in the file */
-    int missing[3][64]; /* bits that no scan so far has brought; -1: all of them */
+    int missing[3][64]; /* low bits that no scan has given yet; -1: all bits */
     int count;
     unsigned width, height, restart_interval, columns, rows; /* MCUs of the image */
     progressive_part part;
     unsigned row, column; /* the MCU that progressive_mcu gives next */
     int strayed;
-    const uint8_t *first_scan, *end; /* of the file: the SOS marker's segment */
+    const uint8_t *first_scan, *end; /* in the file: the segment of the first SOS marker, and the end */
     uint8_t *header, *blocks;
     size_t header_room, blocks_room;
 };
@@ -109,7 +109,8 @@ static int read_frame(progressive *p, const uint8_t *at) {
     return 0;
 }
 
-/* What libjpeg needs of the file's header, then tables that nobody reads, and one scan of all components. */
+/* Writes a header for libjpeg: the segments of the file's header that it needs, tables that are never used, and the header
+ * of one scan with all components. */
 size_t progressive_header(progressive *p, const uint8_t *content, size_t size, const uint8_t **header) {
     static const uint8_t tables[] = {0xFF, DHT, 0, 38, 0x00, 1, [22] = 0x10, 1, [39] = 0};
     size_t at = 2;
@@ -117,7 +118,7 @@ size_t progressive_header(progressive *p, const uint8_t *content, size_t size, c
     memset(p->dc, 0, sizeof p->dc), memset(p->ac, 0, sizeof p->ac);
     p->count = 0, p->restart_interval = 0;
     p->end = content + size;
-    for (;;) { /* jpeg_header has seen that all segments lie in the file */
+    for (;;) { /* jpeg_header has checked that all segments lie in the file */
         size_t length, start;
         int marker, bad = 0;
         while (content[at] == 0xFF) at++;
@@ -157,7 +158,7 @@ size_t progressive_header(progressive *p, const uint8_t *content, size_t size, c
     return (size_t)(to - p->header);
 }
 
-/* Memory for the blocks of the part, all zero. */
+/* Gets memory for the blocks of the part, all zero. */
 static int make_blocks(progressive *p, const progressive_part *part) {
     const unsigned rows = part->last_row + 1, kept_rows = rows - part->first_row;
     const unsigned kept_columns = part->last_column + 1 - part->first_column;
@@ -183,7 +184,7 @@ static int make_blocks(progressive *p, const progressive_part *part) {
     return 0;
 }
 
-/* Whether the scan is one that may come next; then its coefficients are as exact as it makes them. */
+/* Whether the scan may come next. If so, p->missing is set for the coefficients that it gives. */
 static int in_order(progressive *p, const progressive_scan *s, int high) {
     if (s->first == 0 ? s->last != 0 : s->components != 1 || s->last < s->first || s->last > 63) return 0;
     if (s->low > MOST_LOW || (high && s->low != high - 1)) return 0;
@@ -198,7 +199,7 @@ static int in_order(progressive *p, const progressive_scan *s, int high) {
     return 1;
 }
 
-/* A scan's header, from behind its marker; the scan's bytes follow. Not 0: unusual. */
+/* Reads a scan's header, which begins after its marker; the scan's bytes follow. A result other than 0: it is unusual. */
 static int read_scan(progressive *p, const uint8_t *at, size_t length, progressive_scan *s) {
     const progressive_part *part = &p->part;
     unsigned blocks = 0;
@@ -243,7 +244,7 @@ static int read_scan(progressive *p, const uint8_t *at, size_t length, progressi
     return 0;
 }
 
-/* The marker behind a scan's bytes: past its FF; NULL: the file breaks off. */
+/* The marker after a scan's bytes, without its FF; NULL: the file ends early. */
 static const uint8_t *next_marker(const uint8_t *at, const uint8_t *end) {
     while (end - at >= 2 && (at = memchr(at, 0xFF, (size_t)(end - at - 1)))) {
         const int next = at[1];
@@ -253,7 +254,7 @@ static const uint8_t *next_marker(const uint8_t *at, const uint8_t *end) {
     return NULL;
 }
 
-/* Whether all of the ten lowest frequencies are there, to the last bit: else libjpeg smooths. */
+/* Whether all bits of the ten lowest frequencies are there. If not, libjpeg smooths. */
 static int complete(const progressive *p) {
     for (int c = 0; c < p->count; c++)
         for (int k = 0; k < 10; k++)

@@ -1,18 +1,18 @@
-/* Decode a part of a JPEG with libjpeg: the body of region62.c and region80.c, which say for which of its interfaces.
+/* Decodes a part of a JPEG with libjpeg. It is the body of region62.c and region80.c, which define the interface of libjpeg.
  *
- * The rows are the same, bit for bit, as those of a whole decode:
- * - Columns: fancy upsampling looks at the neighbouring samples, so one MCU more is decoded on either side.
- * - Rows: one skip from row 0, never another; libjpeg-turbo's bugs with skips (its issue 915) are in those that start
- *   off a row group's boundary. Rows below the region are not decoded, only looked through for misplaced markers.
- * - Where libjpeg smooths over blocks that a progressive file has not sent yet, all is decoded.
+ * The rows have the same bits as in a decode of the whole image:
+ * - Columns: fancy upsampling uses the neighbouring samples, so one more MCU is decoded on either side.
+ * - Rows: there is only one skip, from row 0. libjpeg-turbo's bugs with skips (its issue 915) are in skips that do not start
+ *   at a row group's boundary. Rows below the region are not decoded; the data are only searched for misplaced markers.
+ * - If libjpeg smooths over blocks that a progressive file has not sent yet, the whole image is decoded.
  *
- * - The entropy decoder inside libjpeg is replaced by ours (entropy.c) where a file is baseline with one scan. The rest of
- *   libjpeg (dequantisation, inverse DCT, upsampling, colours) sees the same coefficients and does what it always does.
- * - A progressive file's scans are read by ours (progressive.c), and libjpeg is given a baseline file's header and, MCU by
- *   MCU, these coefficients: so it keeps none itself, and works on the region alone. Where ours finds anything unusual, the
- *   file as it is goes to libjpeg.
+ * - For a baseline file with one scan, our entropy decoder (entropy.c) replaces libjpeg's. The rest of libjpeg
+ *   (dequantisation, inverse DCT, upsampling, colours) gets the same coefficients and works as always.
+ * - Our decoder (progressive.c) reads a progressive file's scans. libjpeg gets a baseline file's header and, MCU by MCU,
+ *   these coefficients. So libjpeg keeps no coefficients itself, and works on the region alone. If our decoder finds
+ *   anything unusual, libjpeg gets the original file.
  *
- * An image of which libjpeg has anything to say, if only a warning, is refused at once.
+ * An image for which libjpeg reports anything, even a warning, is refused at once.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,11 +26,13 @@
 #include "libjpeg.h"
 #include "memory.h"
 
-/* Rows that are handed on at a time: few enough to stay in the first-level cache, a multiple of what vector loops take. */
+/* Rows that are passed on at a time: few enough to stay in the first-level cache, and a multiple of the rows of vector
+ * loops. */
 #define BAND_ROWS 16
 
-/* Rows begin so many bytes off the alignment of vector stores. Where rows are aligned, libjpeg-turbo's colour conversion
- * stores past the cache, for rows that nobody reads soon; these are read at once (a tenth of the whole time). */
+/* Rows begin this many bytes off the alignment of vector stores. If rows are aligned, libjpeg-turbo's colour conversion stores
+ * past the cache, which is good for rows that are not read soon. These rows are read at once, so that would cost a tenth of the
+ * whole time. */
 #define OFF_ALIGNMENT 8
 
 static struct {
@@ -44,15 +46,15 @@ static struct {
     unsigned (*read_scanlines)(jpeg_decompress *, uint8_t **rows, unsigned count);
 } jpeg;
 
-/* One decoding. A decoder is made afresh for each image: libjpeg keeps an image's tables for the next one, which then
- * would decode without any of its own, where Pillow fails. */
+/* The decoding of one image. Each image gets a new decoder, since libjpeg keeps an image's tables for the next one. An image
+ * without tables of its own would then be decoded, but Pillow fails on it. */
 typedef struct {
     jpeg_decompress decoder; /* first: libjpeg's callbacks get its address */
     jpeg_errors errors;
     jpeg_source source;
     jmp_buf give_up;
-    int own_entropy; /* client_data has taken the place of libjpeg's entropy decoder */
-    int own_scans;   /* it is `progressive`, and the source is no more than a header */
+    int own_entropy; /* client_data replaces libjpeg's entropy decoder */
+    int own_scans;   /* client_data is a `progressive`, and the source is only a header */
 } decoding;
 
 static void give_up(jpeg_decompress *decoder) { longjmp(((decoding *)decoder)->give_up, 1); }
@@ -104,7 +106,7 @@ static int load(void *library) {
     return 0;
 }
 
-/* Whether libjpeg smooths: a progressive file whose low frequencies are not all there to the last bit. */
+/* Whether libjpeg smooths: it does for a progressive file in which some bits of low frequencies are missing. */
 static int smooths(const jpeg_decompress *decoder) {
     if (!decoder->progressive_mode || !decoder->coef_bits) return 0;
     for (int component = 0; component < decoder->num_components; component++)
@@ -113,7 +115,7 @@ static int smooths(const jpeg_decompress *decoder) {
     return 0;
 }
 
-/* Let libjpeg decode no more columns than needed; sets first and columns to those that rows then have. */
+/* Makes libjpeg decode no more columns than needed. Sets `first` and `columns` to the columns that rows then have. */
 static void narrow(jpeg_decompress *decoder, const region *wanted, unsigned *first, unsigned *columns) {
     unsigned mcu = 8u * (unsigned)decoder->max_h_samp_factor; /* of the unscaled image: more than enough when scaled */
     unsigned left = (unsigned)wanted->left / mcu * mcu, right = (unsigned)(wanted->left + wanted->width) + mcu;
@@ -129,14 +131,14 @@ typedef struct {
     int (*decode_mcu)(jpeg_decompress *, int16_t (**blocks)[64]);
 } jpeg_entropy;
 
-/* A Huffman table of libjpeg's. */
+/* The beginning of libjpeg's Huffman table. */
 typedef struct {
     uint8_t lengths[17], symbols[256];
 } jpeg_codes;
 
 static int decode_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
     entropy_mcu(decoder->client_data, blocks);
-    return 1; /* damage is asked for afterwards: the rows are thrown away then */
+    return 1; /* damage is checked later: the rows are then discarded */
 }
 
 static int give_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
@@ -144,8 +146,8 @@ static int give_mcu(jpeg_decompress *decoder, int16_t (**blocks)[64]) {
     return 1;
 }
 
-/* Whether a function is one of libjpeg's own, as the fields of a structure that no header shows must be. The answer yes is
- * remembered in *checked. */
+/* Whether a function is libjpeg's own. No public header declares the structure, so its fields are checked in this way. A
+ * function that passes is remembered in *checked. */
 static int inside_libjpeg(void *function, void **checked) {
     Dl_info theirs, known;
     if (function == *checked) return 1;
@@ -155,10 +157,10 @@ static int inside_libjpeg(void *function, void **checked) {
     return 1;
 }
 
-/* Whether libjpeg's entropy decoder, which has not begun, can be replaced. *mcu: columns of an MCU in the scaled image. */
+/* Whether libjpeg's entropy decoder, which has not begun yet, can be replaced. *mcu: columns of an MCU in the scaled image. */
 static int replaceable(const jpeg_decompress *decoder, decoder_memory *memory, unsigned *mcu) {
     const jpeg_entropy *theirs = decoder->entropy;
-    /* An MCU of one component is a block, whatever its sampling factors. */
+    /* An MCU of one component is a block, with any sampling factors. */
     const int samples = decoder->comps_in_scan == 1 ? 1 : decoder->max_h_samp_factor;
     *mcu = 8u * (unsigned)samples / decoder->scale_denom;
     if (decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components || decoder->unread_marker) return 0;
@@ -167,7 +169,7 @@ static int replaceable(const jpeg_decompress *decoder, decoder_memory *memory, u
            inside_libjpeg(*(void *const *)&theirs->decode_mcu, &memory->checked[1]);
 }
 
-/* Put our entropy decoder in place of libjpeg's. 0: it stays libjpeg's. */
+/* Replaces libjpeg's entropy decoder by ours. 0: libjpeg's stays. */
 static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned first, unsigned columns) {
     entropy *ours = memory->entropy;
     jpeg_entropy *theirs = decoder->entropy;
@@ -198,11 +200,11 @@ static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned 
     return 1;
 }
 
-/* Read all scans, and put their coefficients in place of libjpeg's entropy decoder. 0: not possible. */
+/* Reads all scans, and replaces libjpeg's entropy decoder by their coefficients. 0: that is not possible. */
 static int take_scans(jpeg_decompress *decoder, decoder_memory *memory, const region *wanted, unsigned first, unsigned columns) {
     progressive *ours = memory->progressive;
     jpeg_entropy *theirs = decoder->entropy;
-    /* libjpeg skips whole rows of its interleaved MCUs, and reads one row of them more on either side. */
+    /* libjpeg skips whole rows of interleaved MCUs, and reads one more row of them on either side. */
     const unsigned lines = 8u * (unsigned)decoder->max_v_samp_factor / decoder->scale_denom;
     const unsigned each = decoder->comps_in_scan == 1 ? (unsigned)decoder->max_v_samp_factor : 1;
     const unsigned top = (unsigned)wanted->top / (lines ? lines : 1), last = decoder->MCU_rows_in_scan - 1;
@@ -244,7 +246,7 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
     if (grow((void **)&memory->bytes, &memory->room, OFF_ALIGNMENT + stride * BAND_ROWS + DDLP_SLACK)) return -ENOMEM;
     for (int i = 0; i < BAND_ROWS; i++) rows[i] = memory->bytes + OFF_ALIGNMENT + stride * (size_t)i;
     while (row < end) {
-        const unsigned limit = row < top ? top : end; /* rows above the region are read only where skipping is not exact */
+        const unsigned limit = row < top ? top : end; /* rows above the region are read only if skipping is not exact */
         const unsigned room = limit - row < (unsigned)(BAND_ROWS - filled) ? limit - row : (unsigned)(BAND_ROWS - filled);
         const unsigned got = jpeg.read_scanlines(decoder, rows + filled, room);
         if (!got || (d->own_entropy && entropy_damaged(memory->entropy))) return DDLP_DAMAGED;
@@ -263,19 +265,19 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
     return 0;
 }
 
-/* Whether what follows the region can do no worse than warn, so that Pillow, which reads on, has no error to tell. */
+/* Whether the data after the region can cause no more than a warning. Pillow reads on, and must have no error to report. */
 static int ended_well(const decoding *d) {
     const jpeg_decompress *decoder = &d->decoder;
     const jpeg_source *source = &d->source;
     /* Several scans were read to the end of the image before the first row. */
     if (d->own_scans || decoder->progressive_mode || decoder->comps_in_scan < decoder->num_components) return 1;
     if (d->own_entropy) return jpeg_ends_well(entropy_rest(decoder->client_data), source->next_input_byte + source->bytes_in_buffer);
-    /* The marker that the entropy decoder has just come upon is no longer in the source. */
+    /* The marker at which the entropy decoder has just stopped is no longer in the source. */
     if (decoder->unread_marker && (decoder->unread_marker & 0xF8) != 0xD0) return decoder->unread_marker == 0xD9;
     return jpeg_ends_well(source->next_input_byte, source->next_input_byte + source->bytes_in_buffer);
 }
 
-/* Decode a file, or one of which only this header is read and all else has come from our decoder (own_scans). */
+/* Decodes a file. With own_scans `content` is only a header, and our decoder gives the coefficients. */
 static int decode_with(const uint8_t *content, size_t size, int own_scans, const region *wanted, decoder_memory *memory,
                        rows_taker take, void *taker) {
     decoding d;

@@ -8,9 +8,9 @@
 #include "rows.h"
 
 enum {
-    WINDOW_BYTES = 1 << 18, /* rows between the passes stay in a core's second cache */
-    BAND_ROWS = 8,          /* rows the horizontal pass takes together, or a multiple */
-    MOST_PIXELS = 1 << 16,  /* of a side: no JPEG has more, and workspace grows with the change of size */
+    WINDOW_BYTES = 1 << 18, /* rows between the passes stay in a core's second-level cache */
+    BAND_ROWS = 8,          /* rows that the horizontal pass takes together, or a multiple of them */
+    MOST_PIXELS = 1 << 16,  /* of a side: no JPEG has more, and the workspace grows with the change of size */
 };
 
 static int kept_within(int32_t first, int32_t kept, int32_t full) {
@@ -26,7 +26,7 @@ static int is_possible(const ddlp_job *job) {
            (job->filter == DDLP_BILINEAR || job->filter == DDLP_BICUBIC || (job->filter == DDLP_NO_RESIZE && same));
 }
 
-/* Coefficients of the axes that change, and which input that asks for. */
+/* Prepares the coefficients of the axes that change, and sets which input they need. */
 static int prepare_axes(resample_state *s, const ddlp_job *job) {
     s->across = job->full_width != job->width;
     s->down = job->full_height != job->height;
@@ -64,7 +64,7 @@ int resample_begin(resample_state *s, const ddlp_job *job) {
     s->pushed = s->written = s->window_first = s->window_rows = s->band_rows = 0;
     if (!s->down) return 0;
 
-    /* Room for one output row's taps and a good stretch more, so that rows seldom have to move to its start. */
+    /* Room for one output row's taps and many more rows, so that rows seldom have to move to the window's start. */
     size_t row = (size_t)(s->down_first ? s->columns : job->out_width) * (size_t)s->channels;
     size_t most = WINDOW_BYTES / row, least = (size_t)s->y.most + 4 * BAND_ROWS;
     if (most < least) most = least;
@@ -79,7 +79,7 @@ int resample_begin(resample_state *s, const ddlp_job *job) {
 
 static uint8_t *next_out(const resample_state *s) { return s->out + s->written * s->out_stride; }
 
-/* Rows that need no more vertical pass, into place. */
+/* Writes rows that need no more vertical pass to the output. */
 static void finish_rows(resample_state *s, const uint8_t *rows, ptrdiff_t stride, int count) {
     if (s->across) s->passes->across(next_out(s), s->out_stride, rows, stride, count, s->channels, &s->x);
     else copy_rows(next_out(s), s->out_stride, rows, stride, count, s->columns, s->channels, s->flip);
@@ -91,7 +91,7 @@ static void flush_band(resample_state *s) {
     s->band_rows = 0;
 }
 
-/* All output rows whose taps lie within rows first .. first + count - 1 (of those the vertical pass reads). */
+/* Computes all output rows whose taps lie within rows first .. first + count - 1 of the vertical pass's input. */
 static void pass_down(resample_state *s, const uint8_t *rows, ptrdiff_t stride, int first, int count) {
     size_t bytes = (size_t)s->window_stride;
     for (;;) {
@@ -108,7 +108,7 @@ static void pass_down(resample_state *s, const uint8_t *rows, ptrdiff_t stride, 
     }
 }
 
-/* Drops the rows that no later output needs, when the window is full. */
+/* Drops the rows that no later output needs, if the window is full. */
 static void make_room(resample_state *s) {
     if (s->window_rows < s->window_most) return;
     int output = s->written + s->band_rows;
@@ -127,7 +127,7 @@ int resample_rows(resample_state *s, const uint8_t *rows, int64_t row_stride, in
         finish_rows(s, rows, stride, count);
         return 0;
     }
-    if (s->down_first && count == s->rows) { /* all at once: nothing to keep */
+    if (s->down_first && count == s->rows) { /* all rows come at once: none must be kept */
         pass_down(s, rows, stride, 0, count);
         return 0;
     }
@@ -159,7 +159,7 @@ void resample_free(resample_state *s) {
     memset(s, 0, sizeof *s);
 }
 
-/* The horizontal pass reads a little behind a row's end: the last rows go through a copy with room behind it. */
+/* The horizontal pass reads a few bytes after a row's end. So the last rows are copied into a buffer with room after them. */
 int resample_memory(resample_state *s, const uint8_t *pixels, int64_t row_stride, const ddlp_job *job) {
     int result = resample_begin(s, job);
     if (result) return result;

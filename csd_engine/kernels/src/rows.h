@@ -1,4 +1,4 @@
-/* Rows of pixels, copied or mirrored. */
+/* Copies or mirrors rows of pixels. */
 #ifndef DDLP_ROWS_H
 #define DDLP_ROWS_H
 
@@ -12,7 +12,7 @@ static inline void mirror_row(uint8_t *restrict out, const uint8_t *restrict row
         for (ptrdiff_t x = 0; x < width; x++) *out++ = *pixel--;
         return;
     }
-    if (channels == 3 && width > 1) { /* in fours: the byte too many is overwritten by the next pixel */
+    if (channels == 3 && width > 1) { /* four bytes at a time: the next pixel overwrites the extra byte */
         memcpy(out, pixel, 3);
         for (ptrdiff_t x = 1; x + 1 < width; x++) memcpy(out + 3 * x, pixel - 3 * x, 4);
         memcpy(out + 3 * (width - 1), row, 3);

@@ -1,4 +1,4 @@
-/* Progressive scans with what every processor has. */
+/* Progressive scans for every processor. */
 #define SCAN scan_plain
 #define TARGETED
 #include "scan_body.h"

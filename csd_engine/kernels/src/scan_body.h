@@ -1,18 +1,18 @@
-/* The four kinds of progressive scans: ITU T.81 G.1.2, G.2. Included where SCAN (the function's name) and TARGETED (what it is
- * compiled for) are defined. What makes it fast, beside what huffman.h says:
- * - Each block has 64 bits that tell which of its coefficients are not 0, the first one on top. A refining scan need not
- *   look at the coefficients: where the next new one goes, how many bits of correction come before it, and whose they are,
- *   is found in these bits. What is new is written once a block.
- * - Blocks outside the wanted part have no more than that.
+/* The four kinds of progressive scans: ITU T.81 G.1.2, G.2. The file that includes this one defines SCAN (the function's
+ * name) and TARGETED (the processor that it is compiled for). huffman.h and the following points say why it is fast:
+ * - Each block has 64 bits that tell which of its coefficients are not 0; the top bit is for the first one. A refining scan
+ *   need not read the coefficients. These bits tell the place of the next new coefficient, the number of correction bits
+ *   before it, and the coefficients that they correct. The changes are written once a block.
+ * - A block outside the wanted part has only these 64 bits.
  */
 #include "scan.h"
 
 #define TARGETED_INLINE static ALWAYS_INLINE TARGETED
 
-/* What is remembered from block to block. */
+/* The state that is kept from block to block. */
 typedef struct {
     int last_dc[4];
-    unsigned empty; /* blocks that follow without a coefficient of their own (EOBRUN) */
+    unsigned empty; /* the number of next blocks that have no new coefficient (EOBRUN) */
 } memory;
 
 #define TOP ((uint64_t)1 << 63)
@@ -23,7 +23,7 @@ TARGETED_INLINE uint64_t band(int first, int last) { return ~(uint64_t)0 >> firs
 #if defined(DEPOSIT)
 #define deposit DEPOSIT
 #else
-/* The low bits one after the other to the places that the mask has, from the lowest one on. */
+/* Moves the low bits, one after the other, to the places that are set in the mask, from the lowest one on. */
 static inline uint64_t deposit(uint64_t bits, uint64_t mask) {
     uint64_t result = 0;
     for (; bits; bits >>= 1, mask &= mask - 1)
@@ -32,7 +32,7 @@ static inline uint64_t deposit(uint64_t bits, uint64_t mask) {
 }
 #endif
 
-/* How many blocks a code of an end says, this one included; up to 14 bits. */
+/* Takes the number of blocks that an END code covers, this one included; up to 14 bits. */
 TARGETED_INLINE unsigned take_empty(bit_reader *r, int run) {
     unsigned more = 0;
     if (run) {
@@ -42,9 +42,9 @@ TARGETED_INLINE unsigned take_empty(bit_reader *r, int run) {
     return (1u << run) + more;
 }
 
-/* The next code of an AC scan: kind VALUE with its value, MORE with value 0 for 16 zeros, END. It takes 26 bits at most (16 and a
- * value of 10); with the number behind an END 30 (16 and 14), which is just what a refilled reader has left for a second code.
- * Not 0: no such code. */
+/* Takes the next code of an AC scan: kind VALUE with its value, MORE with value 0 for 16 zeros, or END. It needs 26 bits at
+ * most (16 and a value of 10), or 30 with the number after an END (16 and 14). 30 bits are just what a refilled reader has
+ * left for a second code. A result other than 0: there is no such code. */
 TARGETED_INLINE int take_code(bit_reader *r, const codes *t, int *kind, int *run, int *value) {
     const int32_t entry = t->look[PEEK(*r, LOOK)];
     int size = entry >> 16;
@@ -104,7 +104,8 @@ TARGETED_INLINE int first_ac(const progressive_scan *s, bit_reader *io, memory *
     return 0;
 }
 
-/* The next bits, as many as `mask` has, at its places, the first bit at the highest one; from a reader with 32 bits or more. */
+/* Takes as many bits as are set in `mask` and puts them at its places, the first bit at the highest place. The reader must
+ * have 32 bits or more. */
 TARGETED_INLINE uint64_t take_at(bit_reader *r, uint64_t mask) {
     int count = __builtin_popcountll(mask);
     uint64_t bits;
@@ -163,7 +164,7 @@ TARGETED_INLINE int refine_ac(const progressive_scan *s, bit_reader *io, memory 
     }
     for (; fresh; fresh &= fresh - 1) {
         const int place = __builtin_ctzll(fresh), sign = -(int)(less >> place & 1);
-        block[huffman_natural[63 - place]] = (int16_t)((step ^ sign) - sign); /* no branch: signs can't be foretold */
+        block[huffman_natural[63 - place]] = (int16_t)((step ^ sign) - sign); /* no branch, since signs can't be predicted */
     }
     return 0;
 }
@@ -185,13 +186,13 @@ TARGETED_INLINE void refine_dc(const progressive_scan *s, bit_reader *r, int16_t
     TAKE(*r, 1);
 }
 
-/* Where the coefficients of the block are kept; NULL: nowhere. */
+/* The place of the block's coefficients; NULL: they are not kept. */
 TARGETED_INLINE int16_t *kept(const component_blocks *c, unsigned row, unsigned column) {
     row -= c->kept_row, column -= c->kept_column;
     return row < c->kept_rows && column < c->kept_columns ? c->kept[(size_t)row * c->kept_columns + column] : NULL;
 }
 
-/* One MCU of a DC scan. */
+/* Decodes one MCU of a DC scan. */
 TARGETED_INLINE int dc_mcu(const progressive_scan *s, bit_reader *r, memory *m, unsigned row, unsigned column) {
     const int alone = s->components == 1;
     for (int number = 0; number < s->components; number++) {
@@ -209,7 +210,7 @@ TARGETED_INLINE int dc_mcu(const progressive_scan *s, bit_reader *r, memory *m, 
 
 enum { DC, FIRST_AC, REFINE_AC };
 
-/* All MCUs of a scan of one kind. */
+/* Decodes all MCUs of a scan of one kind. */
 TARGETED_INLINE int decode(const progressive_scan *s, bit_stream *stream, const int kind) {
     const component_blocks *c = s->component[0];
     memory m;

@@ -1,7 +1,7 @@
 /* The batch file's checksum: acc = acc * multiplier + block, word by word (csd_engine/batchfile/checksum.py).
  *
- * Some blocks at a time go into a word while it is in a register, so that the data are all that is waited for. The compiler
- * makes vectors of the loop. */
+ * Some blocks at a time are added to a word while it is in a register, so that only the data must be waited for. The compiler
+ * vectorizes the loop. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +13,8 @@
 #include "variant.h"
 
 enum { WORDS = 4096, TOGETHER = 4 }; /* words of a block of 16 KiB: acc stays in the first-level cache; blocks of one pass */
-enum { READ_BLOCKS = 16 };           /* added while they are still in the second-level cache */
-enum { LINE = 16 };                  /* words that one prefetch brings */
+enum { READ_BLOCKS = 16 };           /* blocks that are read, then added while they are still in the second-level cache */
+enum { LINE = 16 };                  /* words that one prefetch loads */
 
 static const uint32_t MULTIPLIER = 0x9E3779BB;
 
@@ -27,11 +27,12 @@ static inline __attribute__((always_inline)) uint32_t little_endian(const uint8_
     return word;
 }
 
-/* `ahead`: bytes from what is added to what is wanted in the second-level cache next; 0: nothing is. */
+/* `ahead`: the distance in bytes from the added data to the memory that is prefetched into the second-level cache; 0: none
+ * is. */
 static inline __attribute__((always_inline)) void add(uint32_t *restrict acc, const uint8_t *restrict data,
                                                       const int blocks, const int64_t ahead) {
     for (size_t line = 0; line < WORDS; line += LINE) {
-        if (ahead) /* a prefetch never faults, also beyond the memory's end */
+        if (ahead) /* a prefetch never faults, even beyond the memory's end */
             for (int block = 0; block < blocks; block++)
                 __builtin_prefetch((const void *)((uintptr_t)(data + 4 * ((size_t)block * WORDS + line)) + (uintptr_t)ahead), 0, 2);
         for (size_t i = line; i < line + LINE; i++) {
@@ -50,7 +51,7 @@ static inline __attribute__((always_inline)) void add_all(uint32_t *acc, const u
     for (; blocks > 0; blocks--, data += 4 * WORDS) add(acc, data, 1, 0);
 }
 
-/* The same loop, compiled for instruction sets that are looked for at run time. */
+/* The same loop, compiled for instruction sets that are chosen at run time. */
 #if defined(DDLP_VNNI)
 #if defined(__clang__)
 __attribute__((target("avx512f"), min_vector_width(512)))
@@ -82,7 +83,7 @@ static void add_all_wide(uint32_t *acc, const uint8_t *data, int64_t blocks, int
 static void sum(uint32_t *acc, const uint8_t *data, int64_t blocks, int64_t ahead) {
     int variant = variant_used();
 #if defined(DDLP_VNNI)
-    if (variant == VARIANT_VNNI) { add_all_widest(acc, data, blocks, ahead); return; } /* its processors all have it */
+    if (variant == VARIANT_VNNI) { add_all_widest(acc, data, blocks, ahead); return; } /* all with VNNI have AVX-512F */
 #endif
     if (variant == WIDE) add_all_wide(acc, data, blocks, ahead);
     else add_all(acc, data, blocks, ahead);
@@ -90,7 +91,7 @@ static void sum(uint32_t *acc, const uint8_t *data, int64_t blocks, int64_t ahea
 
 void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks) { sum(acc, data, blocks, 0); }
 
-/* Fill `wanted` bytes; fewer at the file's end. -errno. */
+/* Reads `wanted` bytes, or fewer at the file's end. Returns their number, or -errno. */
 static int64_t fill(int fd, uint8_t *out, int64_t wanted) {
     int64_t done = 0;
     while (done < wanted) {
@@ -103,8 +104,9 @@ static int64_t fill(int fd, uint8_t *out, int64_t wanted) {
     return done;
 }
 
-/* Where the system's copy stores past the caches, the memory that the next piece goes to is brought into the second-level cache
- * while a piece is added: the copy then stores there, which gains more time than the sum takes. Elsewhere it costs a tenth. */
+/* On some processors the system's copy stores past the caches. There the memory for the next piece is prefetched into the
+ * second-level cache while a piece is added. The copy then stores into the cache, which saves more time than the sum takes. On
+ * other processors the prefetch would cost a tenth. */
 int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc) {
     const int bring = variant_copies_past_caches();
     int64_t done = 0;
@@ -119,7 +121,7 @@ int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc) {
     return done;
 }
 
-/* What is open, which must have exactly these bytes. */
+/* Reads an open file, which must have exactly this number of bytes. */
 static int64_t read_parts(int fd, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes, uint32_t *acc) {
     const off_t size = lseek(fd, 0, SEEK_END); /* fstat has another name in older C libraries */
     if (size < 0 || lseek(fd, 0, SEEK_SET)) return -errno;
@@ -139,7 +141,7 @@ static int64_t read_parts(int fd, uint8_t *head, int64_t head_bytes, uint8_t *bo
 }
 
 int64_t ddlp_read_file(const char *path, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes, uint32_t *acc) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* a FIFO must not hold us */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* a FIFO must not block us */
     if (fd < 0) return -errno;
     const int64_t result = read_parts(fd, head, head_bytes, body, body_bytes, acc);
     close(fd);
@@ -153,5 +155,5 @@ int64_t ddlp_read_file(const char *path, uint8_t *head, int64_t head_bytes, uint
 void ddlp_populate(uint8_t *memory, int64_t size) {
     const long page = sysconf(_SC_PAGESIZE);
     const uintptr_t end = (uintptr_t)memory + (uintptr_t)size, begin = ((uintptr_t)memory + (uintptr_t)page - 1) & -(uintptr_t)page;
-    if (begin < end) (void)madvise((void *)begin, end - begin, MADV_POPULATE_WRITE); /* older systems know no such advice */
+    if (begin < end) (void)madvise((void *)begin, end - begin, MADV_POPULATE_WRITE); /* older systems refuse this advice */
 }

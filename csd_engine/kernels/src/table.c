@@ -1,7 +1,7 @@
-/* Values through a table, at about one load from the nearest cache each, or by permutations (table_permuted.c).
+/* Looks values up in a table, with about one load from the nearest cache for each, or by permutations (table_permuted.c).
  *
- * On x86 a store of 16 bytes takes the place of four or eight small ones, which would be the limit otherwise, and a large
- * result goes past the caches: they would fetch each line before it is overwritten, and lose it before anyone reads it. */
+ * On x86 one store of 16 bytes replaces four or eight small ones, which would otherwise be the limit. A large result is
+ * stored past the caches. They would fetch each line before it is overwritten, and drop it before it is read. */
 #include <stddef.h>
 
 #include "ddlp.h"
@@ -9,9 +9,9 @@
 #include "variant.h"
 
 enum {
-    STREAMED_BYTES = 1 << 18, /* results from this size on pass by the caches */
-    STRETCH = 512,            /* pixels whose channels are done one after the other: they stay in the nearest cache */
-    LINE = 64                 /* bytes of a cache line: written in part, a streamed one costs twice */
+    STREAMED_BYTES = 1 << 18, /* results of this size or more are stored past the caches */
+    STRETCH = 512,            /* pixels whose channels are looked up one after the other: they stay in the nearest cache */
+    LINE = 64                 /* bytes of a cache line: a streamed line that is written in part costs twice as much */
 };
 
 #if defined(DDLP_X86)
@@ -27,13 +27,13 @@ static inline __m128i four(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
                               _mm_unpacklo_epi32(_mm_cvtsi32_si128((int)c), _mm_cvtsi32_si128((int)d)));
 }
 
-/* Value number j of values that lie `step` pixels' bytes apart and go through `tables` tables in turn. */
+/* Looks up value number j. The bytes of the values lie `step` bytes apart, and the values use `tables` tables in turn. */
 #define VALUE(j) table[256 * ((j) % tables) + p[(j) * step]]
 #define PAIR(j) (VALUE(j) | (uint32_t)VALUE((j) + 1) << 16)
 #define VECTOR_4(j) four(VALUE(j), VALUE((j) + 1), VALUE((j) + 2), VALUE((j) + 3))
 #define VECTOR_2(j) four(PAIR(j), PAIR((j) + 2), PAIR((j) + 4), PAIR((j) + 6))
 
-/* As many values as whole vectors hold, `tables` vectors at a time. */
+/* Looks up as many values as fill whole vectors, `tables` vectors at a time, and returns their number. */
 #define VECTORS(bytes, element)                                                                                            \
     static inline __attribute__((always_inline)) size_t vectors_##bytes(                                                   \
         element *out, const uint8_t *p, size_t step, size_t count, const element *table, const size_t tables,              \
@@ -52,7 +52,7 @@ VECTORS(2, uint16_t)
 #define vectors_2(out, p, step, count, table, tables, streamed) ((void)(streamed), (size_t)0)
 #endif
 
-/* One channel of some pixels, which comes to lie together. */
+/* Looks up one channel of some pixels; its values are written side by side. */
 #define CHANNEL(bytes, element)                                                                                            \
     static void channel_##bytes(const table_job *job, int channel, element *restrict out, const uint8_t *restrict p,       \
                                 size_t count) {                                                                            \
@@ -69,7 +69,7 @@ VECTORS(2, uint16_t)
         for (; i < count; i++) out[i] = table[p[i * step]];                                                                \
     }
 
-/* Pixels whose channels stay together. */
+/* Looks up pixels whose channels stay side by side. */
 #define PIXELS(bytes, element)                                                                                             \
     static void pixels_##bytes(element *restrict out, const uint8_t *restrict p, size_t count, size_t channels,            \
                                const element *restrict table, int streamed) {                                              \
@@ -88,7 +88,7 @@ VECTORS(2, uint16_t)
             return;                                                                                                        \
         }                                                                                                                  \
         for (size_t image = 0; image < images; image++, out += count * channels, p += count * channels) {                  \
-            size_t length = (size_t)(-(uintptr_t)out % LINE) / bytes; /* then from one cache line's start to another's */  \
+            size_t length = (size_t)(-(uintptr_t)out % LINE) / bytes; /* later stretches begin at a cache line */  \
             for (size_t i = 0; i < count; i += length, length = STRETCH) {                                                 \
                 if (length > count - i) length = count - i;                                                                \
                 for (size_t channel = 0; channel < channels; channel++)                                                    \
@@ -118,7 +118,7 @@ void table_apply(const table_job *job, const uint8_t *pixels, int64_t images, in
 
 void table_end(const table_job *job) {
 #if defined(DDLP_X86)
-    if (job->streamed) _mm_sfence(); /* whoever is told next sees the values */
+    if (job->streamed) _mm_sfence(); /* the next thread that reads them must see the values */
 #else
     (void)job;
 #endif

@@ -1,10 +1,10 @@
-/* Values of one channel through a table, 64 at a time, by permutations of bytes (AVX-512 VBMI): a third of a cycle each instead
- * of one.
+/* Looks values of one channel up in a table, 64 at a time, by permutations of bytes (AVX-512 VBMI). A value takes a third of
+ * a cycle instead of a cycle.
  *
- * A table of 256 bytes are four registers, so of elements of four bytes the whole table is in registers. The first bytes of 64
- * values are looked up at once, then the second ones, and so on, and woven together to elements. Weaving works within quarters
- * of a register: so the bytes that are looked up are laid in that order, in the same step that takes one channel's out of the
- * pixels. */
+ * A table of 256 bytes takes four registers, so a whole table of four-byte elements fits into registers. The first bytes of
+ * 64 values are looked up at once, then the second bytes, and so on. Then the bytes are interleaved to elements.
+ * Interleaving works within quarters of a register. So the pixels' bytes are first put in the order that this needs, in the
+ * same step that takes one channel's bytes out of the pixels. */
 #include "ddlp.h"
 #include "processor.h"
 #include "table.h"
@@ -28,7 +28,7 @@ PERMUTING static void make_ready(table_job *job) {
     } else {
         BYTES_OF(uint16_t)
     }
-    /* Element e of the result's vector v comes from byte e % each of quarter e / each, behind those of the vectors before. */
+    /* Element e of the result's vector v comes from byte e % each of quarter e / each, after the bytes of earlier vectors. */
     const int each = 16 / job->element_bytes;
     for (int i = 0; i < PERMUTED_AT_ONCE; i++) {
         const int quarter = i / 16, vector = i % 16 / each, pixel = 4 * each * vector + each * quarter + i % each;
@@ -39,16 +39,16 @@ PERMUTING static void make_ready(table_job *job) {
 int table_permute(table_job *job) {
     if (job->channels != 1 && (job->channels != 3 || job->channels_last)) return 0;
     if (variant_used() != VARIANT_VNNI || !(processor() & PROCESSOR_VBMI)) return 0;
-    make_ready(job); /* a function by itself: what is compiled for such a processor must not run on another */
+    make_ready(job); /* a separate function: code that is compiled for such a processor must not run on another */
     return 1;
 }
 
-/* The bytes at `order`'s places behind p, of which the last one is 63 * step. */
+/* Gathers the bytes at the places in `order` after p; the last place is 63 * step. */
 INLINE __m512i gather(const uint8_t *p, int step, __m512i order, __mmask64 beyond) {
     const __m512i first = _mm512_loadu_si512(p);
     if (step == 1) return _mm512_permutexvar_epi8(order, first);
     const __m512i both = _mm512_permutex2var_epi8(first, order, _mm512_loadu_si512(p + 64));
-    const __m512i last = _mm512_maskz_loadu_epi8(~(__mmask64)0 >> 2, p + 128); /* nothing behind the channel's last byte is read */
+    const __m512i last = _mm512_maskz_loadu_epi8(~(__mmask64)0 >> 2, p + 128); /* no byte after the channel's last is read */
     return _mm512_mask_permutexvar_epi8(both, beyond, order, last);
 }
 

@@ -42,12 +42,12 @@ int variant_used(void) {
 }
 
 int variant_bmi2(void) {
-    /* AMD's first Zen processors take a hundred cycles and more for pdep. */
+    /* AMD's first Zen processors take a hundred cycles or more for pdep. */
     return variant_used() >= VARIANT_AVX2 && (processor() & (PROCESSOR_BMI2 | PROCESSOR_ZEN)) == PROCESSOR_BMI2;
 }
 
 int variant_copies_past_caches(void) {
-    return !(processor() & PROCESSOR_AMD); /* seen on Intel's, not on Zen 4, where the lines would be fetched for nothing */
+    return !(processor() & PROCESSOR_AMD); /* seen on Intel's processors, not on Zen 4: there the lines are fetched in vain */
 }
 
 const char *ddlp_variant(void) { return names[variant_used()]; }

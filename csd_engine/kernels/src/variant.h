@@ -1,4 +1,4 @@
-/* Which instruction set the kernels use: the best one of this processor, or the one a test has forced. */
+/* The instruction set that the kernels use: the best one of this processor, or one that a test has forced. */
 #ifndef DDLP_VARIANT_H
 #define DDLP_VARIANT_H
 
@@ -8,8 +8,9 @@
 #define DDLP_VNNI 1
 #endif
 #endif
-/* NEON: always there on aarch64, looked for at run time on 32-bit ARM (some NAS processors of v7 lack it). Big-endian NEON
- * numbers its lanes the other way round: portable C does the work there, as on a compiler that can't switch NEON on. */
+/* NEON: every aarch64 has it. On 32-bit ARM it is looked for at run time, since some NAS processors of v7 lack it.
+ * Big-endian NEON numbers its lanes in reverse, so portable C does the work there. The same holds for a compiler that can't
+ * switch NEON on. */
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #if defined(__aarch64__) || (defined(__arm__) && (defined(__ARM_NEON) || defined(__ARM_NEON__)))
 #define DDLP_NEON 1
@@ -25,10 +26,10 @@ enum { VARIANT_C, VARIANT_SSE2, VARIANT_AVX2, VARIANT_VNNI, VARIANT_NEON };
 /* Never fails. The first calls may come from several threads at once. */
 int variant_used(void);
 
-/* Whether to use BMI2: where the processor has it, and fast, and nothing older than AVX2 is forced. */
+/* Whether to use BMI2: the processor has a fast one, and no variant older than AVX2 is forced. */
 int variant_bmi2(void);
 
-/* Whether the system's copy of a file's bytes stores past the caches, unless the lines that it stores to are in one. */
+/* Whether the system's copy of a file's bytes stores past the caches, unless the target lines are in a cache. */
 int variant_copies_past_caches(void);
 
 #endif

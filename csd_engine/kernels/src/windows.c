@@ -10,14 +10,14 @@
 
 typedef struct ddlp_windows_job windows_job;
 
-#define INLINE static inline __attribute__((always_inline)) /* so that it is compiled for each instruction set */
+#define INLINE static inline __attribute__((always_inline)) /* so that a function is compiled for each instruction set */
 enum {
     LINE = 64,
-    AHEAD = 2,         /* samples; what comes of memory meanwhile is not waited for */
-    SMALL_BYTES = 8192 /* of a sample that is worked on as a whole */
+    AHEAD = 2,         /* samples that are prefetched, so that nothing waits for memory */
+    SMALL_BYTES = 8192 /* the largest sample that is handled as a whole */
 };
 
-/* The source position that a position outside of 0..length - 1 shows (csd_engine.transforms.primitives). */
+/* The source position for a position outside of 0..length - 1 (csd_engine.transforms.primitives). */
 static int64_t border_position(int64_t position, int64_t length, int mode) {
     if (mode == WINDOWS_EDGE || length == 1) return position < 0 ? 0 : position >= length ? length - 1 : position;
     int64_t period = mode == WINDOWS_REFLECT ? 2 * (length - 1) : 2 * length;
@@ -30,7 +30,7 @@ static int64_t border_position(int64_t position, int64_t length, int mode) {
 INLINE void fill_pixels(uint8_t *out, int64_t count, const uint8_t *fill, int channels) {
     int same = 1;
     for (int channel = 1; channel < channels; channel++) same &= fill[channel] == fill[0];
-    if (same) { /* black borders, mostly */
+    if (same) { /* mostly black borders */
         memset(out, fill[0], (size_t)(count * channels));
         return;
     }
@@ -42,7 +42,7 @@ INLINE void copy_pixel(uint8_t *out, const uint8_t *pixel, const windows_job *jo
     for (int channel = 0; channel < job->channels; channel++) out[channel] = pixel[channel * job->channel_stride];
 }
 
-/* Three planes, as torchvision's CIFAR has them, into pixels. */
+/* Turns three planes, as in torchvision's CIFAR, into pixels. */
 INLINE void interleave(uint8_t *restrict out, const uint8_t *restrict first, const uint8_t *restrict second,
                        const uint8_t *restrict third, int64_t count) {
     for (int64_t x = 0; x < count; x++) {
@@ -52,7 +52,7 @@ INLINE void interleave(uint8_t *restrict out, const uint8_t *restrict first, con
     }
 }
 
-/* `count` pixels that lie inside of the sample. */
+/* Copies `count` pixels that lie inside of the sample. */
 INLINE void copy_pixels(uint8_t *restrict out, const uint8_t *restrict pixels, int64_t count, const windows_job *job) {
     if (job->channel_stride == 1 && job->pixel_stride == job->channels) {
         memcpy(out, pixels, (size_t)(count * job->channels));
@@ -63,7 +63,7 @@ INLINE void copy_pixels(uint8_t *restrict out, const uint8_t *restrict pixels, i
     }
 }
 
-/* One line of a window, not mirrored. */
+/* Copies one line of a window, not mirrored. */
 INLINE void copy_line(uint8_t *out, const uint8_t *line, int64_t left, const windows_job *job) {
     int channels = job->channels;
     int64_t width = job->out_width, begin = left < 0 ? -left : 0, end = job->width - left;
@@ -109,21 +109,22 @@ INLINE int small(const windows_job *job) {
     return job->sample_stride == bytes && bytes <= SMALL_BYTES;
 }
 
-/* An array's samples lie anywhere in memory: ask for a small one before its turn. */
+/* Prefetches a small sample before its turn, since an array's samples lie anywhere in memory. */
 INLINE void ask_for(const windows_job *job, int64_t i) {
     if (i >= job->count) return;
     const uint8_t *sample = job->rows + job->indices[i] * job->sample_stride;
     for (int64_t at = 0; at < job->sample_stride; at += LINE) __builtin_prefetch(sample + at);
 }
 
-/* `scratch`: room for a line, a small sample and a window. With a table each goes through it while it is in the nearest cache. */
+/* `scratch`: room for a line, a small sample and a window. A table is applied to each window while it is in the nearest
+ * cache. */
 INLINE void copy_windows(const windows_job *job, uint8_t *scratch) {
     const int64_t pixels = (int64_t)job->out_height * job->out_width, bytes = pixels * job->channels;
     const int ahead = small(job) ? AHEAD : 0;
     table_job values;
     if (job->table)
         table_begin(&values, job->count * bytes, job->channels, job->table, job->element_bytes, job->channels_last);
-    /* Small planes become pixels as a whole: a line by itself is shorter than a vector. */
+    /* Small planes are turned into pixels as a whole, since a single line is shorter than a vector. */
     const int64_t plane = (int64_t)job->height * job->width;
     const int whole = small(job) && job->channels == 3 && job->pixel_stride == 1 && job->line_stride == job->width;
     windows_job pixelwise = *job;
@@ -151,7 +152,7 @@ __attribute__((target("avx2"))) static void copy_windows_wide(const windows_job 
 }
 #endif
 
-/* A job whose windows are known. */
+/* Runs a job whose windows are known. */
 static int run(const windows_job *job, uint8_t *scratch) {
     for (int64_t i = 0; i < job->count; i++)
         if (job->tops[i] != (int32_t)job->tops[i] || job->lefts[i] != (int32_t)job->lefts[i]) return DDLP_JOB;
