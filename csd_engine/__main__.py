@@ -8,16 +8,15 @@ import logging
 import os
 import re
 import sys
-from typing import Any, Callable, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine.computer import cpus
-from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.protocol.keys import make_keys, make_pair
-from csd_engine.service.engine import EngineOptions, Service
-from csd_engine.service.members import Members
-from csd_engine.service.spool import remove_tree
+
+if TYPE_CHECKING:
+    from csd_engine.service.members import Members
 
 _EXPLANATION = """\
 An engine prepares batches of images for training jobs on other computers. Run it on the computer next to the storage:
@@ -161,7 +160,26 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, members: Optional[Members]) -> None:
+def _run(options: argparse.Namespace) -> None:
+    # Imported here: small boards make keys too, and numpy and the engine take seconds to import there.
+    from csd_engine.service.members import Members
+    from csd_engine.service.spool import remove_tree
+
+    members = None
+    try:
+        members = Members.look_on(options.members) if options.members else None
+        _serve(options, members)
+    finally:
+        for directory in options.private:
+            remove_tree(directory)
+        if members is not None:
+            members.remove()
+
+
+def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
+    from csd_engine.prepare.operator_file import OperatorDirectory
+    from csd_engine.service.engine import EngineOptions, Service
+
     missing = [name for name in ("listen", "spool", "keys") if not getattr(options, name)]
     if missing:
         raise EngineError(f"--{', --'.join(missing)} missing. See python -m csd_engine --help.")
@@ -207,7 +225,7 @@ def _run(options: argparse.Namespace, members: Optional[Members]) -> None:
         try:
             print(json.dumps({"ready": service.endpoint, "pid": os.getpid()}), flush=True)
         except OSError:
-            pass  # whoever waited for it is gone
+            pass  # the process that waited for it is gone
 
     try:
         service.run(announce)
@@ -221,23 +239,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s csd_engine %(levelname)s %(message)s", stream=sys.stderr
     )
-    members = None
     try:
         if options.make_keys:
             print(f"keys are in {make_keys(options.make_keys)}; see python -m csd_engine --help for what goes where")
         elif options.make_pair:
             print(make_pair(*options.make_pair))
         else:
-            members = Members.look_on(options.members) if options.members else None
-            _run(options, members)
+            _run(options)
     except EngineError as error:
         print(f"csd_engine: {error}", file=sys.stderr)
         return 2
-    finally:
-        for directory in options.private:
-            remove_tree(directory)
-        if members is not None:
-            members.remove()
     return 0
 
 

@@ -1,7 +1,7 @@
-"""A bare Pillow loop: open, crop, resize, into a batch. What an engine on this computer is measured against.
+"""A bare Pillow loop: open, crop, resize, into a batch. An engine on this computer is measured against it.
 
 `python -m csd_engine.bare` reads one JSON object from standard input and prints one. The crops are the engine's own, drawn
-before the clock starts; the loop itself has nothing of csd_engine in it.
+before the clock starts. The loop itself uses nothing of csd_engine.
 
     {"paths": [...], "pipeline": {...}, "seed": 0, "epoch": 0, "items": [index, ...], "batch": 64, "processes": 1, "cpus": null}
     -> {"images": 640, "seconds": 2.5, "cpu_seconds": 2.4, "processes": 1, "pillow": "9.4.0"}
@@ -32,7 +32,7 @@ Task = Tuple[str, Box]
 
 
 def fill(batch: np.ndarray, tasks: Sequence[Task], filter_number: int) -> None:
-    """Fill the rows of `batch`, uint8 (n, height, width, 3), as anybody would who knows Pillow."""
+    """Fill the rows of `batch`, uint8 (n, height, width, 3), by the usual calls of Pillow."""
     size = (batch.shape[2], batch.shape[1])
     for row, (path, box) in enumerate(tasks):
         with Image.open(path) as image:
@@ -41,8 +41,8 @@ def fill(batch: np.ndarray, tasks: Sequence[Task], filter_number: int) -> None:
 
 
 def _task(path: str, index: int, pipeline: Pipeline, seed: int, epoch: int) -> Tuple[Task, Resize]:
-    """Return what the pipeline draws for a sample; EngineError unless that is a crop and a resize, or one of the two."""
-    with open(path, "rb") as stream:  # into the page cache, whole: the clock is not for the disk
+    """Return what the pipeline draws for a sample. EngineError unless it is a crop and a resize, or one of the two."""
+    with open(path, "rb") as stream:  # into the page cache, so that the disk is not timed
         stream.read()
     with Image.open(path) as image:
         width, height = image.size
@@ -67,7 +67,7 @@ def measure(
     processes: int,
     cpus: Optional[Sequence[int]] = None,
 ) -> float:
-    """Return the seconds that so many processes, each on a CPU of its own, take for all items together.
+    """Return the seconds that ``processes`` processes, each on a CPU of its own, take for all items together.
 
     Args:
         paths: of the image files.
@@ -75,7 +75,7 @@ def measure(
         seed, epoch: with an item's index, the key of its crop.
         items: indices into `paths`, in order.
         batch: images a batch.
-        processes: between which the batches are dealt.
+        processes: how many; the batches are dealt out among them.
         cpus: to run on, in turn; None: those that this process may use.
 
     Raises:
@@ -90,7 +90,7 @@ def measure(
     tasks = [known[index] for index in items]
     batches = [tasks[start : start + batch] for start in range(0, len(tasks), batch)]
     rows, number = np.empty((batch, resize.height, resize.width, 3), np.uint8), FILTERS[resize.interpolation]
-    fill(rows, batches[0][:1], number)  # decoders loaded
+    fill(rows, batches[0][:1], number)  # to load the decoders
     places = list(cpus) if cpus else sorted(os.sched_getaffinity(0))
     waits, go = os.pipe()
     children = []
@@ -132,7 +132,7 @@ def _run(work: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """Do what standard input asks for."""
+    """Run the request on standard input."""
     print(json.dumps(_run(json.load(sys.stdin))))
 
 

@@ -1,8 +1,8 @@
 """`python -m csd_engine.census ROOT`: which files lie below a directory, how large, and what is in them.
 
-Two computers that should hold the same data set each take a census, in the same order, and one of them reads the other's as
-a stream and compares while both go on: neither list is ever held, only one directory's names. A stream is zlib over records
-that end in NUL, since names may hold anything else:
+Two computers that should hold the same data set each take a census, in the same order. One of them reads the other's as a
+stream, and compares while both go on. Neither list is ever held, only the names of one directory. A stream is zlib over
+records. A record ends in NUL, since names may hold any other byte:
 
     ddlp census 1             the first record
     /DIRECTORY                the files that follow are in it (relative to the root; empty for the root itself)
@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 FIRST = b"ddlp census 1"
-NEWEST = 16  # files changed last that a census ends with: where something was changed, it is most likely among them
+NEWEST = 16  # a census ends with so many files changed last: a change is most likely among them
 
 # Instead of a size:
 OUTSIDE = -1  # a link that leads out of the root: the engine won't read it
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
 
 def sort_key(path: bytes) -> bytes:
-    """What paths are ordered by: component by component, as `walk` finds them."""
+    """Return the key that orders paths: component by component, as `walk` finds them."""
     return path.replace(b"/", b"\0")
 
 
@@ -99,7 +99,7 @@ def walk(root: str, skip: Collection[bytes] = (), confined: bool = True) -> Iter
     except OSError as error:
         raise CensusError(f"{root} can't be listed: {error.strerror}. Check the path and who may read it.") from None
     base = top.rstrip(b"/") + b"/"
-    skip = {b"lost+found", *skip}  # ext4's own, listed by root alone
+    skip = {b"lost+found", *skip}  # ext4's own, which only root can list
     way: List[Tuple[bytes, Iterator[bytes], Tuple[int, int]]] = [(b"", iter(names), (where.st_dev, where.st_ino))]
     while way:
         prefix, left, _ = way[-1]
@@ -158,7 +158,7 @@ class _Hasher:
             return b"!1"
 
     def many(self, paths: Iterable[bytes]) -> Iterator[bytes]:
-        """Of each in turn; so many at a time that neither names nor results pile up."""
+        """The digest of each file in turn, a few at a time, so that neither names nor results pile up."""
         paths = iter(paths)
         with self._pool as pool:
             while True:
@@ -182,7 +182,7 @@ def hashed(root: str, entries: Iterable[Entry], confined: bool = True) -> Iterat
 
 
 class _Packer:
-    """Records to compressed bytes."""
+    """Turns records into compressed bytes."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -221,7 +221,7 @@ class Newest:
         self._heap: List[Tuple[int, bytes, int]] = []
 
     def add(self, entry: Entry) -> None:
-        """Look at one more."""
+        """Consider one more file."""
         if len(self._heap) < NEWEST:
             heapq.heappush(self._heap, (entry.modified, entry.path, entry.size))
         elif entry.modified > self._heap[0][0]:
@@ -260,7 +260,7 @@ class CensusReader:
         read: returns the next bytes of the stream, at most as many as asked for, none at its end.
 
     Raises (while iterating):
-        CensusError: the stream is none, is damaged, or breaks off.
+        CensusError: the stream is no census, is damaged, or breaks off.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:

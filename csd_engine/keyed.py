@@ -1,8 +1,8 @@
 """Random numbers that depend on (seed, epoch, sample index, occurrence) alone, the same on every platform.
 
 Python's and numpy's generators may change between versions and a libm's exp and log between platforms, so neither is
-used: blake2b in counter mode gives the bits, and ``exp`` and ``log`` are made of IEEE operations that round correctly
-everywhere.
+used: blake2b in counter mode gives the bits, and ``exp``, ``log`` and ``sine_cosine`` are made of IEEE operations that
+round correctly everywhere.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import functools
 import math
 import struct
 from hashlib import blake2b
-from typing import List, Optional, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from csd_engine.kernels import kernel
 
-__all__ = ["Keyed", "KeyedRows", "exp", "log"]
+__all__ = ["Keyed", "KeyedRows", "exp", "log", "sine_cosine"]
 
 _MASK = (1 << 64) - 1
 _KEY = struct.Struct("<5Q")
@@ -29,6 +29,9 @@ _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 _INVERSE_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _SQRT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
+# pi / 2 likewise: its high part has 33 bits.
+_HALF_PI_HIGH = float.fromhex("0x1.921fb54400000p+0")
+_HALF_PI_LOW = float.fromhex("0x1.0b4611a626331p-34")
 _EXP_TERMS = tuple(float(n) for n in range(14, 0, -1))  # |r| <= ln(2) / 2: r**15 / 15! < 1e-19
 _LOG_TERMS = 12  # |t| <= 0.1716: t**24 / 25 < 1e-19
 
@@ -50,6 +53,10 @@ class Keyed:
         self._counter = 0
         self._numbers: List[int] = []
 
+    def view(self, views: int) -> int:
+        """Which of the ``views`` views of its sample this stream is for. Views of one sample have consecutive occurrences."""
+        return self._key[3] % views
+
     def u64(self) -> int:
         """Next integer, uniform in [0, 2**64)."""
         if not self._numbers:
@@ -64,18 +71,40 @@ class Keyed:
         unit = (self.u64() >> 11) * 2.0**-53
         return low + (high - low) * unit
 
+    def normal(self) -> float:
+        """Next number of a standard normal distribution, by Box and Muller's method."""
+        radius = math.sqrt(-2.0 * _log(1.0 - self.uniform()))
+        return radius * sine_cosine(2.0 * math.pi * self.uniform())[1]
+
     def below(self, n: int) -> int:
         """Next integer, uniform in [0, n) (to within n / 2**64); ValueError unless n is at least 1."""
         if n < 1:
             raise ValueError(f"Keyed.below needs a bound of at least 1, got {n!r}; check the caller's range")
         return (self.u64() * n) >> 64
 
+    def weighted(self, weights: Sequence[float]) -> int:
+        """Next index of a weight, as likely as the weight's share of their sum; ValueError unless one is positive."""
+        left = self.uniform() * sum(weights)
+        for i, weight in enumerate(weights):
+            if left < weight:
+                return i
+            left -= weight
+        return max(i for i, weight in enumerate(weights) if weight > 0.0)  # rounding used up the sum
+
+    def permutation(self, n: int) -> List[int]:
+        """Next order of 0 .. n - 1, all equally likely; Fisher-Yates from the end."""
+        order = list(range(n))
+        for i in range(n - 1, 0, -1):
+            j = self.below(i + 1)
+            order[i], order[j] = order[j], order[i]
+        return order
+
 
 class KeyedRows:
     """The streams of many samples side by side: row k gives what ``Keyed(seed, epoch, indices[k], occurrences[k])`` gives.
 
-    Each method takes ``rows``, the positions (int64) whose streams go on, each at most once; None for all. It returns one
-    number for each of them, and leaves the others' streams where they are.
+    Each method takes ``rows``: the positions (int64) of the streams to draw from, each at most once; None for all. It returns
+    one number for each of them. The other streams stay where they are.
 
     Args:
         seed, epoch: as Keyed's.
@@ -89,8 +118,8 @@ class KeyedRows:
         self._keys[:, 1] = occurrences
         self._numbers = np.zeros((len(indices), 8), dtype=np.uint64)
         self._all = np.arange(len(indices))
-        self._used = 0  # numbers that each row has drawn, while all have drawn as many
-        self._used_each: Optional[np.ndarray] = None  # int64 (n,), from then on
+        self._used = 0  # numbers that each row has drawn, while all rows have drawn equally many
+        self._used_each: Optional[np.ndarray] = None  # int64 (n,): the count of each row, once they differ
 
     def __len__(self) -> int:
         return len(self._all)
@@ -105,7 +134,7 @@ class KeyedRows:
         return numbers
 
     def _hashed(self, keys: np.ndarray) -> np.ndarray:
-        """What the kernel's `keyed` does, where there is none."""
+        """Do what the kernel's `keyed` does, without a kernel."""
         # All rows' keys begin alike: that part is hashed once.
         begun = blake2b(struct.pack("<2Q", self._seed, self._epoch), digest_size=64, person=_PERSON)
         packed, copy, digests = keys.astype("<u8", copy=False).tobytes(), begun.copy, []
@@ -126,7 +155,7 @@ class KeyedRows:
             return self._numbers[:, place]
         if self._used_each is None:
             self._used_each = np.full(len(self), self._used)
-            self._numbers = self._numbers.copy()  # views of it were given away
+            self._numbers = self._numbers.copy()  # callers have views of it
         rows, used = self._all if rows is None else rows, self._used_each
         places = used[rows] & 7
         spent = rows[places == 0]
@@ -176,8 +205,13 @@ def exp(x: float) -> float:
 def log(x: float) -> float:
     """Natural logarithm by +, -, *, / and frexp only: the same bits on every platform, error below 1e-15 relative.
 
-    Uses log(m) = 2 * atanh((m - 1) / (m + 1)). Raises ValueError unless x is positive and finite.
+    Raises ValueError unless x is positive and finite.
     """
+    return _log(x)
+
+
+def _log(x: float) -> float:
+    """`log` of any numbers: log(m) = 2 * atanh((m - 1) / (m + 1))."""
     if not 0.0 < x < math.inf:
         raise ValueError(f"log needs a positive finite number, got {x!r}; check the caller's parameters")
     mantissa, exponent = math.frexp(x)
@@ -190,3 +224,20 @@ def log(x: float) -> float:
     for n in range(_LOG_TERMS, -1, -1):
         total = 1.0 / (2 * n + 1) + square * total
     return exponent * _LN2_HIGH + (2.0 * t * total + exponent * _LN2_LOW)
+
+
+def sine_cosine(x: float) -> Tuple[float, float]:
+    """Sine and cosine of x radians by +, -, * and / only: the same bits on every platform, error below 1e-15 for |x| < 1000.
+
+    It is the Taylor series of what is left of x after whole quarter turns. Raises ValueError beyond 1e6 radians.
+    """
+    if not -1e6 <= x <= 1e6:
+        raise ValueError(f"sine_cosine takes angles up to 1e6 radians, got {x!r}; check the caller's parameters")
+    quarters = math.floor(x / _HALF_PI_HIGH + 0.5)
+    r = (x - quarters * _HALF_PI_HIGH) - quarters * _HALF_PI_LOW
+    square, sine, cosine = r * r, 1.0, 1.0
+    for n in range(20, 0, -2):
+        sine = 1.0 - square * sine / (n * (n + 1))
+        cosine = 1.0 - square * cosine / (n * (n - 1))
+    sine = r * sine
+    return ((sine, cosine), (cosine, -sine), (-sine, -cosine), (-cosine, sine))[quarters % 4]

@@ -6,12 +6,12 @@ Request and reply are .npz archives of plain arrays (no pickles):
     request   cases      JSON (as uint8): a list of {"source": NAME, "index": KEY, "pipeline": PIPELINE, "digest": HEX}
               s.NAME     uint8: 1-D, an image file's bytes, or (height, width[, channels]), pixels
     reply     about      JSON: {"versions": {...}, "errors": {CASE: TEXT}, "same": [CASE, ...]}
-              p.CASE     uint8 (height, width, channels), of those that are neither
+              p.CASE     uint8 (height, width, channels), of cases in neither `errors` nor `same`
               b.CASE     int32 (boxes, 4), where the pipeline has masks
 
-The digest is `csd_engine.prepare.sample.sample_digest` of what the host has made; what has it as well need not travel.
+The digest is `csd_engine.prepare.sample.sample_digest` of the host's result. A result with the same digest is not sent back.
 
-A pipeline's order of resampling passes may be "native" here: what this Pillow does by itself.
+A pipeline's order of resampling passes may be "native" here: the order that this Pillow uses by itself.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the cases, by their number.
+    """The results of the cases, by their number.
 
     Attributes:
-        versions: of what decides about pixels.
+        versions: of the parts that decide about pixels.
         pixels: uint8 (height, width, channels).
         boxes: int32 (boxes, 4), where there are masks.
-        errors: why a case came to nothing.
+        errors: why a case failed.
         same: cases that came out as expected; nothing else is kept of them.
     """
 
@@ -74,7 +74,7 @@ class Result:
 
 
 def versions() -> Dict[str, str]:
-    """Versions of what decides about pixels: Python, numpy, Pillow, its decoders; and the machine."""
+    """Versions of the parts that decide about pixels: Python, numpy, Pillow, its decoders; and the machine."""
     native = kernel()
     found = {
         "python": platform.python_version(),
@@ -90,12 +90,12 @@ def versions() -> Dict[str, str]:
 
 
 def run_cases(sources: Mapping[str, np.ndarray], cases: Sequence[Case], expected: Sequence[str] = ()) -> Result:
-    """Run each case; one that fails is an error in the result, and no exception.
+    """Run each case. One that fails is an error in the result, not an exception.
 
     Args:
         sources: by name: an image file's bytes (1-D) or pixels.
         cases: what to run.
-        expected: a digest a case; of a case that has it only that is kept.
+        expected: a digest a case. Of a case that has it, only that fact is kept.
     """
     result = Result(versions())
     for number, case in enumerate(cases):
@@ -114,7 +114,7 @@ def run_cases(sources: Mapping[str, np.ndarray], cases: Sequence[Case], expected
 
 
 class _OneSource(Reader):
-    """A data set whose every sample is one source: files go the way that files of a data set go, a kernel included."""
+    """A data set whose every sample is one source. A file goes the same way as files of a data set, a kernel included."""
 
     def __init__(self, source: np.ndarray) -> None:
         self._source = source
@@ -167,7 +167,7 @@ def pack_cases(sources: Mapping[str, np.ndarray], cases: Sequence[Case], expecte
 
 
 def read_results(reply: bytes) -> Result:
-    """The result in a reply; ValueError where it is none."""
+    """Return the result in a reply. ValueError if the reply is none."""
     try:
         with np.load(io.BytesIO(reply), allow_pickle=False) as arrays:
             about = json.loads(arrays["about"].tobytes())

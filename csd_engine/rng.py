@@ -17,7 +17,7 @@ Size = Union[None, int, Tuple[int, ...]]
 
 _UNIT = 2.0**-53
 _QUANTILE_BITS = 16
-_QUANTILE_ONE = 2.0**24  # the quantiles' unit; what a libm's rounding changes is a ten millionth of it
+_QUANTILE_ONE = 2.0**24  # the quantiles' unit; a libm's rounding changes a ten millionth of it
 _NORMAL = 0.7071067811865476 / _QUANTILE_ONE  # the square root of a half
 
 
@@ -28,7 +28,7 @@ class Rng:
     for a Python number, or an array's shape.
 
     Args:
-        key: 64 bits; with it all draws are given.
+        key: 64 bits, which decide all draws.
     """
 
     def __init__(self, key: int) -> None:
@@ -84,7 +84,7 @@ class Rng:
 @functools.lru_cache(maxsize=1)
 def _quantiles() -> np.ndarray:
     """The middles of 65536 equal parts of the normal distribution, as integers: int64, antisymmetric."""
-    import statistics  # here: it takes a worker's start and memory, which few jobs need
+    import statistics  # imported here: it takes time at a worker's start, and memory; few jobs need it
 
     inverse = statistics.NormalDist().inv_cdf
     count = 1 << _QUANTILE_BITS

@@ -30,7 +30,7 @@ _LOG_BYTES = 1 << 20
 _PAUSE_S = (1.0, 60.0)  # after the first failure, and at most
 _STEADY_S = 60.0  # an engine that ran so long did not fail at its start
 _GRACE_S = 15.0  # for the engine to end its workers and clean its spool
-_WORDS_BYTES = 2000  # of its last words, for the state
+_WORDS_BYTES = 2000  # of the end of its output, for the state
 
 
 class _Log:
@@ -41,14 +41,14 @@ class _Log:
         self._stream = open(path, "ab", buffering=0)
 
     def write(self, data: bytes) -> None:
-        """Add to it. A full disk, or one on which no fresh file can be begun, loses the words, and nothing else."""
+        """Add to the log. If the disk is full, or no fresh file can be begun, these words are lost, and nothing else."""
         with contextlib.suppress(OSError):
             if self._stream.tell() + len(data) > _LOG_BYTES:
                 self._begin_anew()
             self._stream.write(data)
 
     def _begin_anew(self) -> None:
-        """The stream is an open file at any time: what fails here is tried again with the next words."""
+        """Begin a fresh file. The stream is an open file at any time: a step that fails is tried again at the next write."""
         with contextlib.suppress(FileNotFoundError):  # renamed the last time already, or somebody has removed it
             os.replace(self.path, self.path + ".1")
         fresh = open(self.path, "ab", buffering=0)
@@ -61,7 +61,7 @@ class _Log:
 
 
 class Supervisor:
-    """One engine's keeper.
+    """Keeps one engine running.
 
     Raises:
         BlockingIOError: another one runs for this home.
@@ -81,7 +81,7 @@ class Supervisor:
         self._woken, self._wake = os.pipe()
 
     def run(self) -> None:
-        """Keep the engine running until a signal says that it is enough. Call from the main thread."""
+        """Keep the engine running until SIGTERM or SIGINT. Call from the main thread."""
         os.set_blocking(self._wake, False)
         os.set_blocking(self._woken, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -130,7 +130,7 @@ class Supervisor:
         with open(os.path.join(self._home, "engine.json"), encoding="utf-8") as stream:
             arguments: List[str] = json.load(stream)["arguments"]
         environment: Dict[str, str] = dict(os.environ)
-        # As it was named, not resolved: HOME/current leads to another build after an upgrade.
+        # The path is not resolved: after an upgrade HOME/current leads to another build.
         environment["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         environment["PYTHONSAFEPATH"] = "1"
         command = [sys.executable, "-m", "csd_engine", "--parent", str(os.getpid()), *arguments]

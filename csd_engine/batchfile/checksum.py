@@ -2,8 +2,8 @@
 
 The data are read as little-endian uint32 words in blocks of 16 KiB, the last one padded with zeros. Word by word,
 `acc = acc * M + block` (mod 2**32); the checksum is blake2b-128 of the final 16 KiB of `acc`. M is odd, so a changed
-bit stays changed whatever follows. numpy does it in place at cache speed on 32-bit ARM too, and a GPU with integer
-operations, one thread a word. Where there is a kernel it adds the blocks.
+bit stays changed whatever follows. numpy does it in place at cache speed, on 32-bit ARM too. A GPU does it with integer
+operations, one thread a word. If there is a kernel, it adds the blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from csd_engine.kernels.arrays import BLOCK_BYTES
 __all__ = ["BLOCK_BYTES", "MULTIPLIER", "READ_BYTES", "Checksum", "digest"]
 
 READ_BYTES = 16 * BLOCK_BYTES  # stays in a core's second-level cache
-_UNDER_THE_LOCK = 1024  # from 2048 bytes on hashlib lets other threads in: 16 KiB take less time than the switch
+_UNDER_THE_LOCK = 1024  # hashlib releases the GIL from 2048 bytes on, and 16 KiB take less time than that
 MULTIPLIER = 0x9E3779BB  # 3 (mod 8): its powers minus one have few factors of two, so swapped blocks show as well
 
 
@@ -28,7 +28,7 @@ class Checksum:
     """A running checksum over bytes that come in pieces of any length."""
 
     def __init__(self) -> None:
-        self._acc = np.zeros(BLOCK_BYTES // 4, dtype=np.uint32)  # this processor's order of bytes, as the kernel's
+        self._acc = np.zeros(BLOCK_BYTES // 4, dtype=np.uint32)  # in this processor's order of bytes, as in the kernel
         self._multiplier = np.array(MULTIPLIER, dtype=np.uint32)
         self._pending = bytearray(BLOCK_BYTES)
         self._filled = 0
@@ -60,10 +60,10 @@ class Checksum:
                 self._filled = 0
 
     def read(self, descriptor: int, place: memoryview) -> int:
-        """Read from where an open file stands to the beginning of `place`, and add what was read.
+        """Read from an open file's position to the beginning of `place`, and add the bytes read.
 
-        With a kernel that is all of `place` but what is no whole block, else 256 KiB: added while they are in the cache, so
-        that the bytes cross the memory bus once.
+        With a kernel it reads as many whole blocks as `place` holds, else 256 KiB at most. The bytes are added while they are
+        in the cache, so that they cross the memory bus once.
 
         Returns:
             The bytes read, 0 at the file's end.
@@ -94,7 +94,7 @@ class Checksum:
 
 
 def digest(acc: np.ndarray) -> str:
-    """Return 32 hex digits for the sum of all blocks: BLOCK_BYTES / 4 words of 32 bits, whoever added them."""
+    """Return the 32 hex digits for the sum of all blocks, BLOCK_BYTES / 4 words of 32 bits; a GPU may have added them."""
     found, words = hashlib.blake2b(digest_size=16), memoryview(np.ascontiguousarray(acc, dtype="<u4").tobytes())
     for start in range(0, len(words), _UNDER_THE_LOCK):
         found.update(words[start : start + _UNDER_THE_LOCK])

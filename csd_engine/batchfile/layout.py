@@ -17,7 +17,7 @@ DATA_OFFSET = 4096
 FORMAT = "ddlp-batch-1"
 
 _BOX_BYTES = 16  # four int32
-_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # made once, and not by each dumps
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # made once, not at each dumps
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def file_name(batch_identity: str, lease: int) -> str:
 
 
 def header(layout: Layout, batch_identity: str, lease: int, checksum: str) -> bytes:
-    """Return the file's first DATA_OFFSET bytes. One spelling only, so a reader can compare bytes."""
+    """Return the file's first DATA_OFFSET bytes. There is one spelling only, so a reader can compare bytes."""
     tensors: Dict[str, Any] = {
         "__metadata__": {"format": FORMAT, "identity": batch_identity, "lease": str(lease), "checksum": checksum},
         "images": {"dtype": "U8", "shape": list(layout.image_shape), "data_offsets": [0, layout.image_bytes]},

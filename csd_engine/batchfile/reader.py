@@ -1,13 +1,13 @@
-"""The batch file, and how one is read: nothing of it is used before it is verified. `csd_engine.batchfile.writer` makes it.
+"""The format of a batch file, and its reader: nothing is used before it is verified. `csd_engine.batchfile.writer` makes it.
 
-A safetensors file whose header is padded with spaces so that data begin at byte 4096, for aligned direct reads:
+It is a safetensors file. Its header is padded with spaces so that data begin at byte 4096, for aligned direct reads:
 
     bytes 0..8     header length, little-endian uint64 (4088)
     bytes 8..4096  JSON header, then spaces: images U8 [batch, height, width, channels] first, then, where the pipeline
                    has masks, boxes I32 [batch, boxes, 4]; __metadata__ holds format, identity, lease and checksum
     bytes 4096..   images, then boxes, without a gap
 
-Until published its name ends in `.part`. Then it never changes, and none is renamed over another one.
+Until the file is published, its name ends in `.part`. After that it never changes, and no file is renamed over another one.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ def _check_header(raw: bytes, expect_identity: str, expect_lease: int, layout: L
 
 
 class BatchReceiver:
-    """Takes a batch file's bytes in order, from wherever they come, into their places, and verifies them.
+    """Puts a batch file's bytes, which come in order, into their places, and verifies them.
 
-    Whoever reads a file calls `read`, whoever is given bytes `take`: the file and the socket go through the same checks.
+    A caller that reads a file calls `read`. A caller that gets the bytes from a socket calls `take`. Both go through the same
+    checks.
 
     Args:
         expect_identity: 32 hex digits.
@@ -97,14 +98,14 @@ class BatchReceiver:
         self._promised = ""
 
     def read(self, descriptor: int) -> int:
-        """Read on from where an open file stands, which is where these bytes begin, to their places.
+        """Read the next bytes from an open file's position into their places.
 
         Returns:
-            The bytes read: 0 once all have come, or where the file ends.
+            The number of bytes read; 0 once all have come, or at the end of the file.
 
         Raises:
             OSError: it can't be read.
-            DamagedBatch: they complete a header that is not the expected one's.
+            DamagedBatch: the header is complete, and not the expected one.
         """
         if self.complete:
             return 0
@@ -114,8 +115,10 @@ class BatchReceiver:
         return count
 
     def whole_file(self, path: Union[str, "os.PathLike[str]"]) -> Optional[Batch]:
-        """Return the verified batch of a file, read by one call of the kernel: a small one costs less than letting other
-        threads in between. None where there is no such call, or something is not as it must be: `read` says what.
+        """Read a whole file by one call of the kernel, and return the verified batch.
+
+        A small file costs less than letting other threads in between. None if there is no such call, or if something is wrong:
+        `read` then says what.
         """
         identity, lease, layout = self._expected
         fast = kernel()
@@ -201,7 +204,7 @@ def read_batch(
 
 @contextlib.contextmanager
 def open_batch(path: Union[str, "os.PathLike[str]"], layout: Layout) -> Iterator[int]:
-    """Descriptor of a published batch file, which has the right size, for as long as the context lasts.
+    """Open a published batch file and check its size. The descriptor is open for as long as the context lasts.
 
     Raises:
         MissingBatch, DamagedBatch: as `read_batch`; also in place of an OSError or DamagedBatch raised within the context.
@@ -228,7 +231,7 @@ def open_batch(path: Union[str, "os.PathLike[str]"], layout: Layout) -> Iterator
 
 
 def promised_checksum(descriptor: int, expect_identity: str, expect_lease: int, layout: Layout) -> str:
-    """What the header of an open batch file promises of its data, after comparing all else in it.
+    """Return the checksum that the header of an open batch file promises, after comparing all else in it.
 
     Raises:
         DamagedBatch: it is not the expected batch's; MissingBatch: the file ended early.

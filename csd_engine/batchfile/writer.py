@@ -1,4 +1,4 @@
-"""Writes a batch file: filled in place, published under its name. `csd_engine.batchfile.reader` says what is in it."""
+"""Writes a batch file in place, and publishes it under its name. `csd_engine.batchfile.reader` says what is in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PART_SUFFIX", "BatchWriter"]
 
 PART_SUFFIX = ".part"
 
-_ZEROS_BYTES = 1 << 20  # one write where a file system cannot allocate
+_ZEROS_BYTES = 1 << 20  # of one write, on a file system that cannot allocate
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -31,7 +31,7 @@ def _pwrite(descriptor: int, data: Any, offset: int) -> None:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give the file its blocks now, so that a full disk is met before any work is done."""
+    """Allocate the file's blocks now, so that a full disk is noticed before any work is done."""
     try:
         os.posix_fallocate(descriptor, 0, size)
         return
@@ -54,7 +54,7 @@ def _publish_name(part: str, final: str) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-    # No hard links here (FAT, some network file systems): whoever creates the claim file may rename.
+    # No hard links here (FAT, some network file systems): the writer that creates the claim file may rename.
     claim = final + ".claim"
     os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
@@ -73,7 +73,7 @@ class BatchWriter:
         batch_identity: 32 hex digits.
         lease: the lease's number.
         layout: shape of the batch.
-        begun: the file is there already, under its name while it is begun, with whatever content and size.
+        begun: the `.part` file is there already, with any content and size.
 
     Raises:
         SpoolFull: the file system has no room for the whole file; nothing is left behind.
@@ -101,7 +101,7 @@ class BatchWriter:
             self._created = True
             if begun:
                 os.ftruncate(self._descriptor, layout.file_bytes)
-                _pwrite(self._descriptor, bytes(DATA_OFFSET), 0)  # no header of the batch before over this one's rows
+                _pwrite(self._descriptor, bytes(DATA_OFFSET), 0)  # the former batch's header must not stand over these rows
             _reserve(self._descriptor, layout.file_bytes)
         except OSError as error:
             raise self._failed(error) from error
@@ -159,7 +159,7 @@ class BatchWriter:
             first = header(layout, self._identity, self._lease, self._checksum.hexdigest())
             _pwrite(self._descriptor, first, 0)
             descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)  # before the name: a network file system writes back, and fails, at close
+            os.close(descriptor)  # before it has its name: a network file system writes back at close, and may fail
             _publish_name(self._part, self._final)
             self._created = False
         except OSError as error:

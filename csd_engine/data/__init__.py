@@ -1,1 +1,1 @@
-"""Data sets as plain data, and reading them: file names, arrays, manifests, files opened safely and ahead of their turn."""
+"""Data sets as plain data, and their readers: file names, arrays, manifests, files opened safely and before their turn."""

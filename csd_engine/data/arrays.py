@@ -1,4 +1,4 @@
-"""Images in one array: a .npy file that the device sees, or that the host sends."""
+"""Images in one array: a .npy file that the device can read, or that the host sends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ ARRAY_SUFFIX = ".npy"
 
 
 def array_path(arrays: PathLike, fingerprint: str) -> str:
-    """Return where an array lies that was sent, in `arrays`, the directory of those."""
+    """Return the path of an array that was sent, in `arrays`, the directory of sent arrays."""
     return os.path.join(arrays, fingerprint + ARRAY_SUFFIX)
 
 
 @dataclass(frozen=True)
 class ArraySet(Dataset):
-    """A uint8 .npy file at the absolute `path`: `shape` is (n, height, width) for mode L or (n, height, width, 3) for
-    RGB. The host sends it where it says that the file lies in the engine's directory of sent arrays.
+    """A uint8 .npy file at the absolute `path`. `shape` is (n, height, width) for mode L or (n, height, width, 3) for RGB.
+
+    If the path is in the engine's directory of sent arrays, the host sends the file.
     """
 
     type: ClassVar[str] = "array"
@@ -113,4 +114,4 @@ class _ArrayReader(Reader):
         return self._rows
 
     def close(self) -> None:
-        self._rows = np.zeros((0, 1, 1), dtype=np.uint8)  # the map goes with its last array
+        self._rows = np.zeros((0, 1, 1), dtype=np.uint8)  # the file is unmapped when its last array is freed

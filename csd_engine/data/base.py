@@ -1,6 +1,6 @@
-"""What every kind of data set has: a description that travels as plain data, and a reader that opens its samples.
+"""The base of all kinds of data sets: a description that is sent as plain data, and a reader that opens the samples.
 
-Each kind is a file of its own beside this one; csd_engine.data.kinds lists them. Readers open files below allowed roots only.
+Each kind has its own file beside this one; csd_engine.data.kinds lists them. Readers open files below allowed roots only.
 """
 
 from __future__ import annotations
@@ -8,26 +8,58 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from PIL import Image
 
-from csd_engine.data.image_files import content, open_image
+from csd_engine.data.image_files import content, open_image, turned_upright
 from csd_engine.data.safe_open import OpenFile
+from csd_engine.kernels.files import Parts
 
-__all__ = ["ARRAY", "MANIFEST", "Dataset", "Reader", "Source", "fingerprint", "open_reader"]
+__all__ = ["ARRAY", "MANIFEST", "Dataset", "Places", "Reader", "Source", "fingerprint", "open_reader"]
 
 MANIFEST, ARRAY = "manifest", "array"  # the kinds of files that a host sends
 
 PathLike = Union[str, "os.PathLike[str]"]
 
+
+class Places(NamedTuple):
+    """Where samples lie in files.
+
+    Attributes:
+        paths: of the files, one for each sample. The caller that opens them must respect `Reader.beneath`.
+        parts: where the samples lie in the files; None: each sample is a whole file. The descriptors in it stay open as long
+            as the reader.
+    """
+
+    paths: List[str]
+    parts: Optional[Parts] = None
+
+    @staticmethod
+    def join(some: List[Optional[Places]]) -> Optional[Places]:
+        """Join all places in this order; None if one of them is None."""
+        found = [places for places in some if places is not None]
+        if len(found) < len(some):
+            return None
+        paths = [path for places in found for path in places.paths]
+        if all(places.parts is None for places in found):
+            return Places(paths)
+        parts = [_whole(len(places.paths)) if places.parts is None else places.parts for places in found]
+        return Places(paths, Parts(*(np.concatenate(column) for column in zip(*parts))))
+
+
+def _whole(count: int) -> Parts:
+    zeros, none = np.zeros(count, np.int64), np.full(count, -1, np.int64)
+    return Parts(zeros, none, none.astype(np.int32), zeros.astype(np.int32))
+
+
 Source = Union[OpenFile, np.ndarray]
-"""Where a sample's pixels come from: an opened file, or uint8 (height, width[, 3])."""
+"""The source of a sample's pixels: an opened file, or uint8 (height, width[, 3])."""
 
 
 class Dataset(ABC):
-    """The description of a data set: a frozen dataclass for each kind. Paths in it are the host's, absolute.
+    """The description of a data set: a frozen dataclass for each kind. Its paths are absolute paths on the host.
 
     Attributes:
         type: the kind's name in its plain data.
@@ -46,7 +78,7 @@ class Dataset(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, data: Any, parse_part: Callable[[Any], Dataset]) -> Dataset:
-        """Make a data set of `to_data`'s result, checking every field with csd_engine.data.checks.
+        """Make a data set from `to_data`'s result, and check every field with csd_engine.data.checks.
 
         Args:
             data: plain data that may be hostile; its "type" is this kind's.
@@ -58,10 +90,10 @@ class Dataset(ABC):
 
     @abstractmethod
     def content(self) -> str:
-        """Return ASCII text that tells what the source indices mean, for `fingerprint`. Paths do not enter."""
+        """Return ASCII text that tells what the source indices mean, for `fingerprint`. It contains no paths."""
 
     def host_paths(self, arrays: PathLike) -> List[str]:
-        """Return what the device has to see of the host's files and directories. What `uploads` names is not among them.
+        """Return the host's files and directories that the device must be able to read, without those that `uploads` names.
 
         Args:
             arrays: the directory of the arrays that hosts have sent.
@@ -69,7 +101,7 @@ class Dataset(ABC):
         return []
 
     def uploads(self, arrays: PathLike) -> List[Tuple[str, str]]:
-        """Return (MANIFEST or ARRAY, fingerprint) of the files that a reader needs and the host sends.
+        """Return (MANIFEST or ARRAY, fingerprint) of each file that a reader needs and the host sends.
 
         Args:
             arrays: the directory of the arrays that hosts have sent.
@@ -77,7 +109,7 @@ class Dataset(ABC):
         return []
 
     def image_size(self) -> Optional[Tuple[int, int]]:
-        """Return (width, height) in pixels where all samples have the same and the description tells it, else None."""
+        """Return (width, height) in pixels if all samples have the same size and the description tells it, else None."""
         return None
 
     @abstractmethod
@@ -91,7 +123,7 @@ class Dataset(ABC):
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return 32 hex digits that tell what the source indices mean; paths on this computer do not enter."""
+    """Return 32 hex digits that tell what the source indices mean. They don't depend on paths of this computer."""
     digest = hashlib.blake2b(digest_size=16, person=b"ddlp data set")
     digest.update(dataset.content().encode("ascii"))
     return digest.hexdigest()
@@ -107,18 +139,18 @@ def open_reader(
 
     Args:
         dataset: the description.
-        resolve_root: maps a path on the host to this computer's; raises RootNotAllowed where it may not be read.
+        resolve_root: maps a path on the host to a path on this computer; raises RootNotAllowed if it may not be read.
         manifest_path: maps a manifest's fingerprint to its file.
-        beneath: real directories; a file that lies outside all of them, links followed, is not read. None: any.
+        beneath: real directories; a file is not read if it lies outside all of them after links are followed. None: any.
 
     Raises:
-        DatasetError: a manifest or array is missing, damaged or not as described. RootNotAllowed is one.
+        DatasetError: a manifest or array is missing, damaged or not as described. RootNotAllowed is a DatasetError.
     """
     return dataset.open(resolve_root, manifest_path, beneath)
 
 
 class Reader:
-    """Opens single samples of a data set. Not thread-safe while it closes; otherwise it is.
+    """Opens single samples of a data set. Any number of threads may use it, but not while it closes.
 
     Attributes:
         beneath: real directories; a file that really lies outside all of them must not be read. None: any.
@@ -130,7 +162,7 @@ class Reader:
         raise NotImplementedError
 
     def open(self, index: int) -> Source:
-        """Return sample `index`, nothing of it read yet. A file is the caller's to close.
+        """Return sample `index` without reading any of it. If it is a file, the caller closes it.
 
         Raises:
             SampleError: missing, no regular file, too large, or outside the allowed roots.
@@ -139,32 +171,40 @@ class Reader:
         raise NotImplementedError
 
     def image(self, index: int) -> Image.Image:
-        """Return sample `index` with its header read and its pixels not yet decoded.
+        """Return sample `index` with its header read. Its pixels are not yet decoded, unless it must be turned upright.
 
         Raises:
             SampleError: as `open`, or not an image.
             IndexError: there is no such sample.
         """
         source = self.open(index)
-        return open_image(source.path, content(source)) if isinstance(source, OpenFile) else Image.fromarray(source)
+        if not isinstance(source, OpenFile):
+            return Image.fromarray(source)
+        image = open_image(source.path, content(source))
+        return turned_upright(image) if source.upright else image
 
     def paths(self, indices: List[int]) -> Optional[List[str]]:
-        """Return where these samples' files lie, to be opened there by whoever looks at `beneath`.
+        """Return the paths of these samples' files. The caller that opens them must respect `beneath`.
 
-        None unless each sample is a whole file. Of a batch at once: a few calls of Python's for each sample would be half a
-        percent of the time that it takes.
+        None unless each sample is a whole file. One call takes all samples of a batch: a few Python calls for each sample
+        would take half a percent of its time.
 
         Raises as `open` does.
         """
         return None
 
+    def places(self, indices: List[int]) -> Optional[Places]:
+        """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does."""
+        found = self.paths(indices)
+        return None if found is None else Places(found)
+
     def where(self, index: int) -> str:
-        """Return the sample's place for messages."""
+        """Return where the sample lies, for messages."""
         raise NotImplementedError
 
     def rows(self) -> Optional[np.ndarray]:
-        """Return all samples where they are one array, uint8 (n, height, width) or (n, height, width, 3); else None."""
+        """Return all samples if they are one array, uint8 (n, height, width) or (n, height, width, 3); else None."""
         return None
 
     def close(self) -> None:
-        """Unmap what is mapped."""
+        """Close the files and unmap the memory that the reader holds."""

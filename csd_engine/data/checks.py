@@ -1,4 +1,4 @@
-"""Checks for the fields of a data set's description: it comes from another computer, so each value is looked at."""
+"""Checks for the fields of a data set's description. It comes from another computer, so each value is checked."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["bad", "check_countable", "checked_fields", "checked_fingerprint", "c
 
 MAX_PATH_CHARACTERS = 4096
 _COUNT_LIMIT = 1 << 48
-_MOST = sys.maxsize  # what len() tells and mmap takes: on a 32-bit computer 2 GiB, less one byte
+_MOST = sys.maxsize  # the limit of len() and mmap: on a 32-bit computer 2 GiB, less one byte
 
 
 def bad(what: str, value: Any) -> DatasetError:
-    """Return what to raise for a value of the description; `what` says what was expected."""
+    """Return the error for a wrong value in the description; `what` says what was expected."""
     return DatasetError(f"data set description: {what}, got {value!r:.200}. Describe it with ddlp's own classes.")
 
 
 def checked_fields(data: Any, names: Sequence[str]) -> List[Any]:
-    """Return the values of these fields, in this order; raises DatasetError unless they and "type" are all that it has."""
+    """Return the values of these fields, in this order; raises DatasetError unless `data` has just them and "type"."""
     if not isinstance(data, dict) or set(data) != {"type", *names}:
         raise bad(f"expected exactly the fields type, {', '.join(names)}", data)
     return [data[name] for name in names]
 
 
 def checked_path(value: Any) -> str:
-    """Return the value if it is an absolute path without '..'; raises DatasetError."""
+    """Return the value if it is an absolute path without '..'; else raise DatasetError."""
     if not isinstance(value, str) or len(value) > MAX_PATH_CHARACTERS or "\0" in value or not value.startswith("/"):
         raise bad("expected an absolute path", value)
     if ".." in value.split("/"):
@@ -36,7 +36,7 @@ def checked_path(value: Any) -> str:
 
 
 def checked_fingerprint(value: Any) -> str:
-    """Return the value if it is a fingerprint, 32 hex digits; raises DatasetError."""
+    """Return the value if it is a fingerprint, 32 hex digits; else raise DatasetError."""
     if not isinstance(value, str) or len(value) != 32 or not set(value) <= set("0123456789abcdef"):
         raise bad("expected a fingerprint of 32 hex digits", value)
     return value
@@ -48,7 +48,7 @@ def is_count(value: Any) -> bool:
 
 
 def check_countable(number: int, what: str) -> None:
-    """Raise DatasetError, which begins with `what`, if this computer cannot count or map so many samples or bytes."""
+    """Raise DatasetError, which begins with `what`, if this computer can't count or map this number of samples or bytes."""
     if number > _MOST:
         bits = 64 if _MOST >= 1 << 32 else 32
         raise DatasetError(f"{what} on this {bits}-bit computer. Train without this device.")

@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
 
-from csd_engine.data.base import Dataset, PathLike, Reader, Source, fingerprint
+from csd_engine.data.base import Dataset, PathLike, Places, Reader, Source, fingerprint
 from csd_engine.data.checks import bad, check_countable, checked_fields
 
 __all__ = ["ConcatSet"]
@@ -16,7 +16,7 @@ MAX_PARTS = 1024
 
 @dataclass(frozen=True)
 class ConcatSet(Dataset):
-    """Several data sets one after another, none of them a concatenation; source indices run through them."""
+    """Several data sets one after another, none of them a concatenation. Source indices count through all of them."""
 
     type: ClassVar[str] = "concat"
 
@@ -108,6 +108,9 @@ class _ConcatReader(Reader):
                 return None
             found += one
         return found
+
+    def places(self, indices: List[int]) -> Optional[Places]:
+        return Places.join([reader.places([own]) for reader, own in map(self._part, indices)])
 
     def where(self, index: int) -> str:
         reader, own = self._part(index)

@@ -17,7 +17,7 @@ __all__ = ["FileSet"]
 
 @dataclass(frozen=True)
 class FileSet(Dataset):
-    """Image files below `root` (absolute, on the host), named by a manifest with that fingerprint, `count` of them."""
+    """`count` image files below `root` (an absolute path on the host). The manifest with this fingerprint names them."""
 
     type: ClassVar[str] = "files"
 

@@ -1,4 +1,4 @@
-"""Image files: opened, read whole, and their headers read by Pillow."""
+"""Opens image files, reads them whole, and lets Pillow read their headers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import io
 import os
 from typing import Any, BinaryIO, Optional, Sequence, Union
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from csd_engine.errors import SampleError
 from csd_engine.data.safe_open import OpenFile, open_file
 
-__all__ = ["MAX_FILE_BYTES", "SampleStream", "content", "not_read", "open_image", "open_sample"]
+__all__ = ["MAX_FILE_BYTES", "SampleStream", "content", "not_read", "open_image", "open_sample", "part_of", "turned_upright"]
 
-MAX_FILE_BYTES = 256 << 20  # of a file that is read whole; a larger one would not fit a small board's memory
+_ORIENTATION = 0x0112  # Exif's tag
+MAX_FILE_BYTES = 256 << 20  # of a file that is read whole; a larger one would not fit into a small board's memory
 
 
 def open_sample(
@@ -23,7 +24,7 @@ def open_sample(
     offset: int = 0,
     size: Optional[int] = None,
 ) -> OpenFile:
-    """Open an image file, or one that is a part of a larger file.
+    """Open an image file, or an image file that is a part of a larger file.
 
     Args:
         path: of the file.
@@ -32,33 +33,40 @@ def open_sample(
         offset, size: the part, bytes; size None: up to the file's end.
 
     Raises:
-        SampleError: missing, no regular file, larger than `most_bytes`, really outside `beneath`, or the file ends before the
-            part does.
+        SampleError: the file is missing, not a regular file, larger than `most_bytes`, really outside `beneath`, or it ends
+            before the part does.
     """
     try:
         opened = open_file(path, beneath)
     except Exception as error:
         raise not_read(path, error) from error
-    why, part = "", opened._replace(offset=offset, size=opened.size - offset if size is None else size)
+    try:
+        return part_of(opened, most_bytes, offset, size)
+    except SampleError:
+        os.close(opened.descriptor)
+        raise
+
+
+def part_of(opened: OpenFile, most_bytes: Optional[int], offset: int, size: Optional[int]) -> OpenFile:
+    """Return an image file that is a part of an opened one; arguments and errors are those of `open_sample`."""
+    part = opened._replace(offset=offset, size=opened.size - offset if size is None else size)
     if offset < 0 or part.size < 0 or offset + part.size > opened.size:
         why = f"its bytes {offset} to {offset + part.size} are not in the file of {opened.size} bytes"
-    elif most_bytes is not None and part.size > most_bytes:
-        why = f"the file is larger than {most_bytes >> 20} MiB"
-    if why:
-        os.close(opened.descriptor)
-        raise SampleError(path, why)
+        raise SampleError(opened.path, why)
+    if most_bytes is not None and part.size > most_bytes:
+        raise SampleError(opened.path, f"the file is larger than {most_bytes >> 20} MiB")
     return part
 
 
 def content(opened: OpenFile) -> bytes:
-    """Return the sample's bytes, in one system call instead of one each 64 KiB, and close the file. Raises SampleError."""
+    """Read the sample's bytes by one system call, not one for each 64 KiB, and close the file. Raises SampleError."""
     descriptor, size, offset = opened.descriptor, opened.size, opened.offset
     try:
         data = os.pread(descriptor, size, offset)
         while len(data) < size:  # interrupted, or on a network file system
             more = os.pread(descriptor, size - len(data), offset + len(data))
             if not more:
-                break  # it became shorter meanwhile; the decoder will tell
+                break  # the file became shorter meanwhile; the decoder will report it
             data += more
         return data
     except OSError as error:
@@ -68,31 +76,31 @@ def content(opened: OpenFile) -> bytes:
 
 
 class SampleStream(io.RawIOBase):
-    """The sample's bytes as a file that is read where and when its reader wants. It closes the descriptor with itself."""
+    """The sample's bytes as a seekable file, read on demand. Closing it closes the descriptor."""
 
     def __init__(self, opened: OpenFile) -> None:
         self._opened = opened
         self._position = 0
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move, as any file; return the new position."""
+        """Move the position, as in any file; return the new one."""
         from_ = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._opened.size}[whence]
         self._position = max(0, from_ + offset)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, or the beginning of it; return the number of bytes."""
-        _, descriptor, size, offset = self._opened
-        room = memoryview(buffer)[: max(0, size - self._position)]
-        got = os.preadv(descriptor, [room], offset + self._position)
+        """Fill the buffer or its beginning; return the number of bytes."""
+        opened = self._opened
+        room = memoryview(buffer)[: max(0, opened.size - self._position)]
+        got = os.preadv(opened.descriptor, [room], opened.offset + self._position)
         self._position += got
         return got
 
@@ -106,10 +114,10 @@ class SampleStream(io.RawIOBase):
 def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
     """Return the image in a file's bytes with its header read and its pixels not yet decoded; `path` is for messages.
 
-    Of an open file only what Pillow wants is read; it has to stay open until the pixels are decoded.
+    From an open file Pillow reads only the bytes that it needs. The file must stay open until the pixels are decoded.
 
     Raises:
-        SampleError: not an image.
+        SampleError: the bytes are not an image.
     """
     try:
         return Image.open(io.BytesIO(data) if isinstance(data, bytes) else data)
@@ -117,8 +125,18 @@ def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
         raise not_read(path, error) from error
 
 
+def turned_upright(image: Image.Image) -> Image.Image:
+    """Return the image decoded, and turned by its file's orientation (Exif, XMP); the same object if there is none."""
+    image.load()
+    if image.getexif().get(_ORIENTATION, 1) == 1:
+        return image
+    turned = ImageOps.exif_transpose(image)
+    assert turned is not None
+    return turned
+
+
 def not_read(path: str, error: Exception) -> SampleError:
-    """Return what to raise where a file cannot be opened, read or recognised."""
+    """Return the error for a file that can't be opened, read or recognised."""
     why = str(error)
     if isinstance(error, OSError):  # UnidentifiedImageError is one
         why = error.strerror or "not an image that Pillow knows"

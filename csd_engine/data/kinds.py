@@ -1,4 +1,4 @@
-"""The kinds of data sets that there are, by the "type" of their plain data. A new kind is a file and a line here."""
+"""All kinds of data sets, by the "type" of their plain data. A new kind needs a file, and a line here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from csd_engine.data.base import Dataset
 from csd_engine.data.checks import bad
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
+from csd_engine.data.parts import PartSet
 
 __all__ = ["KINDS", "parse_dataset"]
 
-KINDS: Dict[str, Type[Dataset]] = {kind.type: kind for kind in (FileSet, ArraySet, ConcatSet)}
+KINDS: Dict[str, Type[Dataset]] = {kind.type: kind for kind in (FileSet, ArraySet, ConcatSet, PartSet)}
 
 
 def parse_dataset(data: Any) -> Dataset:
-    """Make a data set of `Dataset.to_data`'s result, checking every field.
+    """Make a data set from `Dataset.to_data`'s result, and check every field.
 
     Raises:
         DatasetError: quotes the field and the value; or it is too large for this computer.

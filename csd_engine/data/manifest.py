@@ -1,12 +1,12 @@
-"""The manifest: the file names of a data set in one compact file, read where a name is wanted, so that it costs no memory.
+"""The manifest: the file names of a data set in one compact file. A name is read when it is needed, so it costs no memory.
 
-Mapped into memory, the pages that a million look-ups touch would count as resident memory of every worker.
+The file is not mapped into memory: the pages of a million look-ups would count as resident memory of every worker.
 
     magic        8 bytes, b"DDLPMAN1"
     counts       4 little-endian uint64: files, directories, bytes of directory names, bytes of file names
     offsets      uint64 [files + 1] into the file names, uint64 [directories + 1] into the directory names
     directory    uint32 [files], padded to 8 bytes: which directory each file is in
-    names        directory names, then file names, each without separators between
+    names        directory names, then file names, without separators between them
 
 A manifest may come from another computer: every name is checked when it is looked up.
 """
@@ -28,7 +28,7 @@ __all__ = ["Manifest", "check_relative", "write_manifest"]
 
 MAGIC = b"DDLPMAN1"
 MAX_NAME_BYTES = 4096  # Linux' PATH_MAX
-_AT_ONCE = 1024  # names: less than a millisecond
+_AT_ONCE = 1024  # names; they take less than a millisecond
 
 _HEADER = struct.Struct("<8s4Q")
 _TWO_OFFSETS = struct.Struct("<2Q")
@@ -39,7 +39,7 @@ PathLike = Union[str, "os.PathLike[str]"]
 def check_relative(name: bytes) -> None:
     """Raise DatasetError unless `name` is a plain path below its root.
 
-    No leading slash, no empty, '.' or '..' part, no NUL, at most MAX_NAME_BYTES long.
+    It may have no leading slash, no empty, '.' or '..' part, no NUL, and at most MAX_NAME_BYTES bytes.
     """
     parts = name.split(b"/")
     if b"\0" in name or len(name) > MAX_NAME_BYTES or b"" in parts or b"." in parts or b".." in parts:
@@ -50,7 +50,7 @@ def check_relative(name: bytes) -> None:
 
 
 def _sections(files: int, directories: int, directory_bytes: int, name_bytes: int) -> Tuple[int, int, int, int, int]:
-    """Return the offsets of file offsets' end, directory offsets' end, directory indices' end, names, and the end."""
+    """Return where sections end: file offsets, directory offsets, directory indices, directory names, file names."""
     files_end = _HEADER.size + 8 * (files + 1)
     directories_end = files_end + 8 * (directories + 1)
     names = directories_end + (4 * files + 7) // 8 * 8
@@ -64,7 +64,7 @@ def _offsets(lengths: np.ndarray) -> bytes:
 
 
 class _Names:
-    """The names so far, without an object for each."""
+    """The names added so far, without an object for each."""
 
     def __init__(self) -> None:
         self.directories: Dict[bytes, int] = {}
@@ -73,7 +73,7 @@ class _Names:
         self.blobs: List[bytes] = []
 
     def add(self, paths: List[str]) -> None:
-        """Take further paths; raises DatasetError."""
+        """Add further paths; raises DatasetError."""
         encoded = os.fsencode("\0".join(paths)).split(b"\0")
         if len(encoded) != len(paths) or max(map(len, encoded)) > MAX_NAME_BYTES:
             for path in paths:
@@ -112,9 +112,9 @@ def write_manifest(path: PathLike, relative_paths: Iterable[str], pause: Callabl
     """Write a manifest of the given files, in their order, and return its fingerprint (32 hex digits).
 
     Args:
-        path: the manifest file; appears in one piece, an older one of the same name is replaced.
+        path: the manifest file. It appears in one piece, and replaces an older one of the same name.
         relative_paths: '/'-separated paths relative to the data set's root.
-        pause: called about twice a millisecond, to let other threads have the interpreter.
+        pause: called about twice a millisecond, to let other threads run.
 
     Raises:
         DatasetError: a path is absolute, or has an empty, '.' or '..' part, or a NUL.

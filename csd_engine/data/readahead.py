@@ -1,4 +1,4 @@
-"""Files opened, and asked for from the disk, a few samples before their turn."""
+"""Opens files, and requests them from the disk, a few samples before their turn."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ AHEAD = 8  # files: a disk that answers in 10 ms keeps up with 800 samples a sec
 class ReadAhead(Reader):
     """A reader for samples whose order is known: each file is opened once, before its turn, and closed in any case.
 
-    For one thread, in a `with`. Samples out of that order are opened as they are asked for.
+    It is for one thread, in a `with`. A sample out of that order is opened when it is asked for.
 
     Args:
         reader: of the data set; stays open.
-        indices: the samples in their order, taken as they come near.
+        indices: the samples in their order; each index is taken shortly before its turn.
     """
 
     def __init__(self, reader: Reader, indices: Iterable[int]) -> None:
         self._reader = reader
         self._coming: Iterator[int] = iter(indices)
-        self._next: Optional[int] = None  # taken from them, and not opened yet
+        self._next: Optional[int] = None  # taken from the indices, and not opened yet
         self._opened: Deque[Tuple[int, Source]] = deque()
 
     def __enter__(self) -> ReadAhead:
@@ -46,14 +46,14 @@ class ReadAhead(Reader):
             return self._opened.popleft()[1]
         if self._next == index:
             self._next = None
-        return self._reader.open(index)  # it could not be opened ahead: now it can, or the reason is told
+        return self._reader.open(index)  # it could not be opened before: now it can, or this raises the reason
 
     def where(self, index: int) -> str:
-        """Return the sample's place for messages."""
+        """Return where the sample lies, for messages."""
         return self._reader.where(index)
 
     def close(self) -> None:
-        """Close what was opened and not asked for. The data set's reader stays open."""
+        """Close files that were opened and not asked for. The data set's reader stays open."""
         self._coming, self._next = iter(()), None
         while self._opened:
             _, source = self._opened.popleft()
@@ -61,7 +61,7 @@ class ReadAhead(Reader):
                 os.close(source.descriptor)
 
     def _open_ahead(self) -> None:
-        """In their order: one that cannot be opened keeps those behind it waiting, which would take its descriptor."""
+        """Open the next files in their order, up to one that can't be opened: a later one could take its descriptor."""
         while len(self._opened) <= AHEAD:
             if self._next is None:
                 self._next = next(self._coming, None)
@@ -69,12 +69,12 @@ class ReadAhead(Reader):
                 return
             try:
                 source = self._reader.open(self._next)
-            except Exception:  # told at its turn; too few descriptors may be enough by then
+            except Exception:  # reported at its turn; a descriptor may be free by then
                 return
             self._opened.append((self._next, source))
             self._next = None
             if isinstance(source, OpenFile):
                 try:
                     os.posix_fadvise(source.descriptor, source.offset, source.size, os.POSIX_FADV_WILLNEED)
-                except OSError:  # some file systems have no such thing
+                except OSError:  # some file systems do not support it
                     pass

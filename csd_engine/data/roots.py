@@ -1,4 +1,4 @@
-"""Which directories the engine may read, and what they are called on the host and here."""
+"""The directories that the engine may read, with their paths on the host and here."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Roots"]
 class Roots:
     """Pairs of (path on the host, real path on the device).
 
-    With `trust` every absolute path is allowed as it is: only for an engine whose one client is the process that
-    started it, as the same user and over a private socket; that process could read the files itself.
+    With `trust` every absolute path is allowed as it is. This is only for an engine whose one client is the process that
+    started it, as the same user and over a private socket. That process could read the files itself.
     """
 
     pairs: Tuple[Tuple[str, str], ...]
@@ -24,7 +24,7 @@ class Roots:
 
     @staticmethod
     def parse(arguments: List[str], trust: bool = False) -> "Roots":
-        """Make roots of `HOST_PATH` or `HOST_PATH=DEVICE_PATH` arguments.
+        """Make roots from `HOST_PATH` or `HOST_PATH=DEVICE_PATH` arguments.
 
         Raises:
             EngineError: a path is not absolute, or the directory does not exist here.
@@ -45,7 +45,7 @@ class Roots:
         return Roots(self.pairs + ((os.path.normpath(host), os.path.realpath(device)),), self.trust)
 
     def resolve(self, path: str) -> str:
-        """Return the device's path of a host's path.
+        """Return the path on the device for a path on the host.
 
         Raises:
             RootNotAllowed: it is below none of the roots.
@@ -68,7 +68,7 @@ class Roots:
 
     @property
     def beneath(self) -> Any:
-        """Real directories outside which nothing is opened, links followed; None: no limit."""
+        """Real directories; a file is not opened if it lies outside all of them after links are followed. None: no limit."""
         return None if self.trust else [device for _, device in self.pairs]
 
     def to_data(self) -> Dict[str, Any]:
@@ -77,5 +77,5 @@ class Roots:
 
     @staticmethod
     def from_data(data: Dict[str, Any]) -> "Roots":
-        """Make roots of `to_data`'s result."""
+        """Make roots from `to_data`'s result."""
         return Roots(tuple((host, device) for host, device in data["pairs"]), bool(data["trust"]))

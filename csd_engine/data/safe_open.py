@@ -1,4 +1,4 @@
-"""Opening a file that must be a regular one and must really lie below given directories."""
+"""Opens a file that must be a regular file and must really lie below given directories."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ __all__ = ["OpenFile", "open_file", "open_regular"]
 
 
 class OpenFile(NamedTuple):
-    """A sample in a file opened for reading. Whoever takes it closes the descriptor.
+    """A sample in a file opened for reading. The caller that gets it closes the descriptor.
 
     Attributes:
         path: of the file.
         descriptor: of the file; its position means nothing.
-        size: of the sample, bytes: that of the file as it was opened, unless the sample is a part of it.
-        offset: where in the file the sample begins, bytes.
+        size: of the sample, bytes. A sample that is no part of a file has the size of the file when it was opened.
+        offset: where the sample begins in the file, bytes.
+        upright: the image is turned by its EXIF orientation.
     """
 
     path: str
     descriptor: int
     size: int
     offset: int = 0
+    upright: bool = False
 
 
 def open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
-    """`open_file`'s descriptor."""
+    """Open a file as `open_file` does, and return the descriptor."""
     return open_file(path, beneath).descriptor
 
 
@@ -39,13 +41,13 @@ def open_file(path: str, beneath: Optional[Sequence[str]]) -> OpenFile:
         OSError: it cannot be opened, or is not a regular file.
         RootNotAllowed: a link leads out of `beneath`.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(0, "not a regular file")
         if beneath is not None:
-            try:  # what was opened, not what the path says a moment later
+            try:  # of the file that was opened: the path may lead to another file a moment later
                 real = os.readlink(f"/proc/self/fd/{descriptor}")
             except OSError:
                 real = os.path.realpath(path)

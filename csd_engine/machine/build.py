@@ -9,7 +9,7 @@ from typing import List
 
 __all__ = ["SUFFIXES", "build", "source_files"]
 
-SUFFIXES = (".py", ".c", ".h")  # the kernel's library, compiled from these, differs from computer to computer: no part of it
+SUFFIXES = (".py", ".c", ".h")  # without the kernel's compiled library: it differs from computer to computer
 
 
 def source_files() -> List[Path]:

@@ -48,7 +48,7 @@ def _kib(path: str) -> Dict[str, int]:
 
 
 def process_memory(pids: Iterable[int]) -> Tuple[int, int]:
-    """Return (resident, private) bytes of these processes together; one that is gone counts nothing.
+    """Return (resident, private) bytes of these processes together; one that is gone counts as 0.
 
     A page that several of them share is in `resident` once for each, and not in `private`.
     """

@@ -1,4 +1,4 @@
-"""`fcntl`, the locks of files. Windows has none; what uses them is imported there all the same, and not run."""
+"""`fcntl`, for file locks. Windows has no such module: code that uses it can be imported there, but is not run."""
 
 try:
     import fcntl

@@ -14,11 +14,11 @@ from typing import Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 __all__ = ["MAX_JOULES", "MAX_WATTS", "PARTS", "Reading", "Sensor", "hwmon", "rapl", "read_all", "sensors", "whole"]
 
-# What a sensor measures: processor packages, memory, a GPU, the whole computer; "" something that is inside one of these, or
-# that nobody can tell.
+# What a sensor measures: processor packages, memory, a GPU or the whole computer. "": something inside one of these, or
+# something unknown.
 PARTS = ("cpu", "dram", "gpu", "machine", "")
 
-MAX_JOULES, MAX_WATTS = 1e18, 1e9  # beyond them, and below zero joules, what a sensor says is nonsense
+MAX_JOULES, MAX_WATTS = 1e18, 1e9  # a value beyond them, or below zero joules, is nonsense
 
 _CHIPS = (
     ("gpu", re.compile(r"amdgpu|i915|xe|nouveau")),
@@ -28,13 +28,13 @@ _INPUT_RAIL = re.compile(r".*(_in|(^|[^a-z])(vin|input|total))", re.IGNORECASE) 
 
 
 class Reading(NamedTuple):
-    """What a sensor said: `joules` since some moment, or `watts` now; the other is None. Neither: it sleeps, or is gone."""
+    """What a sensor said: `joules` since some moment, or `watts` now. The other is None; both are if it sleeps or is gone."""
 
     sensor: str
     part: str
     joules: Optional[float]
     watts: Optional[float]
-    range_j: float = 0.0  # where a counter of joules begins again at 0; 0: it never does
+    range_j: float = 0.0  # a counter of joules begins again at 0 after this value; 0: it never does
 
 
 class Sensor(NamedTuple):
@@ -51,7 +51,7 @@ class Sensor(NamedTuple):
 
         Raises:
             OSError: it sleeps, is gone or may not be read.
-            ValueError: it says something else than a number, or none that can be.
+            ValueError: its value is no number, or an impossible one.
         """
         value = 1.0
         for file in self.files:
@@ -64,13 +64,13 @@ class Sensor(NamedTuple):
 
 
 def read_all(found: Iterable[Sensor]) -> List[Reading]:
-    """Read those that this user may read; one that can't be read now is among them, since it may wake up."""
+    """Read the sensors that this user may read. One that can't be read now has no value but is listed: it may wake up."""
     readings = []
     for sensor in found:
         try:
             readings.append(sensor.read())
         except (OSError, ValueError) as error:
-            # Not PermissionError, which EPERM is as well: what amdgpu answers while its card is suspended.
+            # Not PermissionError: that includes EPERM, which amdgpu answers while its card is suspended.
             if getattr(error, "errno", None) != errno.EACCES:
                 readings.append(Reading(sensor.name, sensor.part, None, None, sensor.range_j))
     return readings
@@ -97,7 +97,7 @@ def rapl(sys: str = "/sys") -> List[Sensor]:
     root = Path(sys) / "class" / "powercap"
     found: List[Sensor] = []
     packages: Set[str] = set()
-    # The domains of the msr interface first: what mmio shows of the same package is the same energy once more.
+    # The domains of the msr interface come first: for the same package, mmio shows the same energy once more.
     for interface in ("intel-rapl", "intel-rapl-mmio"):
         shown = {}
         for zone in sorted(root.glob(interface + ":*"), key=_by_numbers):
@@ -135,15 +135,16 @@ def hwmon(sys: str = "/sys") -> List[Sensor]:
                 number += 1
                 name = f"{base}-{number}"
             seen.add(name)
-            # Intel's xe: the card is channel 1, its package channel 2, and older cards have the latter alone.
+            # Intel's xe: the card is channel 1, its package channel 2. Older cards have only the package.
             inside = chip == "xe" and place > 0
             found.append(Sensor(name, "" if inside else part, files, counts))
     return found
 
 
 def _channels(directory: Path, multiply: bool) -> List[Tuple[str, Tuple[Path, ...], bool]]:
-    """Return (label, files, counts) of each channel of a chip: its counters of energy, else its powers, else its rails'
-    voltage times current.
+    """Return (label, files, counts) of each channel of a chip.
+
+    These are its counters of energy. Without any, its powers; without those, voltage times current of its rails.
     """
     try:
         names = set(os.listdir(str(directory)))
@@ -166,7 +167,7 @@ def _channels(directory: Path, multiply: bool) -> List[Tuple[str, Tuple[Path, ..
     energies = numbered(r"energy(\d+)_input")
     if energies:
         return [(label(number, "energy"), (directory / name,), True) for number, name in energies]
-    powers = numbered(r"power(\d+)_average", r"power(\d+)_input")  # the last one counts where there are both
+    powers = numbered(r"power(\d+)_average", r"power(\d+)_input")  # of both, `input` counts
     if powers:
         return [(label(number, "power", "in", "curr"), (directory / name,), False) for number, name in powers]
     if not multiply:
@@ -180,10 +181,10 @@ def _channels(directory: Path, multiply: bool) -> List[Tuple[str, Tuple[Path, ..
 
 
 def whole(readings: Sequence[Reading], chosen: Sequence[str] = ()) -> List[Reading]:
-    """Return those readings that together are a whole computer's, none of them twice.
+    """Return the readings that together are those of the whole computer, none twice.
 
-    The `chosen` ones by name; else the rail that all the others hang on, where its label tells; else all rails; else the
-    processor packages and the memory.
+    These are the `chosen` ones, by name. Without any: the rail that feeds all others, if a label tells which one that is; else
+    all rails; else the processor packages and the memory.
     """
     if chosen:
         return [one for one in readings if one.sensor in chosen]

@@ -6,7 +6,7 @@ __all__ = ["size_text"]
 
 
 def size_text(count: int) -> str:
-    """Return it in three digits: 999 B, 1.5 KiB, 38.5 MiB."""
+    """Return a number of bytes in three digits: 999 B, 1.5 KiB, 38.5 MiB."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 999.5:

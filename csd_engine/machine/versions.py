@@ -1,4 +1,4 @@
-"""The versions of what decides about pixels and messages, as an engine tells them."""
+"""The versions of the parts that decide about pixels and messages, as an engine tells them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def libjpeg() -> str:
 
 
 def versions() -> Dict[str, str]:
-    """Return the versions of what decides about pixels and messages; `build` tells states of one version apart."""
+    """Return the versions of the parts that decide about pixels and messages. `build` tells states of one version apart."""
     return {
         "csd_engine": csd_engine.__version__,
         "build": build(),

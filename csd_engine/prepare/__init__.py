@@ -1,1 +1,1 @@
-"""Making samples: one, or the files of a batch in few calls of the kernel; operators of the user's own."""
+"""Makes samples: one, or the files of a batch by a few calls of the kernel. Runs the user's own operators."""

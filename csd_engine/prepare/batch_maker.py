@@ -1,6 +1,6 @@
-"""Making the samples of a batch, in the fastest of three ways: in bulk, by the kernel's calls on many files, or one by one.
+"""Makes the samples of a batch in the fastest of three ways: in bulk, by the kernel's calls on many files, or one by one.
 
-Host, engine and benchmarks all make their batches here, and each says where the samples go. All ways give the same bits.
+Host, engine and benchmarks all make their batches here. Each says where the samples go. All ways give the same bits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Item = Tuple[int, int]  # source index, occurrence
 
 
 class FinishedPlace(NamedTuple):
-    """Memory for samples in the form in which they are delivered, which the kernel can make at once.
+    """Memory for samples in the form that is delivered. The kernel can make this form directly.
 
     Attributes:
-        out, boxes, table, channels_last: as of `csd_engine.kernels.files.Files.make`.
+        out, boxes, table, channels_last: as for `csd_engine.kernels.files.Files.make`.
     """
 
     out: np.ndarray
@@ -38,11 +38,11 @@ class FinishedPlace(NamedTuple):
 
 
 class Destination(ABC):
-    """Where the samples of one batch go. `part` is a slice of positions in the batch."""
+    """The destination of the samples of one batch. `part` is a slice of positions in the batch."""
 
     @abstractmethod
     def place(self, part: slice) -> Tuple[np.ndarray, Optional[np.ndarray]]:
-        """Return memory for these samples, or for as many of the first of them as there is room for: at least one.
+        """Return memory for these samples, or only for the first ones if there is less room: at least for one.
 
         Returns:
             images, uint8 (n, height, width, channels), and boxes, int32 (n, masks, 4), or None for a pipeline without masks.
@@ -51,15 +51,15 @@ class Destination(ABC):
 
     @abstractmethod
     def done(self, part: slice) -> None:
-        """Take these samples: they are made, in the memory that `place` gave last."""
+        """Take these samples. They are finished, in the memory that `place` returned last."""
 
     def finished_place(self, part: slice) -> Optional[FinishedPlace]:
-        """Return memory for these samples in their final form. None: their bytes go to `place`."""
+        """Return memory for these samples in their final form. None: their bytes go to the memory of `place`."""
         return None
 
 
 class StartedBatch(ABC):
-    """A batch whose samples are being made, in their order. For one thread, in a `with`."""
+    """A batch whose samples are being made, in their order. It is for one thread, in a `with`."""
 
     def __enter__(self) -> StartedBatch:
         return self
@@ -68,14 +68,14 @@ class StartedBatch(ABC):
         self.close()
 
     def close(self) -> None:  # noqa: B027  most have nothing to close
-        """Close what is open."""
+        """Close the files that are open."""
 
     @abstractmethod
     def make(self, first: int, to: Destination) -> int:
-        """Make some samples from position `first` on, which is the first one not made: some milliseconds' work, or one sample.
+        """Make some samples from position `first` on, the first one not made: for some milliseconds, but at least one.
 
         Returns:
-            The position of the first sample that is not made now.
+            The position of the first sample that is still not made.
 
         Raises:
             SampleError: the sample at `first` cannot be read, decoded or transformed.
@@ -89,9 +89,9 @@ class BatchMaker:
         reader: of the data set.
         pipeline: what to run.
         shape: (height, width, channels) of a sample's memory.
-        boxes: the number of boxes in it.
+        boxes: the number of boxes of a sample.
 
-    Where the pipeline makes samples of another shape they are made one by one, and the first one's error tells so.
+    If the pipeline makes samples of another shape, they are made one by one, and the first one raises the error.
     """
 
     def __init__(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int) -> None:
@@ -119,9 +119,10 @@ class BatchMaker:
         Args:
             sources, occurrences: int64 (n,).
             seed, epoch: with these the keys of all random draws.
-            large_bytes: an image that takes so many bytes to decode waits for `before_decoding`; None: none does.
-            before_decoding: as of `prepare_sample`; may be called for smaller images as well.
-            known: the data set is known to have all these sources: the look at them takes as long as a small batch.
+            large_bytes: an image that takes so many bytes to decode waits for `before_decoding`; None: none waits.
+            before_decoding: as for `prepare_sample`; may be called for smaller images too.
+            known: the data set is known to have all these sources, so they are not checked. The check takes as long as a
+                small batch.
         """
         if self._bulk is not None and (known or self._bulk.takes(sources)):
             return _InBulk(self._bulk, sources, occurrences, seed, epoch)
@@ -141,7 +142,7 @@ class _InBulk(StartedBatch):
     def make(self, first: int, to: Destination) -> int:
         part = slice(first, min(first + self._bulk.at_once, len(self._sources)))
         finished = to.finished_place(part)
-        if finished is not None and finished.table is not None:  # it cannot make planes of bytes
+        if finished is not None and finished.table is not None:  # bulk can't make planes of bytes
             self._fill(part, *finished)
             return int(part.stop)
         images, boxes = to.place(part)

@@ -1,7 +1,7 @@
-"""The files of one batch, made into samples by few calls of the kernel: as many in each as a few milliseconds allow.
+"""Makes the files of one batch into samples by a few calls of the kernel. Each call makes samples for some milliseconds.
 
-Sample by sample, Python costs a tenth of a small image's time, and threads of one process meet at its lock several times
-each. Here they meet once in a while. What the kernel refuses goes through Pillow, as it would by itself.
+Sample by sample, Python takes a tenth of a small image's time, and each thread waits for the GIL several times a sample. Here
+it waits only once a call. A file that the kernel refuses goes through Pillow, as it would by itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from csd_engine.transforms import Pipeline
 
 __all__ = ["FileBatch"]
 
-ENOUGH_S = 0.02  # a cancel is heard soon; of calls of 5 ms, each with cold caches, Python was 0.7 % of all
+ENOUGH_S = 0.02  # short enough to notice a cancel soon; with 5 ms, and cold caches at each call, Python took 0.7 % of all time
 
 
 def _most_pixels() -> Optional[int]:
-    """Pillow's limit as C takes it: users set it to any number, 1e10 and inf among them. None: there is none."""
+    """Pillow's limit in a form for C. Users set it to any number, also to 1e10 or inf. None: there is no limit."""
     limit = Image.MAX_IMAGE_PIXELS
     return None if limit is None or limit >= 1 << 63 else int(limit)
 
 
 class FileBatch:
-    """Made by `of`; for one thread, in a `with`. The samples are made in their order."""
+    """The files of one batch. `of` makes it. It is for one thread, in a `with`. The samples are made in their order."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class FileBatch:
     ) -> None:
         self._reader, self._pipeline, self._plan, self._seed, self._epoch = reader, pipeline, plan, seed, epoch
         self._files, self._items, self._before_decoding = files, items, before_decoding
-        self._refused = -1  # the position that the kernel stopped at, if that was for the file's sake
-        self._read = False  # whether it has the file's bytes
+        self._refused = -1  # the position at which the kernel stopped because of the file
+        self._read = False  # whether the kernel has that file's bytes
 
     @staticmethod
     def of(
@@ -62,28 +62,31 @@ class FileBatch:
         most_memory: Optional[int] = None,
         before_decoding: Optional[Callable[[int], None]] = None,
     ) -> Optional[FileBatch]:
-        """A batch; None where its samples are made one by one: without a plan, and where a sample is no file.
+        """Make a batch; None if its samples must be made one by one: there is no plan, or a sample is not a file.
 
         Args:
             reader: of the data set.
             pipeline: what to run.
-            plan: the kernel's for it, from `file_plan`.
+            plan: the kernel's plan for it, from `file_plan`.
             sources, occurrences: int64 (n,).
             seed, epoch: with these the keys of all random draws.
-            most_memory: bytes; an image that takes so many at least to decode waits for `before_decoding`.
-            before_decoding: as of `prepare_sample`; called for these, and before Pillow's turn.
+            most_memory: bytes; an image that takes at least so many to decode waits for `before_decoding`.
+            before_decoding: as for `prepare_sample`; called for these images, and before Pillow decodes.
         """
         if plan is None:
             return None
         try:
-            found = reader.paths(sources.tolist())
-            paths = os.fsencode("\0".join(found or ())).split(b"\0")
-        except Exception:  # told at its turn by the sample that has it
+            found = reader.places(sources.tolist())
+            if found is None:
+                return None
+            paths = os.fsencode("\0".join(found.paths)).split(b"\0")
+        except Exception:  # the sample that fails reports it at its turn
             return None
-        if found is None or len(paths) != len(found):  # C would read no further than to the 0 in one of them
+        if len(paths) != len(found.paths):  # a path contains a 0: C would read no further
             return None
         files = Files(
-            plan, paths, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, _most_pixels(), most_memory, reader.beneath,
+            plan, paths, found.parts, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, _most_pixels(), most_memory,
+            reader.beneath,
         )  # fmt: skip
         items = list(zip(sources.tolist(), occurrences.tolist()))
         return FileBatch(reader, pipeline, plan, files, items, seed, epoch, before_decoding)
@@ -95,7 +98,7 @@ class FileBatch:
         self.close()
 
     def close(self) -> None:
-        """Close what was opened ahead of its turn."""
+        """Close the files that were opened before their turn."""
         self._files.close()
 
     def make(
@@ -106,14 +109,14 @@ class FileBatch:
         table: Optional[np.ndarray] = None,
         channels_last: bool = True,
     ) -> int:
-        """Make some samples from `first` on, which has to be the first one not made.
+        """Make some samples from `first` on, which must be the first one not made.
 
         Args:
             first: position in the batch.
-            out, boxes, table, channels_last: as of `Files.make`: the first sample made is out[0].
+            out, boxes, table, channels_last: as for `Files.make`; the first sample made is out[0].
 
         Returns:
-            The position of the first one not made now.
+            The position of the first sample that is still not made.
 
         Raises:
             SampleError: the sample at `first` cannot be read, decoded or transformed.
@@ -137,6 +140,6 @@ class FileBatch:
         """Make the sample that the kernel refused."""
         about = self._reader, self._pipeline, self._items[position], self._seed, self._epoch
         if self._read:
-            prepare_by_pillow(*about, self._files.content(), out, boxes, self._before_decoding)
+            prepare_by_pillow(*about, self._files.content(), out, boxes, self._before_decoding, self._files.upright(position))
         else:
             prepare_sample(*about, out, boxes, self._before_decoding)

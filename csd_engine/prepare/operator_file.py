@@ -1,7 +1,7 @@
-"""Files of operators that the user wrote: named by what they hold, run once a process, called for each sample.
+"""The user's files of operators: named by the hash of their content, run once a process, called for each sample.
 
-Host and device run the same bytes. A device has them from its own directory only, where they came by SSH; nothing that
-a host says over the engine's socket is ever run.
+Host and device run the same bytes. A device takes them only from its own directory, to which they were copied by SSH. It never
+runs anything that a host sends over the engine's socket.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["MAX_BYTES", "SUFFIX", "OperatorCall", "OperatorDirectory", "Operator
 
 MAX_BYTES = 1 << 20
 SUFFIX = ".py"
-RNG = "rng"  # the parameter that is given the sample's generator
+RNG = "rng"  # the parameter that gets the sample's generator
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _FIRST = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _lock = threading.Lock()
 
 
 def content_hash(source: bytes) -> str:
-    """32 hex digits that name a file of these bytes: blake2b-128."""
+    """The 32 hex digits (blake2b-128) that name a file with these bytes."""
     return hashlib.blake2b(source, digest_size=16).hexdigest()
 
 
@@ -41,8 +41,8 @@ class OperatorFile:
     """A file of operators, run in this process.
 
     Args:
-        source: its bytes, which are what counts: the file may change later.
-        path: where they come from, for messages and tracebacks.
+        source: its bytes. Later changes of the file have no effect.
+        path: of the file, for messages and tracebacks.
 
     Raises:
         OperatorFileError: it can't be run here; names the line and the reason.
@@ -83,7 +83,7 @@ class OperatorFile:
         return f"{place} fails as it is loaded: {type(error).__name__}: {error}"
 
     def place(self, error: BaseException, module: Optional[types.ModuleType] = None) -> str:
-        """The innermost line of this file that an error came through."""
+        """The innermost line of this file in an error's traceback, in words."""
         names = (self._module if module is None else module).__dict__
         line, trace = 0, error.__traceback__
         while trace is not None:
@@ -94,7 +94,7 @@ class OperatorFile:
 
     @property
     def functions(self) -> Dict[str, types.FunctionType]:
-        """What can be used as an operator: functions that the file itself defines, without a leading underscore."""
+        """The functions that can be operators: those that the file itself defines, without a leading underscore."""
         return {
             name: value
             for name, value in vars(self._module).items()
@@ -102,7 +102,7 @@ class OperatorFile:
         }
 
     def signature(self, function: str) -> inspect.Signature:
-        """Parameters that the user gives: without the image and ``rng``.
+        """The parameters that the user gives, without the image and ``rng``.
 
         Raises:
             OperatorFileError: there is no such function, or it can't be an operator.
@@ -122,7 +122,7 @@ class OperatorFile:
         return inspect.Signature([parameter for parameter in parameters[1:] if parameter.name != RNG])
 
     def call(self, function: str, parameters: Mapping[str, Any]) -> OperatorCall:
-        """A function with its parameters.
+        """Return a function with its parameters.
 
         Raises:
             OperatorFileError: there is no such function, or it does not take these parameters.
@@ -136,7 +136,7 @@ class OperatorFile:
 
 
 class OperatorCall:
-    """A user's function with its parameters, as it is called for each sample: by several threads at once."""
+    """A user's function with its parameters, which is called for each sample. Several threads may call it at once."""
 
     def __init__(self, file: OperatorFile, function: str, parameters: Dict[str, Any]) -> None:
         self.file = file
@@ -146,7 +146,7 @@ class OperatorCall:
         self._draws = RNG in inspect.signature(self._function).parameters
 
     def __call__(self, image: Image.Image, key: int, size: Optional[Tuple[int, int]] = None) -> Image.Image:
-        """The function's result, checked.
+        """Call the function, and return its result after checks.
 
         Args:
             image: of mode RGB or L. The function may draw on it.
@@ -154,10 +154,10 @@ class OperatorCall:
             size: (height, width) that the result must have; None: the image's own.
 
         Raises:
-            OperatorFailed: the function raised (its exception is the cause), or gave something else than such an image.
+            OperatorFailed: the function raised (its exception is the cause), or returned something other than such an image.
         """
         if type(image) is not Image.Image:
-            image = image.copy()  # a file's own class would tell its path, which differs from side to side
+            image = image.copy()  # the class of an opened file has its path, which differs between host and device
         mode = image.mode
         width, height = image.size
         expected = (height, width) if size is None else size
@@ -195,10 +195,10 @@ class OperatorCall:
 
 
 class OperatorDirectory:
-    """The directory of one engine's operator files, ``<hash>.py`` each. Looked at anew for each job.
+    """The directory of one engine's operator files, ``<hash>.py`` each. Each job reads it anew.
 
-    Only files whose bytes have the hash that is their name are ever run, and only where nobody else could have written
-    them. This is checked before each run; `OperatorDirectory` itself runs nothing but in `call`.
+    A file is run only if the hash of its bytes is its name, and only if nobody else could have written it. Both are checked
+    before each run. `OperatorDirectory` itself runs files only in `call`.
     """
 
     def __init__(self, path: str) -> None:
@@ -206,14 +206,14 @@ class OperatorDirectory:
 
     @staticmethod
     def at_start(path: str, hosts_write: Sequence[str]) -> OperatorDirectory:
-        """The directory, if it is safe to run files from.
+        """Return the directory if it is safe to run files from it.
 
         Args:
             path: of the directory.
             hosts_write: real paths of directories that hosts may write to: the data sets' roots, the spool.
 
         Raises:
-            EngineError: it is not there, others may write to it, or it lies below one of ``hosts_write``.
+            EngineError: it does not exist, others may write to it, or it lies below one of ``hosts_write``.
         """
         real = os.path.realpath(path)
         if not os.path.isdir(real):
@@ -230,10 +230,10 @@ class OperatorDirectory:
         return OperatorDirectory(real)
 
     def read(self, file: str) -> bytes:
-        """The bytes of a file, checked.
+        """Return the bytes of a file after checks.
 
         Raises:
-            OperatorFileError: it is not there, was changed, or others may write to it.
+            OperatorFileError: it does not exist, was changed, or others may write to it.
         """
         path = os.path.join(self.path, file + SUFFIX)
         if re.fullmatch("[0-9a-f]{32}", file) is None:
@@ -263,7 +263,7 @@ class OperatorDirectory:
         return source
 
     def call(self, file: str, function: str, parameters: Mapping[str, Any]) -> OperatorCall:
-        """A function of a file, which is run now if this process has not run it yet. For worker processes only."""
+        """Return a function of a file. The file is run now if this process has not run it yet. For worker processes only."""
         return OperatorFile(self.read(file), os.path.join(self.path, file + SUFFIX)).call(function, parameters)
 
 

@@ -1,4 +1,4 @@
-"""How long a thread has been reading samples: two looks at the clock a file, so it is always counted."""
+"""Counts how long a thread has been reading samples. It reads the clock only twice a file, so it is always on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["READING"]
 
 
 class _Reading(threading.local):
-    """Of the thread that looks: seconds spent on opening and reading the files of samples."""
+    """The seconds that the calling thread has spent on opening and reading the files of samples."""
 
     seconds = 0.0
 

@@ -1,6 +1,7 @@
-"""Making one sample: the one way by which host and engine come to its pixels.
+"""Makes one sample. Host and engine both get its pixels in this way.
 
-A kernel does it in one call where there is one that takes the file; what it refuses goes through Pillow, from the same bytes.
+If there is a kernel that takes the file, it makes the sample in one call. Pillow makes a sample that the kernel refuses, from
+the same bytes.
 """
 
 from __future__ import annotations
@@ -17,27 +18,31 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.data.base import Reader
-from csd_engine.data.image_files import MAX_FILE_BYTES, SampleStream, content, not_read, open_image
+from csd_engine.data.image_files import MAX_FILE_BYTES, SampleStream, content, not_read, open_image, turned_upright
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import OperatorFailed, SampleError
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context
+from csd_engine.kernels.steps import PackedSteps
 from csd_engine.keyed import Keyed
+from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import compile_plan
+from csd_engine.transforms.pipeline import CHANNELS
+from csd_engine.transforms.primitives import UserCall, kernel_steps
 
 __all__ = ["prepare_by_pillow", "prepare_sample", "sample_digest"]
 
 _PILLOW_MODULES = r"PIL\."  # as a warning filter's module
-_PILLOW_BYTES = 4  # a pixel, decoded
-_COEFFICIENT_BYTES = 6  # a pixel's three, until the last scan has been read; else the kernel has a band of rows in memory
+_PILLOW_BYTES = 4  # of a decoded pixel
+_COEFFICIENT_BYTES = 6  # of a pixel's three, kept until the last scan is read; with one scan the kernel keeps a band of rows
 
 
 def _silence_pillow() -> None:
     """Keep Pillow's warnings on odd files (EXIF, large images) off the user's terminal; errors stay errors.
 
-    A filter, set again when somebody removed it: `warnings.catch_warnings` is not safe between threads.
+    It sets a filter, again if somebody has removed it, since `warnings.catch_warnings` is not safe between threads.
     """
     if not any(getattr(entry[3], "pattern", None) == _PILLOW_MODULES for entry in warnings.filters):
         warnings.filterwarnings("ignore", module=_PILLOW_MODULES)
@@ -53,17 +58,17 @@ def prepare_sample(
     boxes: Optional[np.ndarray] = None,
     before_decoding: Optional[Callable[[int], None]] = None,
 ) -> None:
-    """Read one sample and run the pipeline on it. Host and engine both call this, and nothing else.
+    """Read one sample and run the pipeline on it. Host and engine both call this function.
 
     Args:
         reader: of the data set.
         pipeline: what to run.
         item: (source index, occurrence).
         seed, epoch: with the item, the key of all random draws.
-        out: uint8 (height, width, channels), filled; a pixel's channels and a row's pixels lie side by side.
+        out: uint8 (height, width, channels), filled; there are no gaps within a row.
         boxes: int32 (boxes, 4), filled, or None for a pipeline without masks.
-        before_decoding: called with the bytes of memory that decoding will take, known from the image's header, where that
-            grows with the image.
+        before_decoding: called with the bytes of memory that decoding will take, computed from the image's header, if that
+            memory grows with the image.
 
     Raises:
         SampleError: the sample cannot be read, decoded or transformed.
@@ -76,11 +81,13 @@ def prepare_sample(
         finally:
             READING.seconds += time.monotonic() - began
         if not isinstance(source, OpenFile):
-            _by_pillow(Image.fromarray(source), pipeline, item, seed, epoch, out, boxes, before_decoding)
+            if not _pixels_by_kernel(source, pipeline, Keyed(seed, epoch, index, occurrence), out, boxes):
+                _by_pillow(Image.fromarray(source), pipeline, item, seed, epoch, out, boxes, before_decoding)
             return
-        if source.size > MAX_FILE_BYTES:  # a host's: Pillow reads what it wants of it
+        if source.size > MAX_FILE_BYTES:  # only on a host; Pillow reads the bytes that it needs
             with io.BufferedReader(SampleStream(source)) as stream:
-                _by_pillow(_opened(source.path, stream), pipeline, item, seed, epoch, out, boxes, before_decoding)
+                image = _opened(source.path, stream)
+                _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
             return
         fast = kernel()
         if fast is None:
@@ -93,7 +100,7 @@ def prepare_sample(
             if _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding):
                 return
             data = context.content()
-        _by_pillow(_opened(source.path, data), pipeline, item, seed, epoch, out, boxes, before_decoding)
+        _by_pillow(_opened(source.path, data), pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
 
 
 def prepare_by_pillow(
@@ -106,16 +113,17 @@ def prepare_by_pillow(
     out: np.ndarray,
     boxes: Optional[np.ndarray] = None,
     before_decoding: Optional[Callable[[int], None]] = None,
+    upright: bool = False,
 ) -> None:
-    """`prepare_sample` for a file that has been read already, its bytes being ``data``, and that the kernel refused."""
+    """Do as `prepare_sample` for a file that the kernel refused, and whose bytes, ``data``, have been read already."""
     with _told(reader, item[0]):
         image = _opened(reader.where(item[0]), data)
-        _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding)
+        _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding, upright)
 
 
 @contextlib.contextmanager
 def _told(reader: Reader, index: int) -> Iterator[None]:
-    """Whatever goes wrong with a sample is a SampleError that names it."""
+    """Turn any error of a sample into a SampleError that names it."""
     try:
         yield
     except SampleError:
@@ -143,10 +151,13 @@ def _by_pillow(
     out: np.ndarray,
     boxes: Optional[np.ndarray],
     before_decoding: Optional[Callable[[int], None]],
+    upright: bool = False,
 ) -> None:
     with image:
         if before_decoding is not None:
             before_decoding(_PILLOW_BYTES * image.width * image.height)
+        if upright:
+            image = turned_upright(image)
         pipeline.run(image, Keyed(seed, epoch, *item), out, boxes)
 
 
@@ -159,7 +170,7 @@ def _by_kernel(
     boxes: Optional[np.ndarray],
     before_decoding: Optional[Callable[[int], None]],
 ) -> bool:
-    """Read and close the file, and make the sample; False where that is Pillow's, and `context.content()` has the file."""
+    """Read and close the file, and make the sample; False if Pillow must make it, from the bytes in `context.content()`."""
     began = time.monotonic()
     try:
         size = _read(context, source)
@@ -167,6 +178,8 @@ def _by_kernel(
         READING.seconds += time.monotonic() - began
     # Pillow warns of images above this, or refuses them; the user may have set it.
     if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
+        return False
+    if source.upright and context.turned:
         return False
     plan = pipeline.draw(size, keyed, jpeg=True)
     compiled = compile_plan(plan, size, pipeline)
@@ -179,19 +192,50 @@ def _by_kernel(
         before_decoding(_COEFFICIENT_BYTES * size[0] * size[1])
     if not rest:
         return context.sample(job, out)
-    pixels = np.empty((job.out_height, job.out_width, job.channels), dtype=np.uint8)
+    shape = (job.out_height, job.out_width, job.channels)
+    free = out.shape == shape and out.flags.c_contiguous  # if so, it is used as memory until the last step
+    pixels = out if free else np.empty(shape, dtype=np.uint8)
     if not context.sample(job, pixels):
         return False
-    pipeline.finish(Image.fromarray(pixels if job.channels > 1 else pixels[:, :, 0]), rest, out)
+    steps = kernel_steps(rest, pipeline.order)
+    if steps is not None:
+        return context.steps(pixels, PackedSteps(steps), out)
+    image = Image.fromarray(pixels if job.channels > 1 else pixels[:, :, 0])
+    if not any(isinstance(step, UserCall) for step in rest):
+        pipeline.finish(image, rest, out)
+        return True
+    if job.channels == 1:
+        image = image.copy()  # else it would use numpy's memory, and Pillow would not let the function draw on it
+    header = Header(lambda: _opened(source.path, context.content()).info)
+    image.info = FileInfo(header)
+    try:
+        pipeline.finish(image, rest, out)
+    finally:
+        header.close()
     return True
 
 
+def _pixels_by_kernel(
+    source: np.ndarray, pipeline: Pipeline, keyed: Keyed, out: np.ndarray, boxes: Optional[np.ndarray]
+) -> bool:
+    """Make the sample of an array's row, (height, width) or (height, width, channels); False if Pillow must make it."""
+    fast = kernel()
+    pixels = source if source.ndim == 3 else source.reshape(*source.shape, 1)
+    if fast is None or pixels.shape[2] != CHANNELS[pipeline.mode] or not pixels.flags.c_contiguous:
+        return False
+    plan = pipeline.draw((pixels.shape[1], pixels.shape[0]), keyed)
+    steps = kernel_steps(plan.primitives, pipeline.order)
+    if steps is None:
+        return False
+    pipeline.check_output(plan, out)
+    pipeline.place_boxes(plan, boxes)
+    return fast.context().steps(pixels, PackedSteps(steps), out)
+
+
 def _read(context: Context, source: OpenFile) -> Optional[Tuple[int, int]]:
-    """Read and close the file; return (width, height), or None where the image is Pillow's."""
-    if source.offset:  # the kernel reads a file from its beginning
-        return context.take(content(source))
+    """Read and close the file; return (width, height), or None if the image is left to Pillow."""
     try:
-        return context.read(source.descriptor, source.size)
+        return context.read(source.descriptor, source.size, source.offset)
     except OSError as error:
         raise not_read(source.path, error) from error
     finally:

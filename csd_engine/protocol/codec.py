@@ -1,4 +1,4 @@
-"""What host and engine say to each other: one frozen dataclass a message, parsed and checked; no pickle.
+"""The messages between host and engine as bytes: one frozen dataclass a message, parsed and checked; no pickle.
 
 A message is one or two frames: JSON `{"say": NAME, field: value, ...}`, and for FilePart and Part the bytes. Encoding and
 decoding touch no socket. Everything that arrives is hostile until it is decoded: types, ranges and lengths are checked
@@ -34,7 +34,7 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not allowed")
 
 
-# Made once: json's functions make one a call for anything but the defaults.
+# Made once: json's functions make a new one at each call, except with their defaults.
 _TO_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _FROM_JSON = json.JSONDecoder(parse_constant=_no_constant).decode
 

@@ -1,8 +1,8 @@
-"""CURVE key files (zmq.auth certificates), and who may come in.
+"""CURVE key files (zmq.auth certificates), and which hosts may connect.
 
 A key directory holds `server.key_secret` and `server.key` (the engine's), `host.key_secret` and `host.key` (one
-host's), and `clients/`, the allow-list: the public `.key` file of every host that may connect. CURVE alone lets in
-whoever has the server's public key, hence the list.
+host's), and `clients/`, the allow-list: the public `.key` file of every host that may connect. CURVE alone lets in any host
+that has the server's public key, hence the list.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_pair(directory: PathLike, name: str) -> Path:
 
 
 def make_keys(directory: PathLike) -> Path:
-    """Make fresh keys for an engine and one host in `directory`, the host's on the engine's allow-list.
+    """Make fresh keys for an engine and one host in `directory`, and put the host's on the allow-list.
 
     Raises:
         EngineError: there are keys already, or libzmq has no CURVE.

@@ -82,7 +82,7 @@ class JobStatus(NamedTuple):
     images_per_s: float  # of the last seconds
     batches_waiting: int  # made, in the spool, not yet fetched
     batches_queued: int  # leased, not begun
-    held_back: str  # what keeps its next batch from being begun; empty: nothing, or no worker is free
+    held_back: str  # why its next batch is not begun; empty: no reason, or no worker is free
 
 
 _job_status = _tuple(
@@ -101,7 +101,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Host: first words. An engine that speaks another protocol answers Refused."""
+    """Host: the first message. An engine that speaks another protocol answers Refused."""
 
     protocol: int = _checked(_count)
     version: str = _checked(_anything)
@@ -120,7 +120,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """Engine: no to `job`, or to the whole connection where `job` is empty."""
+    """Engine: it refuses `job`, or the whole connection if `job` is empty."""
 
     job: str = _checked(_text(r"[A-Za-z0-9_-]{0,64}", "a job's name or nothing"))
     reason: str = _checked(_anything)
@@ -128,8 +128,8 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class OpenJob(Message):
-    """Host: pipeline, data set and layout as plain data; each is parsed by its own room. The others say which rank of which
-    training run it is (`csd_engine.service.groups.Member`).
+    """Host: open a job. Pipeline, data set and layout are plain data; each is parsed by its own package. The other fields say
+    which rank of which training run it is for (`csd_engine.service.groups.Member`).
     """
 
     job: str = _checked(_name)
@@ -160,7 +160,7 @@ class NeedFile(Message):
 
 @dataclass(frozen=True)
 class FilePart(Message):
-    """Host: a piece of a file of `total` bytes, from `offset`; the second frame holds it, a manifest's zlib-compressed."""
+    """Host: a piece of a file of `total` bytes, from `offset`. The second frame holds it; a manifest's is zlib-compressed."""
 
     kind: str = _checked(_kind)
     fingerprint: str = _checked(_hex32)
@@ -170,14 +170,14 @@ class FilePart(Message):
 
 @dataclass(frozen=True)
 class Look(Message):
-    """Host: tell what you see in `file`, which I have put below the spool as I see it, and show me a file of yours."""
+    """Host: what does the engine see in the host's `file` below the spool? It also asks for a file of the engine's own."""
 
     file: str = _checked(_shared_file)
 
 
 @dataclass(frozen=True)
 class Seen(Message):
-    """Engine: digest of that file's content (empty: not seen), and a file of mine below the spool with its digest."""
+    """Engine: digest of that file's content (empty: not seen), and a file of the engine's below the spool with its digest."""
 
     file: str = _checked(_shared_file)
     digest: str = _checked(_anything)
@@ -187,7 +187,7 @@ class Seen(Message):
 
 @dataclass(frozen=True)
 class Probe(Message):
-    """Host: prepare these items and tell the digests, to compare with its own."""
+    """Host: prepare these items and tell the digests. The host compares them with its own."""
 
     job: str = _checked(_name)
     seed: int = _checked(_signed)
@@ -197,8 +197,8 @@ class Probe(Message):
 
 @dataclass(frozen=True)
 class ProbeDone(Message):
-    """Engine: `samples.sample_digest` of each item, in order; for one that failed, 'error: ' and the reason, or
-    'refused: ' where a user's operator does not run there.
+    """Engine: `csd_engine.prepare.sample.sample_digest` of each item, in order. For an item that failed: 'error: ' and the
+    reason, or 'refused: ' if a user's operator does not run there.
     """
 
     job: str = _checked(_name)
@@ -239,8 +239,8 @@ class Measured(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """Host: send these bytes of a published batch file; `number` is repeated in the answer. It asks for a few parts ahead,
-    no more: nothing else bounds what waits here to be sent.
+    """Host: send these bytes of a published batch file; `number` is repeated in the answer. The host asks for a few parts
+    ahead, no more: nothing else bounds what waits in the engine to be sent.
     """
 
     number: int = _checked(_count)
@@ -269,7 +269,7 @@ class NoPart(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """Engine: the lease came to nothing; `fatal` where every other lease of the job would fail as well."""
+    """Engine: the batch could not be made. `fatal`: every other lease of the job would fail as well."""
 
     job: str = _checked(_name)
     lease: int = _checked(_count)
@@ -323,7 +323,7 @@ class Pong(Message):
 
 @dataclass(frozen=True)
 class AskStatus(Message):
-    """Host: how is the device? For people; nothing is decided by the answer."""
+    """Host: what is the state of the device? The answer is for people; nothing depends on it."""
 
 
 @dataclass(frozen=True)
@@ -356,12 +356,12 @@ class Status(Message):
 
 @dataclass(frozen=True)
 class AskSensors(Message):
-    """Host: what do your sensors of power and energy say? Only to an engine whose Welcome has `sensors` among its versions."""
+    """Host: what do the power and energy sensors say? Sent only to an engine whose Welcome has `sensors` among its versions."""
 
 
 @dataclass(frozen=True)
 class Sensors(Message):
-    """Engine: `csd_engine.machine.sensors.Reading` of each that its user may read; none where the computer has none."""
+    """Engine: a `csd_engine.machine.sensors.Reading` of each sensor that its user may read; none if there is no sensor."""
 
     readings: Tuple[Reading, ...] = _checked(_list(lambda value: Reading(*_reading(value)), 256))
 

@@ -1,4 +1,4 @@
-"""Whether a job that a host asks for can be done here: its pipeline, layout, operators, data and batches."""
+"""Checks that this engine can do a job: its pipeline, layout, operators, data and batches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def check_job(
     spool: Spool,
     operators: Optional[OperatorDirectory],
 ) -> None:
-    """Raise EngineError with the reason where a job can't be done here.
+    """Raise EngineError with the reason if this engine can't do a job.
 
     Args:
-        pipeline_data: the pipeline, as it came.
-        dataset, layout: of the job.
-        roots: what may be read.
-        spool: where its batches go.
-        operators: where files of users' operators lie; None: there are none.
+        pipeline_data: the pipeline as the host has sent it.
+        dataset, layout: the job's data set and batch layout.
+        roots: directories that may be read.
+        spool: the spool for its batches.
+        operators: directory of the files of users' operators; None: there is none.
     """
     pipeline = Pipeline.parse(pipeline_data)
     shape = pipeline.output_shape(dataset.image_size())
@@ -47,13 +47,13 @@ def check_job(
                 f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "
                 "deploy ... --operators FILE` sets it up; by hand, start it with a directory that holds the file."
             )
-        operators.read(file)  # only looked at: workers run it
+        operators.read(file)  # checks the file; workers run it
     refusal = spool.refusal(layout.file_bytes)
     if refusal:
         raise EngineError(refusal)
     for place in dataset.host_paths(spool.arrays):
         if f"{os.path.normpath(place)}/".startswith(f"{spool.arrays}/"):
-            raise RootNotAllowed(f"{place} is no array that a host has sent: of {spool.arrays} nothing else is read.")
+            raise RootNotAllowed(f"{place} is no array that a host has sent. Nothing else below {spool.arrays} may be read.")
         real = roots.resolve(place)
         if not os.path.exists(real):
             raise DatasetError(f"{place} does not exist on the device (there: {real}). Mount it or correct --root.")

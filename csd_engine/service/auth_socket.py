@@ -1,4 +1,4 @@
-"""The engine's socket: CURVE, and a ZAP handler that lets in listed hosts alone (RFC 27). No thread of its own."""
+"""The engine's socket: CURVE, and a ZAP handler (RFC 27) that admits only listed hosts. It has no thread of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LINGER_MS = 200
 
 
 class AuthSocket:
-    """A bound ROUTER socket, and the ZAP socket that decides who may connect; both belong in the service's poller.
+    """A bound ROUTER socket, and the ZAP socket that decides who may connect. The service polls both.
 
     Raises:
-        EngineError: no keys, or the address cannot be bound.
+        EngineError: there are no keys, or the address cannot be bound.
     """
 
     def __init__(self, listen: str, keys: str) -> None:
@@ -33,10 +33,10 @@ class AuthSocket:
         self._context = zmq.Context()
         self.gate = self._context.socket(zmq.REP)
         self.gate.linger = 0
-        self.gate.bind("inproc://zeromq.zap.01")  # before the ROUTER: without a handler everybody gets in
+        self.gate.bind("inproc://zeromq.zap.01")  # before the ROUTER: without a handler, everybody may connect
         self.router = self._context.socket(zmq.ROUTER)
         self.router.linger = _LINGER_MS
-        self.router.sndhwm = 0  # a ROUTER drops what is above its mark
+        self.router.sndhwm = 0  # no limit: a ROUTER drops messages above its high-water mark
         self.router.maxmsgsize = MAX_FRAME_BYTES
         self.router.curve_server = True
         self.router.curve_secretkey = pair.secret
@@ -57,7 +57,7 @@ class AuthSocket:
         self.endpoint = bytes(self.router.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def answer_gate(self) -> None:
-        """Answer one ZAP request: yes to the public keys in the allow-list, read anew so that it can be changed."""
+        """Answer one ZAP request: yes to a public key in the allow-list. The list is read each time: it may change."""
         frames = self.gate.recv_multipart()
         version, request, domain, address, _, mechanism = frames[:6]
         key = z85.encode(frames[6]) if len(frames) > 6 and len(frames[6]) == 32 else b""
@@ -68,7 +68,10 @@ class AuthSocket:
         self.gate.send_multipart([version, request, *status, b""])
 
     def receive(self) -> Optional[Tuple[bytes, Optional[Message], Payload]]:
-        """Return the next (host, message, payload), message None for nonsense (answered here); None when none waits."""
+        """Return the next (host, message, payload), or None if no message waits.
+
+        The message is None if it can't be decoded; the host then has its answer already.
+        """
         try:
             frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -85,18 +88,18 @@ class AuthSocket:
         return peer, message, payload
 
     def host_of(self, peer: bytes) -> str:
-        """Name the computer that a connection comes from: by its key and its address."""
+        """Return a name of the computer that a connection comes from, made of its key and address."""
         return self._hosts.get(peer, "")
 
     def forget(self, peer: bytes) -> None:
-        """Drop what is known of a connection."""
+        """Forget a connection's computer."""
         self._hosts.pop(peer, None)
 
     def send(self, peer: bytes, message: Message, payload: Optional[bytes] = None) -> None:
-        """Send to a host; one that is gone gets nothing and is no error. For a message that can't be it gets Refused."""
+        """Send a message to a host. A host that is gone is no error. If the message can't be encoded, Refused is sent."""
         try:
             frames = encode(message, payload)
-        except BadMessage as error:  # an odd number that this computer tells of itself, say: the jobs of all hosts go on
+        except BadMessage as error:  # for example an odd number from this computer's sensors; all jobs must go on
             _LOG.error("message to a host not sent: %s", error)
             frames = encode(Refused(getattr(message, "job", ""), shorten(str(error))))
         try:
@@ -105,7 +108,7 @@ class AuthSocket:
             _LOG.warning("message to a host lost: %s", error)
 
     def close(self) -> None:
-        """Close both sockets; an ipc socket's file goes with them."""
+        """Close both sockets, and remove an ipc socket's file."""
         self.router.close()
         self.gate.close()
         self._context.term()
@@ -117,9 +120,9 @@ class AuthSocket:
 
 
 def _sender(frame: zmq.Frame) -> str:
-    """The computer that it comes from: what the ZAP handler has answered, and the address."""
+    """Return a name of the frame's sender: the user id of the ZAP handler's answer, and the address."""
     address = _property(frame, "Peer-Address")
-    # An ipc socket has no address, or one that names the process: localhost:UID:GID:PID. A run's ranks are one computer.
+    # An ipc socket has no address, or one of a process: localhost:UID:GID:PID. All processes are on this computer.
     return f"{_property(frame, 'User-Id')} {'' if address.startswith('localhost:') else address}"
 
 

@@ -31,16 +31,16 @@ from csd_engine.service.worker_process import WorkerProcess
 __all__ = ["EngineOptions", "Service"]
 
 _LOG = logging.getLogger("csd_engine")
-_TICK_S = 0.5  # how soon a dead parent, a silent host or freed disk space is noticed
-_RESTART_S = 1.0  # pause before a worker that died at once, or could not be started, is started again
-_WORKER_GRACE_S = 2.0
-_SENSORS_TOLD = 256  # more than any computer has
-_CANCEL_GRACE_S = 5.0  # a worker looks for a cancel after each sample
+_TICK_S = 0.5  # the loop looks for a dead parent, silent hosts and freed disk space at least this often
+_RESTART_S = 1.0  # pause after a worker that died at once or could not be started
+_WORKER_GRACE_S = 2.0  # workers may take this long to end
+_MAX_SENSORS = 256  # more than any computer has
+_CANCEL_GRACE_S = 5.0  # a worker looks for a cancel after each sample; one that takes longer is killed
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Settings of one engine; `csd_engine.__main__` documents each."""
+    """Settings of one engine. The help of `csd_engine.__main__` describes each."""
 
     listen: str
     keys: str
@@ -64,7 +64,11 @@ class EngineOptions:
 
 
 class Service:
-    """One engine. `run()` returns after SIGTERM, SIGINT or the end of those it is for; `close()` leaves nothing behind."""
+    """One engine.
+
+    `run()` returns after SIGTERM or SIGINT, or when the processes that the engine serves are gone. `close()` leaves nothing
+    behind.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
@@ -86,24 +90,24 @@ class Service:
         self._job_service = JobService(self._spool, manifests, arrays, roots, self._workers, send, host_of, options.operators)
         self._file_chunks = FileChunks(self._job_service.published, self._socket.send)
         self.endpoint = self._socket.endpoint
-        self._hosts: Dict[bytes, float] = {}  # when each was heard last
-        self._shown: Dict[bytes, str] = {}  # each one's directory below the spool's files/, where it sees the spool
+        self._hosts: Dict[bytes, float] = {}  # when each last sent a message
+        self._shared_directories: Dict[bytes, str] = {}  # below the spool's files/, of the hosts that see the spool
         self._start_after = 0.0
         memory_bytes = options.memory_bytes or memory().total
         self._worker_arguments = [
             *("--slowdown", repr(options.slowdown), "--large-image-lock", str(self._spool.directory / ".large")),
             *("--large-bytes", str(large_bytes(memory_bytes, options.workers))),
         ]
-        self._trouble = ""
+        self._worker_trouble = ""
         self._stop = False
-        self._woken, self._wake = os.pipe()
+        self._wakeup_read, self._wakeup_write = os.pipe()
         self._poller = zmq.Poller()
         self._poller.register(self._socket.router, zmq.POLLIN)
         self._poller.register(self._socket.gate, zmq.POLLIN)
-        self._poller.register(self._woken, zmq.POLLIN)
+        self._poller.register(self._wakeup_read, zmq.POLLIN)
         if options.exit_with_stdin:
             self._poller.register(0, zmq.POLLIN)
-        self._answers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
+        self._handlers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
             say.OpenJob: self._job_service.open_job,
             say.FilePart: self._job_service.file_part,
             say.Look: self._look,
@@ -114,23 +118,23 @@ class Service:
             say.Release: self._job_service.release,
             say.Ping: self._ping,
             say.AskStatus: self._status,
-            say.AskSensors: self._tell_sensors,
+            say.AskSensors: self._sensors,
             say.CloseJob: self._job_service.close_job,
         }
 
     # -- the loop
 
     def stop(self, *_: Any) -> None:
-        """End `run()` soon; may be called from a signal handler."""
+        """Make `run()` return soon. A signal handler may call this."""
         self._stop = True
 
     def run(self, announce: Callable[[], None]) -> None:
-        """Serve until told to stop; `announce` is called when it serves and can be ended by a signal.
+        """Serve until `stop`. `announce` is called when the engine serves and a signal can end it.
 
-        Call from the main thread: it takes over SIGTERM and SIGINT.
+        Call it from the main thread: it sets the handlers of SIGTERM and SIGINT.
         """
-        os.set_blocking(self._wake, False)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)  # a poll goes on after a handler otherwise
+        os.set_blocking(self._wakeup_write, False)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)  # else a poll goes on after a signal's handler
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         self._start_workers()
@@ -138,15 +142,15 @@ class Service:
         while not self._stop:
             events = dict(self._poller.poll(0 if self._file_chunks.waiting else int(_TICK_S * 1000)))
             if self._orphaned(events):
-                _LOG.info("those for whom this engine was started are gone: ending")
+                _LOG.info("the processes that this engine serves are gone: it ends")
                 break
             if self._socket.gate in events:
                 self._socket.answer_gate()
             if self._socket.router in events:
-                self._hear()
+                self._receive()
             for worker in list(self._workers):
                 if worker.read_descriptor in events:
-                    self._hear_worker(worker)
+                    self._read_reports(worker)
                 elif worker.write_descriptor in events:
                     worker.flush()
             self._file_chunks.serve()
@@ -157,6 +161,7 @@ class Service:
             self._watch_writes()
 
     def _orphaned(self, events: Dict[Any, int]) -> bool:
+        """Return whether the processes that this engine serves are gone."""
         if self._options.exit_with_stdin and 0 in events:
             try:
                 if not os.read(0, 4096):
@@ -168,7 +173,7 @@ class Service:
         return bool(self._options.parent) and os.getppid() != self._options.parent
 
     def close(self) -> None:
-        """End the workers, remove job directories and the socket. May be called again."""
+        """End the workers, remove the job directories and the socket. It may be called again."""
         for worker in self._workers:
             self._unregister(worker)
             worker.close_pipes()
@@ -179,14 +184,14 @@ class Service:
         self._spool.close()
         if not self._socket.router.closed:
             signal.set_wakeup_fd(-1)
-            os.close(self._woken)
-            os.close(self._wake)
+            os.close(self._wakeup_read)
+            os.close(self._wakeup_write)
             self._socket.close()
 
     # -- hosts
 
-    def _hear(self) -> None:
-        for _ in range(1000):  # then the workers again
+    def _receive(self) -> None:
+        for _ in range(1000):  # then it is the workers' turn again
             heard = self._socket.receive()
             if heard is None:
                 return
@@ -195,12 +200,12 @@ class Service:
                 self._hello(peer, message)
             elif peer not in self._hosts:
                 if message is not None:
-                    self._socket.send(peer, say.Refused("", "say Hello first; was the engine restarted? Connect again."))
+                    self._socket.send(peer, say.Refused("", "send Hello first; was the engine restarted? Connect again."))
             else:
                 self._hosts[peer] = time.monotonic()
                 if message is None:
                     continue
-                answer = self._answers.get(type(message))
+                answer = self._handlers.get(type(message))
                 if answer is None:
                     self._job_service.refuse(peer, "", f"{type(message).__name__} is not a host's message")
                 else:
@@ -218,42 +223,42 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        known = {**versions(), "sensors": "1"}  # it understands AskSensors
+        known = {**versions(), "sensors": "1"}  # this engine answers AskSensors
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
         pong = self._job_service.heard(peer, message)
-        self._socket.send(peer, replace(pong, note=self._with_trouble(pong.note)))
+        self._socket.send(peer, replace(pong, note=self._add_trouble(pong.note)))
 
-    def _with_trouble(self, note: str) -> str:
-        return say.shorten("; ".join(filter(None, (note, self._trouble))))
+    def _add_trouble(self, note: str) -> str:
+        return say.shorten("; ".join(filter(None, (note, self._worker_trouble))))
 
     def _status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
         status = self._job_service.status(self._options.sys)
-        self._socket.send(peer, replace(status, note=self._with_trouble(status.note)))
+        self._socket.send(peer, replace(status, note=self._add_trouble(status.note)))
 
-    def _tell_sensors(self, peer: bytes, _: say.AskSensors, __: bytes) -> None:
-        # Looked for each time: chips come and go, and it costs a listing of a small directory.
-        readings = read_all(sensors(self._options.sys))[:_SENSORS_TOLD]
+    def _sensors(self, peer: bytes, _: say.AskSensors, __: bytes) -> None:
+        # Sensors come and go. To look for them each time costs a listing of a small directory.
+        readings = read_all(sensors(self._options.sys))[:_MAX_SENSORS]
         self._socket.send(peer, say.Sensors(tuple(readings)))
 
     def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
         spool = self._spool
         if message.file:
-            self._shown[peer] = message.file.split("/")[1]
+            self._shared_directories[peer] = message.file.split("/")[1]
         digest = look_at(spool.directory / message.file, spool.files)
         self._socket.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
         for peer in [peer for peer, heard in self._hosts.items() if heard < limit]:
-            _LOG.warning("a host was silent for %g s: its jobs are dropped", self._options.lease_timeout_s)
+            _LOG.warning("a host has sent nothing for %g s: its jobs are dropped", self._options.lease_timeout_s)
             del self._hosts[peer]
             self._file_chunks.forget(peer)
             self._socket.forget(peer)
             self._job_service.drop_host(peer)
-            if peer in self._shown:  # where the host has removed it, it is gone already
-                remove_tree(self._spool.files / self._shown.pop(peer))
+            if peer in self._shared_directories:  # the host may have removed it already
+                remove_tree(self._spool.files / self._shared_directories.pop(peer))
 
     # -- workers
 
@@ -261,10 +266,10 @@ class Service:
         while len(self._workers) < self._options.workers and time.monotonic() >= self._start_after:
             try:
                 worker = WorkerProcess(self._worker_arguments)
-            except OSError as error:  # too many processes or descriptors, too little memory: those at work go on
-                self._trouble = f"a worker process cannot be started: {error.strerror}; see the engine's log"
+            except OSError as error:  # too many processes or descriptors, or too little memory: the other workers go on
+                self._worker_trouble = f"a worker process cannot be started: {error.strerror}; see the engine's log"
                 self._start_after = time.monotonic() + _RESTART_S
-                _LOG.error("a worker process cannot be started: %s; it is tried again in %g s", error, _RESTART_S)
+                _LOG.error("a worker process cannot be started: %s; the next attempt is in %g s", error, _RESTART_S)
                 return
             self._poller.register(worker.read_descriptor, zmq.POLLIN)
             self._workers.append(worker)
@@ -281,15 +286,15 @@ class Service:
             if descriptor in self._poller:
                 self._poller.unregister(descriptor)
 
-    def _hear_worker(self, worker: WorkerProcess) -> None:
+    def _read_reports(self, worker: WorkerProcess) -> None:
         reports = worker.reports()
         if reports is None:
-            self._bury(worker)
+            self._replace_worker(worker)
             return
         for report in reports:
             kind = report["say"]
             if kind == "ready":
-                worker.ready, worker.kernel, self._trouble = True, report["kernel"], ""
+                worker.ready, worker.kernel, self._worker_trouble = True, report["kernel"], ""
             elif kind == "progress" and worker.lease is not None:
                 self._job_service.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:
@@ -300,19 +305,19 @@ class Service:
                 self._job_service.finished(job, work, kind, report)
 
     def _end_hanging(self) -> None:
-        """Kill workers that are at one sample for ever (a dead network file system, say); others take their place."""
+        """Kill workers that stay at one sample for ever, for example on a dead network file system. New ones replace them."""
         for worker in self._workers:
             if worker.hangs(self._options.worker_timeout_s, _CANCEL_GRACE_S):
                 _LOG.error("worker %d hangs and is killed", worker.pid)
                 worker.kill()
 
-    def _bury(self, worker: WorkerProcess) -> None:
-        """A worker has died: its lease has failed, another takes its place."""
+    def _replace_worker(self, worker: WorkerProcess) -> None:
+        """Note a worker's death: report its lease as failed, and make room for a new worker."""
         self._unregister(worker)
         self._workers.remove(worker)
         status = worker.end(_WORKER_GRACE_S)
         if not worker.ready:
-            self._trouble = f"a worker process ended at its start with status {status}; see the engine's log"
+            self._worker_trouble = f"a worker process ended at its start with status {status}; see the engine's log"
             self._start_after = time.monotonic() + _RESTART_S
         _LOG.error("worker %d ended with status %d and is replaced", worker.pid, status)
         if worker.probe is not None:

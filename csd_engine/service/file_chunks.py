@@ -1,8 +1,8 @@
-"""Batches on their way to hosts that do not see the spool: parts of the files, sent as they are asked for.
+"""Sends batch files, in parts, to hosts that do not see the spool.
 
-Nothing is read ahead and nothing is kept between two parts. A host asks for a few parts at once and for the next when
-one has come, so a slow one bounds by itself what waits in its connection; here its questions wait, and each host is
-served one part a turn, between which the engine hears its other hosts and its workers.
+The engine reads a part when a host asks for it, and keeps nothing between two parts. A host asks for a few parts at once, and
+for another one when a part has come. So a slow host limits the bytes that wait in its connection. Its requests wait here.
+Each host gets one part a turn; between turns, the engine serves its other hosts and its workers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from csd_engine.protocol.codec import Fetch, Message, NoPart, Part, shorten
 
 __all__ = ["FileChunks"]
 
-_MAX_ASKED = 64  # of one host; ddlp asks for a few
-_AHEAD_BYTES = 8 << 20  # what the kernel may read ahead of a host's next questions
+_MAX_ASKED = 64  # waiting requests of one host; ddlp sends a few
+_READAHEAD_BYTES = 8 << 20  # the kernel may read these bytes before the host asks for them
 
 
 class FileChunks:
-    """The parts of batch files that hosts have asked for and not got yet, by host.
+    """The hosts' requests for parts of batch files.
 
     Args:
-        find: a published batch's file and size, or None where the host has no such batch.
+        find: returns a published batch's file and its size in bytes, or None if the host has no such batch.
         send: sends a message with its payload to a host.
     """
 
@@ -39,11 +39,11 @@ class FileChunks:
 
     @property
     def waiting(self) -> bool:
-        """Whether anybody waits for a part."""
+        """Whether a host waits for a part."""
         return bool(self._asked)
 
     def ask(self, peer: bytes, message: Fetch, _: bytes) -> None:
-        """Queue a question."""
+        """Queue a request."""
         asked = self._asked.setdefault(peer, deque())
         if len(asked) < _MAX_ASKED:
             asked.append(message)
@@ -52,11 +52,11 @@ class FileChunks:
             self._send(peer, NoPart(message.number, message.offset, reason), None)
 
     def forget(self, peer: bytes) -> None:
-        """Drop the questions of a host that is gone."""
+        """Drop the requests of a host that is gone."""
         self._asked.pop(peer, None)
 
     def serve(self) -> None:
-        """Answer each host's first question."""
+        """Answer each host's first request."""
         for peer in list(self._asked):
             asked = self._asked[peer]
             message = asked.popleft()
@@ -80,10 +80,10 @@ class FileChunks:
             found_size = os.fstat(descriptor).st_size
             if found_size != size or message.offset + message.length > size:
                 wanted = message.offset + message.length
-                raise OSError(0, f"its file has {found_size} bytes, expected were {size}; asked was up to {wanted}")
+                raise OSError(0, f"its file has {found_size} bytes instead of {size}; the host asked for bytes up to {wanted}")
             part = os.pread(descriptor, message.length, message.offset)
             if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, message.offset + message.length, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(descriptor, message.offset + message.length, _READAHEAD_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)
         if len(part) != message.length:

@@ -1,12 +1,14 @@
-"""Files of removed batches that are written over by new ones, instead of new files.
+"""New batches overwrite the files of removed batches.
 
-A new file's memory and blocks have to be found, and a removed one's given back: a twentieth of an engine's work where memory
-is at hand, a third on a virtual machine whose memory goes back while it is idle. Databases recycle their logs' files for that.
+The system has to allocate a new file's memory and blocks, and to free those of a removed file. That is a twentieth of an
+engine's work if memory is free, and a third on a virtual machine that gives idle memory back. Databases recycle their log
+files for the same reason.
 
-But a host may still have a removed batch: mapped, as the tensor that the training loop keeps, or in a process forked from it.
-The kernel knows, and is asked: it gives a write lease (fcntl, F_SETLEASE) only on a file that nobody else has open or mapped,
-in whatever process. Not every file system can be asked so (an overlay opens one file and maps another): there, as a trial at
-the beginning shows, removed files are kept until hosts will have dropped them: who drops a file last has its pages to free.
+A host may still use a removed batch: the training loop keeps the tensor that maps it, or a forked process does. The kernel
+knows: it grants a write lease (fcntl, F_SETLEASE) only on a file that no other process has open or mapped. Some file systems
+do not support this (an overlay opens one file and maps another); a test at the start finds out. On these, no file is
+overwritten, but removed files are kept until hosts have probably dropped them: the last one to drop a file spends the time to
+free its pages.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from csd_engine.machine.file_locks import fcntl
 
 __all__ = ["SPARE", "RecycledFiles"]
 
-SPARE = "spare-[0-9]+-[0-9a-f]{8}"  # their names: a regular expression for Python and for grep -E
+SPARE = "spare-[0-9]+-[0-9a-f]{8}"  # names of recycled files: a regular expression for Python and for grep -E
 
-_MOST_IN_USE = 6  # a host has three fetched batches, its training one or two
+_MAX_IN_USE = 6  # a host has three fetched batches, its training one or two
 
 
 class _RecycledFile(NamedTuple):
@@ -35,12 +37,12 @@ class _RecycledFile(NamedTuple):
 
 
 class RecycledFiles:
-    """Removed batches' files, kept to be written over.
+    """Files of removed batches, kept for new batches to overwrite.
+
+    An error with one file loses that file and nothing else.
 
     Args:
-        directory: where they are kept; on the file system that they are on.
-
-    An error with one of them loses that file and nothing else.
+        directory: the directory that holds them, on the batches' file system.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -48,7 +50,7 @@ class RecycledFiles:
         self._directory = directory
         self._waiting: Deque[_RecycledFile] = deque()
         self._made = 0
-        self._can_ask = _kernel_tells(self._new_name())
+        self._leases_work = _write_leases_work(self._new_name())
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,7 +60,7 @@ class RecycledFiles:
         return os.fspath(self._directory / f"spare-{self._made}-{secrets.token_hex(4)}")
 
     def put(self, path: str, file_bytes: int) -> None:
-        """Take this file out of its place; where there is none, nothing happens."""
+        """Keep the file at this path. If there is none, nothing happens."""
         file = _RecycledFile(self._new_name(), file_bytes)
         try:
             os.rename(path, file.path)
@@ -66,16 +68,16 @@ class RecycledFiles:
             return
         self._waiting.append(file)
         self.bytes += file_bytes
-        if not self._can_ask and len(self) > _MOST_IN_USE:
+        if not self._leases_work and len(self) > _MAX_IN_USE:
             self.drop_first()
 
     def give(self, path: str) -> bool:
-        """Put a file that nobody else has under this name, if there is one; its content and size are an earlier batch's."""
-        while self._waiting and self._can_ask:
+        """Move a kept file that no process uses to this path, and return whether there is one. Its content is an old batch."""
+        while self._waiting and self._leases_work:
             if not _is_unused(self._waiting[0].path):
-                if len(self) <= _MOST_IN_USE:
-                    return False  # who has it will soon have dropped it
-                self.drop_first()  # kept
+                if len(self) <= _MAX_IN_USE:
+                    return False  # the process that uses it will probably drop it soon
+                self.drop_first()  # a process keeps using it
                 continue
             try:
                 os.rename(self._take_first(), path)
@@ -85,7 +87,7 @@ class RecycledFiles:
         return False
 
     def drop_first(self) -> None:
-        """Remove the one that was removed first."""
+        """Remove the oldest file."""
         _unlink(self._take_first())
 
     def _take_first(self) -> str:
@@ -94,7 +96,7 @@ class RecycledFiles:
         return file.path
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all files."""
         while self._waiting:
             self.drop_first()
 
@@ -107,13 +109,13 @@ def _unlink(path: str) -> None:
 
 
 def _is_unused(path: str) -> bool:
-    """Whether no process has the file open or mapped; False also where that can't be told."""
+    """Return whether no process has the file open or mapped. False also if the system does not tell."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        # Who opens the file while the lease is held would have this process told by SIGIO, which ends it; SIGURG is ignored.
+        # If a process opens the file during the lease, the kernel sends a signal here: SIGIO would end this process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -124,8 +126,8 @@ def _is_unused(path: str) -> bool:
     return True
 
 
-def _kernel_tells(path: str) -> bool:
-    """Try it with a file at `path`: no lease while it is mapped, though it is open nowhere, and one afterwards."""
+def _write_leases_work(path: str) -> bool:
+    """Test with a file at `path` that a lease is refused while the file is mapped but not open, and granted afterwards."""
     try:
         with open(path, "xb", buffering=0) as file:
             file.write(bytes(mmap.PAGESIZE))

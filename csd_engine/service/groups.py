@@ -1,9 +1,9 @@
-"""The jobs of one training run's ranks: in which order they are served, and what they learn from each other. Pure.
+"""The jobs of one training run's ranks: the order in which they are served, and the measurements that they share.
 
-With DistributedDataParallel each rank has a loader, and so a job, of its own. The ranks of one run that prepare the same data
-set by the same pipeline are a group. Its jobs take turns, as all jobs of a host do (the paper's WRR), or one rank's directory
-is filled before the next one's is begun (the paper's MTE). And what one rank's batches have shown of the device's speed all
-of them are told: where one directory is filled first, the other ranks would take the device for dead.
+With DistributedDataParallel each rank has its own loader, and so its own job. Ranks of one run that prepare the same data set
+by the same pipeline are a group. The jobs of a group take turns, like all jobs of a host (the paper's WRR), or one rank's
+directory is filled before the next one is begun (the paper's MTE). All ranks of a group learn the device's speed from each
+rank's batches: if one directory is filled first, the other ranks would otherwise take the device for dead.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Collection, Dict, Iterable, List, NamedTuple, Protocol, 
 
 __all__ = ["CALIBRATION", "Measurement", "Member", "learned", "others", "served_together", "to_tell", "without_turns"]
 
-CALIBRATION = 10  # batches, from which any rate counts as known (the paper's number, too)
+CALIBRATION = 10  # batches after which a rate counts as known; the paper's number
 
 Measurement = Tuple[int, float]  # samples of a batch, seconds that a worker was busy with it
 
 
 class Member(NamedTuple):
-    """A job's place in a run: its name (empty: of none), the rank, and whether lower ranks' leases come before its own."""
+    """A job's run (empty: none), its rank, and whether leases of lower ranks come before its own."""
 
     run: str = ""
     rank: int = 0
@@ -26,11 +26,11 @@ class Member(NamedTuple):
 
 
 class RankJob(Protocol):
-    """What a group must know of a rank's job: `csd_engine.service.jobs.Job` is one."""
+    """A rank's job, as far as its group needs it. `csd_engine.service.jobs.Job` is one."""
 
     @property
     def host(self) -> str:
-        """The host that has opened it."""
+        """The host that has opened the job."""
 
     @property
     def member(self) -> Member:
@@ -38,22 +38,22 @@ class RankJob(Protocol):
 
     @property
     def command(self) -> Dict[str, Any]:
-        """What it prepares: "pipeline" and "dataset" among others."""
+        """The command that opens the job in a worker: "pipeline", "dataset" and others."""
 
     @property
     def measured(self) -> "Collection[Measurement]":
-        """Its last batches."""
+        """The measurements of its last batches."""
 
     @property
     def told(self) -> int:
-        """How many measurements of other ranks it was told."""
+        """The number of other ranks' measurements that its host was sent."""
 
 
 AJob = TypeVar("AJob", bound=RankJob)
 
 
 def others(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
-    """Return the other jobs of its group. A run is known to its host alone, so other hosts' jobs are never among them."""
+    """Return the other jobs of the job's group. They are all of one host: only a run's own host knows it."""
     if not job.member.run:
         return []
     return [
@@ -66,7 +66,7 @@ def others(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
 
 
 def without_turns(jobs: List[AJob]) -> List[AJob]:
-    """Put those that come after their group's lower ranks behind them; the places that a group has in the order stay."""
+    """Sort the jobs of each group whose lower ranks come first by rank. The group's jobs keep their places in the list."""
     order = list(jobs)
     seen: List[AJob] = []
     for job in jobs:
@@ -81,20 +81,20 @@ def without_turns(jobs: List[AJob]) -> List[AJob]:
 
 
 def served_together(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
-    """Return those whose turn is over once this one has had it, itself last.
+    """Return the jobs whose turn is over when this job is served; this job is the last.
 
-    That is its group where one rank comes first: taking turns one by one, it would always have a member in front of the
-    host's other jobs, and the lowest rank would be served in that one's place for ever.
+    If lower ranks come first, that is the whole group. If each member had a turn of its own, one of them would always stand
+    before the host's other jobs, and the lowest rank would be served in its place for ever.
     """
     return [*(others(job, jobs) if job.member.after_lower else ()), job]
 
 
 def learned(job: AJob, jobs: Iterable[AJob]) -> Tuple[Measurement, ...]:
-    """Return what a job that joins its group should be told at once: the last measurements of the others."""
+    """Return the others' last measurements, which a job that joins its group gets at once."""
     found = [measurement for one in others(job, jobs) for measurement in one.measured]
     return tuple(found[-CALIBRATION:])
 
 
 def to_tell(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
-    """Return those of its group that do not know the device's speed yet, once this one has a new measurement."""
+    """Return the jobs of the group that do not know the device's speed yet, and so get this job's new measurement."""
     return [one for one in others(job, jobs) if one.told + len(one.measured) < CALIBRATION]

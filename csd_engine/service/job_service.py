@@ -1,4 +1,4 @@
-"""Jobs and leases: what a host's words about them do, and where the workers' reports go. No socket is read here."""
+"""Jobs and leases: handles the hosts' messages about them and the workers' reports. It reads no socket."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = ["JobService"]
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
-_MAX_LEASES = 4096  # of one job that wait; a host has a few
+_MAX_LEASES = 4096  # waiting leases of one job; a host sends a few
 _MAX_PROBES = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class _Opening:
-    """A job that waits for what its host still sends; files are (kind, fingerprint)."""
+    """A job that waits for files of its host. A file is (kind, fingerprint)."""
 
     peer: bytes
     message: say.OpenJob
@@ -48,7 +48,7 @@ class _Opening:
 
 
 def _short_name(host: str) -> str:
-    """Return 8 hex digits by which people tell hosts apart."""
+    """Return 8 hex digits that stand for a host in texts for people."""
     return hashlib.blake2b(host.encode("utf-8"), digest_size=4).hexdigest()
 
 
@@ -56,13 +56,13 @@ class JobService:
     """The jobs of all hosts on one spool.
 
     Args:
-        spool: where batch files go.
-        manifests, arrays: received before, and being received.
-        roots: what may be read.
-        workers: the worker processes; the service adds and removes them.
+        spool: the spool for batch files.
+        manifests, arrays: files that hosts have sent or are sending.
+        roots: directories that may be read.
+        workers: the worker processes; the engine adds and removes them.
         send: sends a message to a host.
         host_of: names the computer that a connection comes from, for fairness.
-        operators: where files of users' operators lie; None: there are none.
+        operators: directory of the files of users' operators; None: there is none.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class JobService:
         host_of: Callable[[bytes], str],
         operators: Optional[OperatorDirectory] = None,
     ) -> None:
-        self.note = ""  # what holds leases back now
+        self.note = ""  # why leases are held back now
         self._spool = spool
         self._roots = roots
         self._workers = workers
@@ -90,16 +90,16 @@ class JobService:
         self._opening: List[_Opening] = []
         self._full_until = 0.0
         self._began = time.monotonic()
-        build()  # of the files that were loaded, not of those that replace them later
+        build()  # read now: the files may be replaced while the engine runs
         self._meter = Meter(self._began)
 
     def refuse(self, peer: bytes, job: str, reason: str) -> None:
-        """Say no to a job, or to the whole connection where `job` is empty."""
+        """Refuse a job, or the whole connection if `job` is empty."""
         _LOG.warning("refused %s: %s", job or "connection", reason)
         self._send(peer, say.Refused(job, say.shorten(reason)))
 
     def heard(self, peer: bytes, message: say.Ping) -> say.Pong:
-        """Note whose training waits; return the answer."""
+        """Note which jobs' training waits, and return the answer to the ping."""
         for job in self._queue.of(peer):
             job.waiting = job.name in message.waiting
         at_work = [worker.lease for worker in self._workers if worker.lease is not None and worker.lease[0].peer == peer]
@@ -108,7 +108,7 @@ class JobService:
         return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
 
     def status(self, sys: str) -> say.Status:
-        """Return how the engine and its computer are; `sys` is where /sys is."""
+        """Return the state of the engine and its computer. `sys`: the path of /sys."""
         now, spool = time.monotonic(), self._spool
         jobs = [
             say.JobStatus(
@@ -128,7 +128,7 @@ class JobService:
         )  # fmt: skip
 
     def drop_host(self, peer: bytes) -> None:
-        """End all that a host has here, without answers."""
+        """End all jobs of a host that is gone. Nothing is sent to it."""
         for cache in self._received.values():
             cache.forget(peer)
         self._opening = [one for one in self._opening if one.peer != peer]
@@ -139,7 +139,7 @@ class JobService:
     # -- jobs
 
     def open_job(self, peer: bytes, message: say.OpenJob, _: bytes) -> None:
-        """Open a job, or ask for a manifest first, or refuse."""
+        """Open a job or refuse it. If a file of its data set is missing, ask the host for the file first."""
         try:
             if (
                 self._queue.find(peer, message.job) is not None
@@ -177,15 +177,15 @@ class JobService:
         self._queue.add(job)
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
-        self._tell(job, learned(job, self._queue.of()))
+        self._send_measurements(job, learned(job, self._queue.of()))
 
     def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
-        """Take a part of what a data set needs; open what waited for it when it is complete."""
+        """Store a part of a data set's file. Once the file is complete, open the jobs that waited for it."""
         kind, fingerprint = file = (message.kind, message.fingerprint)
         cache = self._received[kind]
         waiting = [one for one in self._opening if (one.peer, one.missing) == (peer, file)]
         if not waiting or message.offset != cache.wanted(peer, fingerprint):
-            return  # sent twice, or its job was closed meanwhile
+            return  # the part was sent twice, or its job was closed meanwhile
         in_use = {one for job in self._queue.of() for one in job.files}.union(*(one.files for one in self._opening))
         used = {name for one, name in in_use if one == kind}
         try:
@@ -219,7 +219,7 @@ class JobService:
             self._end_job(job)
 
     def _end_job(self, job: Job) -> None:
-        """Drop queued leases now and the rest when no worker is at the job any more."""
+        """Drop queued leases now, and the rest once no worker works for the job."""
         job.closing = True
         job.probes.clear()
         while job.queue:
@@ -273,7 +273,7 @@ class JobService:
         job.add(Work(message, layout))
 
     def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
-        """Take a lease back, wherever it stands."""
+        """Cancel a lease, whatever its state."""
         job = self._queue.find(peer, message.job)
         work = job.work.get(message.lease) if job is not None else None
         if job is not None and work is not None and work.state is LeaseState.WORKING:
@@ -301,7 +301,7 @@ class JobService:
             self._discard(job, work)
 
     def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Path, int]]:
-        """Return a published batch's file and its size; None where the host has no such batch here."""
+        """Return a published batch's file and its size in bytes, or None if the host has no such batch here."""
         job = self._queue.find(peer, name)
         work = job.work.get(lease) if job is not None else None
         if job is None or work is None or work.state is not LeaseState.PUBLISHED:
@@ -312,13 +312,13 @@ class JobService:
         return self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
 
     def _discard(self, job: Job, work: Work) -> None:
-        """Forget a lease that no worker is at (any more), with its file and what it held of the quota."""
+        """Drop a lease that no worker works on: its file, and its part of the quota."""
         if work.state is not LeaseState.QUEUED:
             self._spool.remove_batch(self._file(job, work), work.file_bytes)
         job.drop(work)
 
     def dispatch(self) -> None:
-        """Give idle workers what is next."""
+        """Give each idle worker the next probe or lease."""
         self.note = ""
         for worker in self._workers:
             if not worker.idle:
@@ -340,14 +340,14 @@ class JobService:
             worker.begin(*taken, begun)
 
     def progressed(self, job: Job, work: Work, samples: int) -> None:
-        """Note how far a worker is with a lease."""
+        """Note how many samples of a lease a worker has made."""
         now = time.monotonic()
         for meter in (job.meter, self._meter):
             meter.add(samples - work.samples, now)
         work.samples = samples
 
     def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
-        """Take a worker's last word on a lease: published, failed or cancelled."""
+        """Handle a worker's final report on a lease. `kind`: published, failed or cancelled."""
         number = work.lease.lease
         self._queue.ended(job, work, report["busy_s"] if kind == "published" else None)
         if kind == "failed" and report["full"] and not work.cancelled:
@@ -371,19 +371,19 @@ class JobService:
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
             measurement = (work.layout.batch, busy_s)
             for one in to_tell(job, self._queue.of()):
-                self._tell(one, (measurement,))
+                self._send_measurements(one, (measurement,))
             job.measured.append(measurement)
         else:
             self._send(job.peer, say.Failed(job.name, number, say.shorten(report["reason"]), report["fatal"]))
 
-    def _tell(self, job: Job, batches: Tuple[Measurement, ...]) -> None:
-        """Tell a job's host how long batches of its run's other ranks took."""
+    def _send_measurements(self, job: Job, batches: Tuple[Measurement, ...]) -> None:
+        """Send a job's host the measurements of other ranks' batches."""
         job.told += len(batches)
         if batches:
             self._send(job.peer, say.Measured(job.name, batches))
 
     def probed(self, job: Job, digests: Tuple[str, ...]) -> None:
-        """Pass a probe's result on."""
+        """Send a probe's digests to its host."""
         if job.closing:
             self._end_job(job)
         else:

@@ -1,12 +1,12 @@
-"""Jobs and their leases on the engine: who is next, and who may fill the spool. Pure; no socket, file, process or clock.
+"""Jobs and their leases on the engine: whose lease is next, and who may fill the spool. No socket, file, process or clock.
 
-Hosts are served fairly by the workers' time, whatever they ask for and however many jobs they have; the jobs of one host
-take turns, those whose training waits first.
+All hosts get equal shares of the workers' time, however many jobs they have. The jobs of one host take turns; jobs whose
+training waits come first.
 
-The spool's quota is shared in the same way. Who holds less than a fair share takes what is free; who holds more takes it
-only where that leaves the others theirs. A published batch is never taken away again, so a share that somebody else fills
-and does not fetch could not be had back: two small parts stay free, one for hosts and one for jobs that hold next to
-nothing, and nobody can be shut out by a job that is not being drained.
+The spool's quota is shared in the same way. A host or job with less than a fair share may take any free part of the quota.
+One with more may take a part only if enough stays free for the others' shares. The engine never takes a published batch
+away, so a job that does not fetch its batches keeps its part of the quota. Two small parts therefore stay free for
+newcomers: one for hosts and one for jobs that hold almost nothing. So no job can shut the others out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from csd_engine.service.meter import Meter
 
 __all__ = ["FairQueue", "Job", "LeaseState", "Quota", "Work"]
 
-_KEPT = 1 / 16  # of the quota, or one batch: kept free for newcomers among the hosts, and as much for those among the jobs
-_SMALL = 1 / 64  # of the quota, or one batch: who holds no more is a newcomer
+_FREE_FOR_NEWCOMERS = 1 / 16  # part of the quota, but at least one batch: for hosts, and as much again for jobs
+_NEWCOMER_HOLDS = 1 / 64  # part of the quota, but at least one batch: a newcomer holds no more
 _EPSILON = 1e-9
-_TOO_FEW = 1 / 8  # where a batch takes more of the quota than this, nothing is kept
+_LARGE_BATCH = 1 / 8  # part of the quota: if a batch takes more, nothing is kept free for newcomers
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,24 @@ class Quota:
     bytes: int
 
     def part(self, batches: int, size: int) -> float:
-        """Return the part of the quota that so many batches of `size` bytes together take, 0 to 1."""
+        """Return the part of the quota, 0 to 1, that `batches` batches of `size` bytes in all take."""
         return max(batches / self.batches, size / self.bytes)
 
     def usable(self, file_bytes: int) -> int:
-        """Return how many batches of this size one job can hold, alone on the engine."""
+        """Return how many batches of this size a job can hold if it is alone on the engine."""
         one = self.part(1, file_bytes)
-        return int((1 - 2 * _kept_free(one)) / one + _EPSILON)
+        return int((1 - 2 * _free_for_newcomers(one)) / one + _EPSILON)
 
 
-def _kept_free(one: float) -> float:
-    """Return the part of the quota that is kept for newcomers, where a batch takes this part of it."""
-    return 0.0 if one > _TOO_FEW else max(_KEPT, one)
+def _free_for_newcomers(one: float) -> float:
+    """Return the part of the quota that stays free for newcomers. `one`: the part that one batch takes."""
+    return 0.0 if one > _LARGE_BATCH else max(_FREE_FOR_NEWCOMERS, one)
 
 
 class LeaseState(enum.Enum):
-    """Where a lease stands. QUEUED -> WORKING -> PUBLISHED; a full disk sends WORKING back to QUEUED, and one that comes to
-    nothing is dropped from where it stands.
+    """The state of a lease: QUEUED -> WORKING -> PUBLISHED.
+
+    A full disk sends it from WORKING back to QUEUED. A lease that fails or is cancelled is dropped from any state.
     """
 
     QUEUED = "queued"
@@ -67,11 +68,11 @@ class Work:
     """A lease on the engine."""
 
     lease: Lease
-    layout: Layout  # of this batch: the job's with as many rows as the lease has items
+    layout: Layout  # the job's, with one row for each item of the lease
     state: LeaseState = LeaseState.QUEUED
     samples: int = 0
     cancelled: bool = False
-    charged_s: float = 0.0  # workers' time that its host was charged for it
+    charged_s: float = 0.0  # workers' time that its host was charged
 
     def __post_init__(self) -> None:
         self.file_bytes = self.layout.file_bytes
@@ -79,8 +80,10 @@ class Work:
 
 @dataclass
 class Job:
-    """One open job of one connection. `key` is its directory's name, unique in this engine; `command` opens it in a
-    worker. `host` is who is served fairly: the connections of one computer are one.
+    """One open job of one connection.
+
+    `key` is the name of the job's directory, unique in this engine. `command` opens the job in a worker. `host` is the
+    computer that is served fairly: all its connections have the same `host`.
     """
 
     peer: bytes
@@ -89,7 +92,7 @@ class Job:
     key: str
     layout: Layout
     samples: int
-    files: Tuple[Tuple[str, str], ...]  # (kind, fingerprint) of what its host has sent
+    files: Tuple[Tuple[str, str], ...]  # (kind, fingerprint) of the files that its host has sent
     command: Dict[str, Any]
     meter: Meter  # of its images
     work: Dict[int, Work] = field(default_factory=dict)
@@ -97,8 +100,8 @@ class Job:
     probes: Deque[Probe] = field(default_factory=deque)
     waiting: bool = False
     closing: bool = False
-    silent: bool = False  # its host is gone: no answers
-    sample_s: Optional[float] = None  # workers' time for one of its samples, last measured
+    silent: bool = False  # its host is gone: the engine sends no answers
+    sample_s: Optional[float] = None  # workers' time for one of its samples, as last measured
     made: int = 0  # batches published
     member: Member = Member()
     measured: Deque[Measurement] = field(default_factory=lambda: deque(maxlen=groups.CALIBRATION))  # of its last batches
@@ -106,7 +109,7 @@ class Job:
     held_back: str = ""  # why its next lease was not begun when a worker was free
 
     holds: Tuple[int, int] = (0, 0)  # batches and bytes that count against the quota
-    wants: Tuple[int, int] = (0, 0)  # of those in its queue
+    wants: Tuple[int, int] = (0, 0)  # batches and bytes of its queue
     unfetched: int = 0  # batches published and not yet released
 
     @property
@@ -126,7 +129,7 @@ class Job:
         self._count(work, 1)
 
     def step(self, work: Work, state: LeaseState) -> None:
-        """Note a lease's new state. One that goes back to QUEUED is the next again; one that leaves it was popped."""
+        """Set a lease's state. A lease that goes back to QUEUED is the next one. One that leaves QUEUED is off the queue."""
         self._count(work, -1)
         work.state = state
         self._count(work, 1)
@@ -141,7 +144,7 @@ class Job:
         self._count(work, -1)
 
     def _count(self, work: Work, sign: int) -> None:
-        """Counted as they change: thousands of published batches may lie in the spool, and each lease begun asks."""
+        """Update the sums with each change: each lease needs them, and thousands of published batches may be in the spool."""
         change = (sign, sign * work.file_bytes)
         if work.state is LeaseState.QUEUED:
             self.wants = (self.wants[0] + change[0], self.wants[1] + change[1])
@@ -156,7 +159,7 @@ class Job:
 
 
 class _Holding:
-    """What somebody holds of the quota, and what waits for a part of it: (batches, bytes)."""
+    """The (batches, bytes) that a host or job holds of the quota, and those that it waits for."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
@@ -170,16 +173,16 @@ class _Holding:
 
     @property
     def held(self) -> float:
-        """The part of the quota that it holds."""
+        """The held part of the quota, 0 to 1."""
         return self._quota.part(*self._held)
 
     def claim(self, share: float) -> float:
-        """Return what should be left to it."""
+        """Return the part of the quota that others must leave free for this one. `share`: its fair share."""
         return max(0.0, min(share - self.held, self._quota.part(*self._wanted)))
 
 
 class _Holdings:
-    """What all hold at this moment."""
+    """The parts of the quota that all hosts and jobs hold at this moment."""
 
     def __init__(self, jobs: Iterable[Job], quota: Quota) -> None:
         self.all = _Holding(quota)
@@ -194,24 +197,24 @@ class _Holdings:
 
 
 class FairQueue:
-    """All jobs and their leases; says whose lease is next, so that hosts get equal shares of the workers' time."""
+    """All jobs and their leases. It chooses the next lease so that hosts get equal shares of the workers' time."""
 
     def __init__(self) -> None:
-        self._jobs: Dict[str, Job] = {}  # by key; the first is the next one's turn
-        self._used_s: Dict[str, float] = {}  # workers' time by host, with what it missed while it wanted nothing
-        self._served_s = 0.0  # no host that wants something has had less
-        self._sample_s = 1.0  # of a job that was not measured yet: as the last one that was
+        self._jobs: Dict[str, Job] = {}  # by key, in the order of their turns
+        self._used_s: Dict[str, float] = {}  # workers' time by host; the time while a host wanted nothing counts as used
+        self._served_s = 0.0  # workers' time that every host with a queue has used at least
+        self._sample_s = 1.0  # the last measured time of a sample: the estimate for a job without a measurement
 
     def add(self, job: Job) -> None:
-        """Put a new job at the end of the turn."""
+        """Add a job; its turn comes last."""
         self._jobs[job.key] = job
         self._used_s.setdefault(job.host, self._served_s)
 
     def remove(self, job: Job) -> None:
-        """Take a job off."""
+        """Remove a job."""
         del self._jobs[job.key]
         hosts = {one.host for one in self._jobs.values()}
-        # One that has had more than the others is remembered: it may come back with its next job.
+        # A host that has had more time than the others is remembered: it may come back with another job.
         self._used_s = {host: s for host, s in self._used_s.items() if host in hosts or s > self._served_s}
 
     def find(self, peer: bytes, name: str) -> Optional[Job]:
@@ -222,16 +225,19 @@ class FairQueue:
         """Return all jobs, or those of one connection."""
         return [job for job in self._jobs.values() if peer is None or job.peer == peer]
 
-    def _in_turn(self) -> List[Job]:
-        """Jobs in the order to serve them: those whose training waits in turn, then the others, ranks as they wish."""
+    def _service_order(self) -> List[Job]:
+        """Return open jobs in the order of service: jobs whose training waits, then the others.
+
+        Each part is in the order of turns. In the second part, a run's ranks may come in the order of their numbers.
+        """
         open_jobs = [job for job in self._jobs.values() if not job.closing]
         return [job for job in open_jobs if job.waiting] + groups.without_turns(
             [job for job in open_jobs if not job.waiting]
         )
 
     def next_probe(self) -> Optional[Tuple[Job, Probe]]:
-        """Take the next probe; probes come before leases, they take no space and somebody waits for each."""
-        for job in self._in_turn():
+        """Take the next probe. Probes come before leases: they take no space, and a host waits for each."""
+        for job in self._service_order():
             if job.probes:
                 return job, job.probes.popleft()
         return None
@@ -239,24 +245,24 @@ class FairQueue:
     # -- leases
 
     def next_lease(self, shortage: Callable[[int], str], quota: Quota) -> Tuple[Optional[Tuple[Job, Work]], str]:
-        """Take the next lease to begin, and say what holds leases back.
+        """Take the next lease to begin, and say why leases are held back.
 
         Args:
-            shortage: why a batch of so many bytes may not be begun now; empty if it may.
-            quota: what the spool may hold.
+            shortage: returns why a batch of that many bytes may not be begun now, or an empty text if it may.
+            quota: the spool's quota.
 
         Returns:
-            (job and lease, now WORKING, or None; the reason for holding back, or empty).
+            The job and its lease, which is now WORKING, or None; and the reason for holding leases back, or an empty text.
         """
-        ready = [job for job in self._in_turn() if job.queue]
+        ready = [job for job in self._service_order() if job.queue]
         note = ""
         if ready:
             self._served_s = max(self._served_s, min(self._used_s[job.host] for job in ready))
-            for job in ready:  # what it did not want then is not made up for now
+            for job in ready:  # a host gets no time back for a while in which it wanted nothing
                 self._used_s[job.host] = max(self._used_s[job.host], self._served_s)
         holdings = _Holdings(self._jobs.values() if ready else (), quota)
         for job in sorted(ready, key=lambda job: self._used_s[job.host]):
-            short = shortage(job.next_bytes()) or self._kept_from(job, quota, holdings)
+            short = shortage(job.next_bytes()) or self._quota_shortage(job, quota, holdings)
             job.held_back = short
             if not short:
                 return (job, self._begin(job)), note
@@ -273,7 +279,7 @@ class FairQueue:
         return work
 
     def ended(self, job: Job, work: Work, busy_s: Optional[float]) -> None:
-        """Take note of the workers' time that a lease has cost; None: it was broken off, and cost its part."""
+        """Charge the workers' time that a lease has cost, in seconds. None: it was broken off, and its done part counts."""
         items = len(work.lease.items)
         if busy_s is None:
             busy_s = work.charged_s * min(1.0, work.samples / items)
@@ -285,20 +291,20 @@ class FairQueue:
     # -- the quota
 
     @staticmethod
-    def _kept_from(job: Job, quota: Quota, holdings: _Holdings) -> str:
-        """Return why the job may not have what is free of the quota; empty if it may."""
+    def _quota_shortage(job: Job, quota: Quota, holdings: _Holdings) -> str:
+        """Return why the job may not take a free part of the quota, or an empty text if it may."""
         one = quota.part(1, job.next_bytes())
         hosts, jobs = holdings.hosts, holdings.jobs[job.host]
         host, own = hosts[job.host], jobs[job.key]
-        share = (1 - 2 * _kept_free(one)) / len(hosts)
+        share = (1 - 2 * _free_for_newcomers(one)) / len(hosts)
         claimed = 0.0
         if host.held >= share:
             claimed += sum(other.claim(share) for name, other in hosts.items() if name != job.host)
         share /= len(jobs)
         if own.held >= share:
             claimed += sum(other.claim(share) for key, other in jobs.items() if key != job.key)
-        newcomer = max(one, _SMALL) - one + _EPSILON
-        kept = ((host.held > newcomer) + (own.held > newcomer)) * _kept_free(one)
+        newcomer = max(one, _NEWCOMER_HOLDS) - one + _EPSILON
+        kept = ((host.held > newcomer) + (own.held > newcomer)) * _free_for_newcomers(one)
         free = 1 - holdings.all.held - one + _EPSILON
         if free >= claimed + kept:
             return ""

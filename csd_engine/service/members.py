@@ -1,8 +1,9 @@
-"""A directory that several processes share, and who of them still needs it.
+"""A directory that several processes share until the last of them ends.
 
-Each holds a shared flock on the directory's `lock` file, which the system lets go however a process ends. Who gets the lock
-exclusively is alone. The directory is renamed before it is removed, so nobody can come into one that is half gone: who had
-opened its lock file meanwhile finds that it is not the one under that name any more, and makes a new directory.
+Each process holds a shared flock on the directory's `lock` file. The system releases it however the process ends. A process
+that gets the lock exclusively is the only one left. It renames the directory before it removes it, so no process can join a
+half-removed directory: one that has opened the old lock file sees that another file, or none, has that name now, and makes a
+new directory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 
 class Members:
-    """One process's part in a shared directory; made by `join` or `look_on`. A forked child calls `close` only."""
+    """One process's membership in a shared directory. `join` or `look_on` make it. A forked child calls only `close`."""
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
@@ -32,11 +33,11 @@ class Members:
 
     @classmethod
     def join(cls, directory: PathLike) -> Members:
-        """Come in, making the directory (mode 0700) if it is missing; waits for one that is being removed.
+        """Join the directory, and make it (mode 0700) if it is missing. Wait while a directory of that name is removed.
 
         Raises:
-            SpoolError: there is something else of that name, or somebody else's directory.
-            OSError: it can't be made.
+            SpoolError: the path is no directory, or is another user's.
+            OSError: the directory can't be made.
         """
         path = Path(directory)
         while True:
@@ -61,20 +62,20 @@ class Members:
 
     @classmethod
     def look_on(cls, directory: PathLike) -> Members:
-        """Look on without being one of them. Raises OSError where there is no lock file."""
+        """Watch the directory without joining it. Raises OSError if it has no lock file."""
         return cls(Path(directory), os.open(Path(directory) / LOCK, os.O_RDWR | os.O_CLOEXEC))
 
     def _current(self) -> bool:
-        """Whether the lock file is still the one under its name."""
+        """Return whether the open lock file is still the one in the directory."""
         try:
             return os.path.samestat(os.fstat(self._lock), os.stat(self.directory / LOCK))
         except OSError:
             return False
 
     def alone(self) -> bool:
-        """Whether nobody else is there; nobody can come in then until `close` or `remove`. If not, this one is out.
+        """Return whether no other process is a member. If so, none can join until `close` or `remove`.
 
-        False once this one has left.
+        If not, this process is no member any more. False also after `close`.
         """
         if self._lock < 0:
             return False
@@ -85,7 +86,7 @@ class Members:
         return True
 
     def remove(self) -> bool:
-        """Leave; remove the directory where nobody else is there. Returns whether it was. May be called again."""
+        """Leave, and remove the directory if no other process is a member. Return whether it was removed."""
         try:
             if not self.alone() or not self._current():
                 return False
@@ -100,7 +101,7 @@ class Members:
             self.close()
 
     def close(self) -> None:
-        """Leave; the directory stays. May be called again."""
+        """Leave without removing the directory. It may be called again."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -1,4 +1,4 @@
-"""How many images a second: a count over the last seconds. Pure; the time comes in."""
+"""Counts images a second over the last seconds. The caller gives the time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Deque, List
 __all__ = ["WINDOW_S", "Meter"]
 
 WINDOW_S = 10.0
-_LEAST_SPAN_S = 1.0  # one image after a millisecond is no thousand a second
-_SLOT_S = 0.5  # counts closer together than this are kept as one
+_LEAST_SPAN_S = 1.0  # else one image in the first millisecond would be a thousand a second
+_SLOT_S = 0.5  # counts that are closer together are kept as one
 
 
 class Meter:
-    """Counts images; `now` is any monotonic clock's, in seconds, and never goes back."""
+    """Counts images. `now` is the time of any monotonic clock, in seconds; it never goes back."""
 
     def __init__(self, now: float) -> None:
         self.total = 0
@@ -30,7 +30,7 @@ class Meter:
             self._slots.append([now, images])
 
     def per_s(self, now: float) -> float:
-        """Images a second over the last WINDOW_S, or since the meter began where that is less, but at least a second."""
+        """Return images a second over the last WINDOW_S, or since the meter's start if that is later (at least 1 s)."""
         self._forget(now)
         span = max(_LEAST_SPAN_S, min(WINDOW_S, now - self._began))
         return sum(images for _, images in self._slots) / span

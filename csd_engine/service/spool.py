@@ -1,13 +1,14 @@
-"""The engine's spool on disk: job directories, the quota and the reserve of free space. One engine a spool.
+"""The engine's spool on disk: job directories, the quota and the reserve of free space. Each engine has its own spool.
 
-SPOOL/ddlp-spool            says that the directory is a spool; without it one that holds other files is refused
+SPOOL/ddlp-spool            marks the directory as a spool; without it, a directory that holds other files is refused
 SPOOL/.lock                 held (flock) by the engine that uses it
 SPOOL/.large                held by the worker that decodes a large image (csd_engine.prepare.large_image_lock)
 SPOOL/job-N-HEX/            one job's batch files
-SPOOL/spare-N-HEX           a removed batch's file, to be written over (csd_engine.service.file_recycling)
-SPOOL/here-HEX              random content: a host that can tell it sees this very spool
-SPOOL/manifests/, arrays/   what hosts have sent, by fingerprint, kept from job to job
-SPOOL/files/                a directory a host, with arrays for its jobs; read here, and removed once the host is gone
+SPOOL/spare-N-HEX           a removed batch's file that a new batch will overwrite (csd_engine.service.file_recycling)
+SPOOL/here-HEX              random content: a host that can read it sees this spool
+SPOOL/manifests/, arrays/   files that hosts have sent, by fingerprint; they outlive the jobs
+SPOOL/files/                one directory for each host, with arrays for its jobs; the engine reads it, and removes it once
+                            the host is gone
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ KEPT = ("files", "manifests", "arrays")
 # Regular expressions of names, for Python and for grep -E on a device.
 JOB = "job-[0-9]+-[0-9a-f]{8}"
 _SIGN = "here-[0-9a-f]{16}"
-_TRIAL = r"\.ddlp-[0-9a-f]{16}(\.back)?"  # of ddlp.deploy.prove, broken off
-_HOST = "[0-9a-f]{8}-[0-9a-f]{16}"  # as `host_directory` makes them
-FINGERPRINT = "[0-9a-f]{32}"  # of what hosts have sent: with a suffix, or as a part that is still coming
-PART = rf"{FINGERPRINT}\.[0-9]+\.part"
-# What engines and hosts make in a spool, and in those of its directories that are kept: all else there is the user's.
+_TRIAL = r"\.ddlp-[0-9a-f]{16}(\.back)?"  # left by a test of ddlp.deploy.prove that did not end
+_HOST = "[0-9a-f]{8}-[0-9a-f]{16}"  # a name that `host_directory` makes
+FINGERPRINT = "[0-9a-f]{32}"  # of a file that a host has sent; an array's name has a suffix too
+PART = rf"{FINGERPRINT}\.[0-9]+\.part"  # a file whose parts still come
+# Files that engines and hosts make in a spool and in its `KEPT` directories. All other files there are the user's.
 MADE = (
     rf"\./({JOB}|{SPARE}|{_SIGN}|{_TRIAL}|\.lock|\.large)|files/{_HOST}"
     rf"|manifests/({FINGERPRINT}|{PART})|arrays/({FINGERPRINT}\.npy|{PART})"
 )
-OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what may be in one that has no mark yet: it was half made
+OURS = rf"{MADE}|\./({'|'.join(KEPT)}|lost\+found)"  # what a spool may hold before it has its mark
 
 _LOOK_BYTES = 4096
 
@@ -60,18 +61,18 @@ def free_bytes(directory: PathLike) -> int:
 
 
 def remove_tree(directory: PathLike) -> None:
-    """Remove a directory with all in it; what is missing or vanishes meanwhile is no error."""
+    """Remove a directory and all its content. A missing or vanishing file is no error."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def look_at(path: PathLike, beneath: Optional[PathLike] = None) -> str:
-    """Return a digest (32 hex digits) of a small file's content, or nothing where it cannot be seen.
+    """Return a digest (32 hex digits) of a small file's content, or an empty text if the file cannot be read.
 
-    For both sides: whoever can tell what the other one has just written sees the same file system.
+    Host and engine both call this. If one can read what the other has just written, both see the same file system.
     """
     directory = os.path.dirname(os.path.abspath(path))
     try:
-        os.listdir(directory)  # a network file system's client asks its server again
+        os.listdir(directory)  # makes a network file system's client ask its server again
         allowed = None if beneath is None else [os.path.realpath(beneath)]
         with open(open_regular(os.fspath(path), allowed), "rb") as stream:
             content = stream.read(_LOOK_BYTES)
@@ -81,23 +82,25 @@ def look_at(path: PathLike, beneath: Optional[PathLike] = None) -> str:
 
 
 def host_directory(boot: str) -> str:
-    """Return a new name for a host's directory in SPOOL/files. `boot`: 8 hex digits, the host's until it is started again."""
+    """Return a new name for a host's directory in SPOOL/files. `boot`: 8 hex digits that change when the host boots."""
     return f"{boot}-{secrets.token_hex(8)}"
 
 
 class Spool:
-    """Space for batch files: who may begin another one, and why not.
+    """Space for batch files. It says whether another batch may be begun, and if not, why.
 
     Args:
-        directory: made if missing. Job directories that a killed engine left there are removed; what is not ddlp's never is.
-        quota_batches: batch files there at once, over all jobs.
-        quota_bytes: their bytes.
+        directory: the spool's directory; it is made if it is missing. Job directories that a killed engine left there are
+            removed. Files that are not ddlp's are never removed.
+        quota_batches: the most batch files at once, over all jobs.
+        quota_bytes: the most bytes of these files.
         reserve_bytes: free bytes to leave on the file system.
-        mapped: hosts on this computer map batch files, and none reads them over a network, where an old file's content may
-            be kept beside it: removed batches' files are written over by new ones.
+        mapped: all hosts are on this computer and map the batch files. New batches then overwrite the files of removed
+            ones. A network file system's client could show a host the old content.
 
     Raises:
-        SpoolError: it cannot be made or written, another engine uses it, or it is no spool, but holds somebody's files.
+        SpoolError: the spool cannot be made or written, another engine uses it, or the directory is no spool and holds
+            other files.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Spool:
         self._clear()
         try:
             if self.files.is_symlink():
-                self.files.unlink()  # what it leads to would be readable to every host
+                self.files.unlink()  # every host could read the link's target
             if not (self.directory / MARK).is_file():
                 (self.directory / MARK).write_text("ddlp's engine makes and removes its files here.\n", "ascii")
             self.files.mkdir(exist_ok=True)
@@ -142,7 +145,7 @@ class Spool:
             raise SpoolError(f"{self.files} cannot be made: {error.strerror}. Make the spool writable.") from None
 
     def _check_ours(self) -> None:
-        """Raise SpoolError where the directory is none of ours, and not empty: files in it would be served, and removed."""
+        """Raise SpoolError if the directory has no mark and holds other files: an engine would serve or remove them."""
         if (self.directory / MARK).is_file():
             return
         other = next((path for path in self._below() if not re.fullmatch(OURS, path)), None)
@@ -153,7 +156,7 @@ class Spool:
             )
 
     def _below(self) -> Iterator[str]:
-        """Yield ./NAME for all in the directory, and files/NAME and so on for all in those that are kept."""
+        """Yield ./NAME for each entry of the directory, and files/NAME and so on for each entry of the `KEPT` ones."""
         for above in (".", *KEPT):
             if (self.directory / above).is_dir():
                 yield from (f"{above}/{name}" for name in sorted(os.listdir(self.directory / above)))
@@ -162,7 +165,7 @@ class Spool:
         for left in self.directory.glob("job-*"):
             if re.fullmatch(JOB, left.name):
                 remove_tree(left)
-        for left in self.directory.glob("*"):  # nothing where the directory is gone
+        for left in self.directory.glob("*"):  # yields nothing if the directory is gone
             if not re.fullmatch(f"{_SIGN}|{SPARE}", left.name):
                 continue
             try:
@@ -171,7 +174,7 @@ class Spool:
                 pass
 
     def make_job_directory(self) -> Path:
-        """Make and return a new job's directory; SpoolError if that fails."""
+        """Make a directory for a new job and return its path. Raises SpoolError."""
         self._jobs += 1
         path = self.directory / f"job-{self._jobs}-{secrets.token_hex(4)}"
         try:
@@ -183,11 +186,11 @@ class Spool:
         return path
 
     def remove_job(self, name: str) -> None:
-        """Remove a job's directory with all in it."""
+        """Remove a job's directory and all its content."""
         remove_tree(self.directory / name)
 
     def remove_batch(self, path: PathLike, file_bytes: int) -> None:
-        """Remove a batch's file, or what was begun of it, and count it as gone."""
+        """Remove a batch's file, complete or not, and take it off the count."""
         self.give_back(file_bytes)
         if self._recycled is not None:
             self._recycled.put(os.fspath(path), file_bytes)
@@ -214,7 +217,7 @@ class Spool:
         return None
 
     def shortage(self, file_bytes: int) -> str:
-        """Return why no further batch of this size may be begun now; empty if it may."""
+        """Return why no further batch of this size may be begun now, or an empty text if one may."""
         if self.batches >= self.quota_batches:
             return f"spool quota full: {self.batches} of {self.quota_batches} batches wait to be fetched"
         if self.bytes + file_bytes > self.quota_bytes:
@@ -231,7 +234,7 @@ class Spool:
         return ""
 
     def begin_batch(self, path: PathLike, file_bytes: int) -> bool:
-        """Count a batch that is begun; return whether the file that its writer begins is there already, to be written over."""
+        """Count a batch that is begun. Return whether its writer will overwrite a recycled file, which is now in place."""
         self.batches += 1
         self.bytes += file_bytes
         if not self._recycled:
@@ -241,23 +244,23 @@ class Spool:
         return given
 
     def give_back(self, file_bytes: int) -> None:
-        """Count a batch that is gone."""
+        """Take a batch that is gone off the count."""
         self.batches -= 1
         self.bytes -= file_bytes
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the spool's file system; 0 if it cannot be asked."""
+        """Return the free bytes of the spool's file system, or 0 if the system does not tell."""
         try:
             return free_bytes(self.directory)
         except OSError:
             return 0
 
     def room_bytes(self) -> int:
-        """Return what may be written beside batch files: the free bytes above the reserve."""
+        """Return the free bytes above the reserve: files other than batches may use them."""
         return self.free_bytes() - self.reserve_bytes
 
     def close(self) -> None:
-        """Remove the job directories and let go of the spool; what hosts have sent stays."""
+        """Remove the job directories and give the spool up. Files that hosts have sent stay."""
         if self._lock < 0:
             return
         self._clear()

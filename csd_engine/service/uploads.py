@@ -1,4 +1,4 @@
-"""What hosts send of their data sets: manifests and arrays, received in parts, verified, kept by their content's hash."""
+"""Manifests and arrays that hosts send. They come in parts, are verified, and are stored under the hash of their content."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from csd_engine.service.spool import FINGERPRINT, PART
 __all__ = ["FileCache", "needed_files", "pack", "read_part"]
 
 MAX_MANIFEST_BYTES = 1 << 30
-_COMPRESSION = 1  # paths shrink to a fifth already; more costs the host time at every first use
+_COMPRESSION = 1  # zlib level: paths shrink to a fifth; a higher level costs the host time at every first use
 
 Key = Tuple[Hashable, str]
 
 
 def pack(kind: str, content: Union[bytes, memoryview]) -> Union[bytes, memoryview]:
-    """Return a part as it travels. Paths shrink well, pixels hardly and slowly. For the host."""
+    """Return a part's bytes as the host sends them. A manifest is compressed; pixels hardly shrink, so an array is not."""
     return zlib.compress(content, _COMPRESSION) if kind == MANIFEST else content
 
 
 def read_part(path: "os.PathLike[str]", offset: int) -> Tuple[bytes, int]:
-    """Return the part of the file that begins at `offset`, and the file's size. For the host."""
+    """Return the part of the file that begins at byte `offset`, and the file's size in bytes. The host calls this."""
     with open(path, "rb") as stream:
         total = os.fstat(stream.fileno()).st_size
         stream.seek(offset)
@@ -39,11 +39,13 @@ def read_part(path: "os.PathLike[str]", offset: int) -> Tuple[bytes, int]:
 
 
 def needed_files(dataset: Dataset, arrays: "os.PathLike[str]") -> List[Tuple[str, str]]:
-    """Return (kind, fingerprint) of what a reader of this data set needs and a host sends: each once, manifests first.
+    """Return (kind, fingerprint) of each file that a host must send before the data set can be read.
+
+    Each file is listed once. Manifests come first.
 
     Args:
-        dataset: the description.
-        arrays: the directory of the arrays that hosts have sent.
+        dataset: the data set's description.
+        arrays: the directory of arrays that hosts have sent.
     """
     return sorted(dict.fromkeys(dataset.uploads(arrays)), key=lambda file: file[0] != MANIFEST)
 
@@ -58,20 +60,21 @@ class _Incoming:
 
 
 class FileCache:
-    """Files of one kind below `directory`. What else lies there is neither removed, counted nor served.
+    """The received files of one kind, in one directory. Other files in the directory are not removed, counted or served.
 
     Args:
-        directory: made if missing.
+        directory: the files' directory; it is made if it is missing.
         kind: MANIFEST or ARRAY.
-        limit_bytes: of all together. The least recently used go first, used ones never.
-        room_bytes: tells what may still be written there.
+        limit_bytes: the most bytes of all files together. The least recently used file is removed first; a file in use is
+            never removed.
+        room_bytes: returns the bytes that may still be written to the directory.
     """
 
     def __init__(self, directory: Path, kind: str, limit_bytes: int, room_bytes: Callable[[], int]) -> None:
         self.directory = directory
         self._kind = kind
         self._suffix = ARRAY_SUFFIX if kind == ARRAY else ""
-        self._own = re.compile(FINGERPRINT + re.escape(self._suffix))
+        self._name_pattern = re.compile(FINGERPRINT + re.escape(self._suffix))
         self._limit_bytes = limit_bytes
         self._room_bytes = room_bytes
         self._incoming: Dict[Key, _Incoming] = {}
@@ -86,11 +89,11 @@ class FileCache:
             raise SpoolError(why) from None
 
     def path(self, fingerprint: str) -> Path:
-        """Return where the file is, or would be."""
+        """Return the file's path, whether or not the file exists."""
         return self.directory / (fingerprint + self._suffix)
 
     def has(self, fingerprint: str) -> bool:
-        """Tell whether the file is here, and mark it as used now."""
+        """Return whether the file exists, and mark it as used now."""
         try:
             os.utime(self.path(fingerprint))
         except OSError:
@@ -98,7 +101,7 @@ class FileCache:
         return True
 
     def wanted(self, source: Hashable, fingerprint: str) -> int:
-        """Return the offset of the part that `source` should send next."""
+        """Return the byte offset of the part that `source` should send next."""
         incoming = self._incoming.get((source, fingerprint))
         return incoming.offset if incoming else 0
 
@@ -111,14 +114,14 @@ class FileCache:
         part: Union[bytes, memoryview],
         in_use: Collection[str],
     ) -> Optional[int]:
-        """Take a part; return the next part's offset, or None when the file is complete and verified.
+        """Store a part. Return the next part's byte offset, or None when the file is complete and verified.
 
         Raises:
-            DatasetError: the parts do not make a file of that fingerprint; what came so far is dropped.
-            SpoolError: it cannot be written, or there is no room for it.
+            DatasetError: the parts do not make a file of that fingerprint. All parts of the file are dropped.
+            SpoolError: the file cannot be written, or there is no room for it.
         """
         key = (source, fingerprint)
-        if self.has(fingerprint):  # another host was faster
+        if self.has(fingerprint):  # another host has sent it already
             self._drop(key)
             return None
         incoming = self._incoming.get(key)
@@ -140,7 +143,7 @@ class FileCache:
 
     def _begin(self, key: Key, total: int, in_use: Collection[str]) -> _Incoming:
         if total <= 0:
-            raise DatasetError(f"{self._kind} {key[1]} of {total} bytes: nothing of that size can be sent.")
+            raise DatasetError(f"{self._kind} {key[1]} has {total} bytes. A file that is sent must have at least one.")
         self._make_room(total, in_use)
         self._count += 1
         path = self.directory / f"{key[1]}.{self._count}.part"
@@ -152,7 +155,7 @@ class FileCache:
         expected = min(MAX_PART_BYTES, incoming.total - incoming.offset)
         if offset != incoming.offset or total != incoming.total:
             raise DatasetError(
-                f"{self._kind} part at {offset} of {total} came where {incoming.offset} of {incoming.total} was next. "
+                f"{self._kind} part at {offset} of {total} came, but {incoming.offset} of {incoming.total} was expected. "
                 "Did the data set change while it was sent? Open the job again."
             )
         content = part
@@ -162,9 +165,9 @@ class FileCache:
             except zlib.error as error:
                 raise DatasetError(f"{self._kind} part at {offset} is damaged: {error}. Send it again.") from None
         if len(content) != expected:
-            raise DatasetError(f"{self._kind} part at {offset} has not the {expected} bytes expected. Send it again.")
+            raise DatasetError(f"{self._kind} part at {offset} does not have the expected {expected} bytes. Send it again.")
         incoming.stream.write(content)
-        os.fdatasync(incoming.stream.fileno())  # before it has its name: a power cut must not leave half of it there
+        os.fdatasync(incoming.stream.fileno())  # before the rename: after a power cut, no half file may have the final name
         incoming.digest.update(content)
         incoming.offset += len(content)
 
@@ -173,12 +176,12 @@ class FileCache:
         found = incoming.digest.hexdigest()
         if found != fingerprint:
             raise DatasetError(
-                f"the {self._kind} received is {found}, expected was {fingerprint}. Did the data set change while it was "
-                "sent? Begin a new epoch."
+                f"the {self._kind} received is {found}, but {fingerprint} was expected. Did the data set change "
+                "while it was sent? Begin a new epoch."
             )
         if self._kind == MANIFEST:
             Manifest.open(incoming.path).close()  # an array's header is checked by its reader
-        os.replace(incoming.path, self.path(fingerprint))  # of the same content, should one be there
+        os.replace(incoming.path, self.path(fingerprint))  # a file that is replaced has the same content
 
     def _drop(self, key: Key) -> None:
         incoming = self._incoming.pop(key, None)
@@ -187,13 +190,14 @@ class FileCache:
             _unlink(incoming.path)
 
     def forget(self, source: Hashable) -> None:
-        """Drop what `source` has begun to send."""
+        """Drop the incomplete files of `source`."""
         for key in [key for key in self._incoming if key[0] == source]:
             self._drop(key)
 
-    def _kept(self) -> Iterator[Tuple[float, int, Path]]:
+    def _stored(self) -> Iterator[Tuple[float, int, Path]]:
+        """Yield (time of last use, bytes, path) of each complete file."""
         for path in self.directory.iterdir():
-            if not self._own.fullmatch(path.name):
+            if not self._name_pattern.fullmatch(path.name):
                 continue
             try:
                 status = path.stat()
@@ -202,8 +206,8 @@ class FileCache:
             yield status.st_mtime, status.st_size, path
 
     def _make_room(self, total: int, in_use: Collection[str]) -> None:
-        """Remove what was not used for longest until `total` bytes more fit; raises SpoolError if they never do."""
-        kept = sorted(self._kept())
+        """Remove the least recently used files until `total` more bytes fit. Raises SpoolError if they do not fit then."""
+        kept = sorted(self._stored())
         limit = self._limit_bytes - sum(one.total for one in self._incoming.values())
         held = sum(size for _, size, _ in kept)
         missing = total - self._room_bytes() + sum(one.total - one.offset for one in self._incoming.values())
@@ -216,14 +220,14 @@ class FileCache:
                 missing -= size
         if held + total > limit or missing > 0:
             why = (
-                f"{missing} bytes are missing on its disk, less what stays reserved"
+                f"{missing} bytes are missing on its disk, apart from the reserve"
                 if missing > 0
-                else f"it keeps {self._limit_bytes} bytes, {held} of them are in use"
+                else f"its limit is {self._limit_bytes} bytes, and files in use take {held} of them"
             )
             option = "start the engine with a larger --upload-bytes, " if self._kind == ARRAY else ""
             raise SpoolError(
                 f"the engine has no room for a data set's {self._kind} of {total} bytes: {why}. Free space in "
-                f"{self.directory}, {option}or let both sides see one spool."
+                f"{self.directory}, {option}or use a spool that both host and engine see."
             )
 
 

@@ -1,8 +1,8 @@
 """A worker process of the engine: takes one lease at a time from its pipe and fills the batch file, a few samples at a time.
 
 `python -m csd_engine.service.worker [--slowdown F] [--large-image-lock FILE --large-bytes N]`, JSON lines on standard input
-and output. Each time it has made some samples it looks whether the lease was cancelled. When its pipe closes it drops what it
-has begun and exits.
+and output. After each few samples it looks whether the lease was cancelled. When its pipe closes, it drops its lease and
+exits.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from csd_engine.transforms import Pipeline
 __all__ = ["Slowdown", "Worker", "WrittenRows", "main"]
 
 _PR_SET_PDEATHSIG = 1
-PROGRESS_S = 0.1  # at most one report each
-_ROOM_BYTES = 1 << 20  # for samples that are made at once: they stay in a core's cache
+PROGRESS_S = 0.1  # at least this long between two reports of progress
+_CHUNK_BYTES = 1 << 20  # memory for samples that are made at once: it stays in a core's cache
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 
 
@@ -55,7 +55,7 @@ class _Cancelled(Exception):
 
 
 class Slowdown:
-    """Makes this worker `factor` times slower, as a device's processor would be: owes (factor - 1) of its CPU time."""
+    """Makes this worker `factor` times slower, like a device's processor: it sleeps (factor - 1) times its CPU time."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -67,7 +67,7 @@ class Slowdown:
         self._cpu_s = time.process_time()
 
     def owed_s(self) -> float:
-        """Return how long to sleep now; 0 while it is too short to be worth it."""
+        """Return the seconds to sleep now; 0 while the time is too short for a sleep."""
         if self._factor <= 1:
             return 0.0
         now = time.process_time()
@@ -76,28 +76,28 @@ class Slowdown:
         return self._owed_s if self._owed_s >= _SLEEP_AT_LEAST_S else 0.0
 
     def slept(self, seconds: float) -> None:
-        """Pay back what was slept; more than owed counts for the next samples."""
+        """Subtract the seconds slept. More than owed counts for the next samples."""
         self._owed_s -= seconds
 
 
-def _room(layout: Layout, samples: int) -> Tuple[np.ndarray, Optional[np.ndarray]]:
-    """Return memory for so many samples of the layout: images and boxes."""
+def _sample_memory(layout: Layout, samples: int) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+    """Return memory for this number of samples of the layout: images and boxes."""
     images = np.empty((samples, layout.height, layout.width, layout.channels), dtype=np.uint8)
     return images, np.empty((samples, layout.boxes, 4), dtype=np.int32) if layout.boxes else None
 
 
 class WrittenRows(Destination):
-    """The rows of a batch file: made in a little memory, which is used again, and written.
+    """The rows of a batch file. Samples are made in a small reused memory, then written to the file.
 
     Args:
-        writer: of the batch file; stays open.
-        before_writing: called when samples are made, before they are written.
+        writer: the batch file's writer; it stays open.
+        before_writing: called between making samples and writing them.
     """
 
     def __init__(self, writer: BatchWriter, before_writing: Callable[[], None] = lambda: None) -> None:
         layout = writer.layout
         self._writer, self._before_writing = writer, before_writing
-        self._images, self._boxes = _room(layout, max(1, min(layout.batch, _ROOM_BYTES // layout.row_bytes)))
+        self._images, self._boxes = _sample_memory(layout, max(1, min(layout.batch, _CHUNK_BYTES // layout.row_bytes)))
 
     def place(self, part: slice) -> Tuple[np.ndarray, Optional[np.ndarray]]:
         """See `Destination.place`."""
@@ -114,7 +114,7 @@ class _OneRow(Destination):
     """Memory for one sample."""
 
     def __init__(self, layout: Layout) -> None:
-        self._images, self._boxes = _room(layout, 1)
+        self._images, self._boxes = _sample_memory(layout, 1)
 
     def place(self, part: slice) -> Tuple[np.ndarray, Optional[np.ndarray]]:
         return self._images, self._boxes
@@ -128,7 +128,7 @@ class _OneRow(Destination):
 
 
 class Worker:
-    """The loop. `channel` brings commands and takes reports."""
+    """The worker's loop. `channel` brings commands and takes reports."""
 
     def __init__(self, channel: WorkerChannel, slowdown: float, large_image_lock: LargeImageLock) -> None:
         self._large_image_lock = large_image_lock
@@ -140,14 +140,14 @@ class Worker:
     def run(self) -> None:
         """Work until the pipe closes."""
         do = {
-            "job": self._job,
+            "job": self._open_job,
             "forget": self._forget,
             "lease": self._lease,
             "probe": self._probe,
-            "cancel": self._late,
+            "cancel": self._ignore_cancel,
         }
         try:
-            found = kernel()  # now, not with the first sample: it takes a moment, and the service can tell which it is
+            found = kernel()  # before the first sample: loading takes a moment, and the service then knows the variant
             self._channel.send("ready", kernel="none" if found is None else found.variant)
             while True:
                 while not self._inbox:
@@ -157,10 +157,10 @@ class Worker:
         except EOFError:
             return
 
-    def _late(self, command: Dict[str, Any]) -> None:
-        """Drop a cancel that came after its lease was finished."""
+    def _ignore_cancel(self, command: Dict[str, Any]) -> None:
+        """Drop a cancel that came after the end of its lease."""
 
-    def _job(self, command: Dict[str, Any]) -> None:
+    def _open_job(self, command: Dict[str, Any]) -> None:
         try:
             roots = Roots.from_data(command["roots"])
             operators = command["operators"]
@@ -175,7 +175,7 @@ class Worker:
                 roots.beneath,
             )
         except EngineError as error:
-            self._jobs[command["job"]] = error  # told with the first lease
+            self._jobs[command["job"]] = error  # reported with the first lease
             return
         maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
         self._jobs[command["job"]] = _OpenJob(reader, layout, command["directory"], maker)
@@ -185,21 +185,21 @@ class Worker:
         if isinstance(job, _OpenJob):
             job.reader.close()
 
-    def _look(self, lease: Optional[int], timeout_s: float) -> None:
-        """Take in what the service says meanwhile; raises _Cancelled or EOFError."""
+    def _receive(self, lease: Optional[int], timeout_s: float) -> None:
+        """Take in the service's commands, waiting at most `timeout_s`. Raises _Cancelled or EOFError."""
         self._inbox.extend(self._channel.receive(timeout_s))
         for command in self._inbox:
             if command["do"] == "cancel" and command["lease"] == lease:
                 self._inbox.remove(command)
                 raise _Cancelled
 
-    def _pace(self, lease: Optional[int]) -> None:
-        """Look for a cancel once, and sleep what the slowdown asks for with an ear at the pipe."""
+    def _throttle(self, lease: Optional[int]) -> None:
+        """Look for a cancel once, and sleep for the slowdown. Commands are read during the sleep."""
         owed_s = self._slowdown.owed_s()
         until = time.monotonic() + owed_s
         start = time.monotonic()
         while True:
-            self._look(lease, max(0.0, until - time.monotonic()))
+            self._receive(lease, max(0.0, until - time.monotonic()))
             if time.monotonic() >= until:
                 break
         if owed_s:
@@ -215,7 +215,7 @@ class Worker:
         self._slowdown.begin()
         writer = None
         try:
-            self._look(lease, 0)
+            self._receive(lease, 0)
             layout = dataclasses.replace(job.layout, batch=len(command["items"]))
             writer = BatchWriter(job.directory, command["identity"], lease, layout, command["begun"])
             self._fill(job, writer, command)
@@ -246,7 +246,7 @@ class Worker:
             done = 0
             while done < samples:
                 done = self._make(batch, done, rows)
-                self._pace(command["lease"])
+                self._throttle(command["lease"])
                 if time.monotonic() - reported >= PROGRESS_S:
                     reported = time.monotonic()
                     self._channel.send("progress", job=command["job"], lease=command["lease"], samples=done)
@@ -257,7 +257,7 @@ class Worker:
         return job.maker.start(items[:, 0], items[:, 1], command["seed"], command["epoch"], *large)
 
     def _make(self, batch: StartedBatch, first: int, rows: Destination) -> int:
-        """Make samples; large images wait for their turn among the workers."""
+        """Make samples. A large image waits until no other worker decodes one."""
         try:
             return batch.make(first, rows)
         finally:
@@ -277,12 +277,12 @@ class Worker:
             except EngineError as error:
                 by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
                 digests.append(f"{'refused' if by_operator else 'error'}: {error}")
-            self._look(None, 0)
+            self._receive(None, 0)
         self._channel.send("probed", job=command["job"], digests=digests)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies, should it hang and see no pipe close. Linux only."""
+    """Have Linux kill this process when its parent dies: a process that hangs does not see its pipe close."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (OSError, AttributeError, TypeError):
@@ -299,7 +299,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
     die_with_parent()
     commands, reports = os.dup(0), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may a forgotten breakpoint() in a user's operator eat commands
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a forgotten breakpoint() in a user's operator must not read commands
     os.dup2(2, 1)  # a stray print must not garble the reports
     large_image_lock = LargeImageLock(options.large_image_lock, options.large_bytes)
     Worker(WorkerChannel(commands, reports), options.slowdown, large_image_lock).run()

@@ -1,4 +1,4 @@
-"""The worker processes as the service sees them: started, given work over pipes, restarted when they die."""
+"""A worker process, seen from the engine's service: started, given work over a pipe, watched, ended."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _READ_BYTES = 1 << 16
 
 
 def child_environment() -> Dict[str, str]:
-    """Return an environment in which a child Python finds this very csd_engine, wherever it is installed."""
+    """Return an environment in which a child Python finds this csd_engine, wherever it is installed."""
     environment = dict(os.environ)
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = home + (os.pathsep + inherited if inherited else "")
-    environment["PYTHONSAFEPATH"] = "1"  # a zmq.py in the working directory must not be imported
+    environment["PYTHONSAFEPATH"] = "1"  # else a zmq.py in the working directory would be imported
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environment[name] = "1"  # numpy's thread pools would take memory and do nothing here
-    # glibc's threshold grows with the largest block freed, up to 32 MB: so much would stay with each worker. Fixed, large
-    # images go back to the kernel at once, and ordinary ones need no new pages each time.
+    # By default glibc's threshold grows with the largest freed block, up to 32 MB, and each worker keeps that much. With a
+    # fixed threshold, a large image's memory is freed at once, and an ordinary image needs no new pages each time.
     environment["MALLOC_MMAP_THRESHOLD_"] = str(4 << 20)
     environment["MALLOC_TRIM_THRESHOLD_"] = str(4 << 20)
     return environment
 
 
 class WorkerProcess:
-    """One worker. Never blocks: what its pipe does not take at once waits in a buffer."""
+    """One worker process. No call blocks but `end`: bytes that its pipe does not take at once wait in a buffer."""
 
     def __init__(self, arguments: List[str]) -> None:
         self._process = subprocess.Popen(
@@ -55,7 +55,7 @@ class WorkerProcess:
         self._unsent: Deque[memoryview] = deque()
         self._known: Set[str] = set()
         self.ready = False
-        self.kernel = ""  # which one it works with, or "none"; known when it is ready
+        self.kernel = ""  # the kernel's variant, or "none"; set when the worker is ready
         self.lease: Optional[Tuple[Job, Work]] = None
         self.probe: Optional[Tuple[Job, Probe]] = None
         self._heard_s = time.monotonic()
@@ -72,7 +72,7 @@ class WorkerProcess:
         return self.ready and self.lease is None and self.probe is None
 
     def hangs(self, silent_s: float, cancelled_s: float) -> bool:
-        """Whether it has been at one sample for longer than `silent_s`, or has ignored a cancel for `cancelled_s`."""
+        """Return whether it works on one sample for more than `silent_s`, or ignores a cancel for more than `cancelled_s`."""
         now = time.monotonic()
         if self.lease is None and self.probe is None:
             return False
@@ -80,7 +80,7 @@ class WorkerProcess:
         return ignored or now - self._heard_s > silent_s
 
     def kill(self) -> None:
-        """End it at once; its reports' end tells the rest."""
+        """End it at once. `reports` then returns None."""
         self._process.kill()
 
     @property
@@ -93,7 +93,7 @@ class WorkerProcess:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the pipe takes; a closed pipe is found by its reports' end."""
+        """Send the bytes that the pipe takes. A closed pipe is no error here: `reports` then returns None."""
         try:
             while self._unsent:
                 piece = self._unsent[0]
@@ -107,15 +107,15 @@ class WorkerProcess:
         except OSError:
             self._unsent.clear()
 
-    def _introduce(self, job: Job) -> None:
+    def _send_job(self, job: Job) -> None:
         if job.key not in self._known:
             self._known.add(job.key)
             self._send(do="job", **job.command)
 
     def begin(self, job: Job, work: Work, begun: bool) -> None:
-        """Give it a lease; `begun`: of a removed batch's file, which lies there under the name of one that is begun."""
+        """Give it a lease. `begun`: a recycled file is in place, which the worker overwrites."""
         self.lease, self._heard_s, self._cancelled_s = (job, work), time.monotonic(), None
-        self._introduce(job)
+        self._send_job(job)
         lease = work.lease
         self._send(
             do="lease", job=job.key, lease=lease.lease, identity=lease.identity, seed=lease.seed, epoch=lease.epoch,
@@ -125,11 +125,11 @@ class WorkerProcess:
     def begin_probe(self, job: Job, probe: Probe) -> None:
         """Give it a probe."""
         self.probe, self._heard_s = (job, probe), time.monotonic()
-        self._introduce(job)
+        self._send_job(job)
         self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items)
 
     def cancel(self) -> None:
-        """Stop its lease between two samples; it answers `cancelled`, or `published` if it was faster."""
+        """Stop its lease between two samples. It answers `cancelled`, or `published` if it was faster."""
         if self.lease is not None:
             self._cancelled_s = time.monotonic()
             self._send(do="cancel", lease=self.lease[1].lease.lease)
@@ -150,7 +150,7 @@ class WorkerProcess:
         return self._lines.feed(data) if data else None
 
     def close_pipes(self) -> None:
-        """Have it drop what it has begun and exit."""
+        """Make it drop its lease and exit."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 try:
@@ -159,7 +159,7 @@ class WorkerProcess:
                     pass
 
     def end(self, grace_s: float) -> int:
-        """Close its pipes, wait, kill it if it stays; return its exit status."""
+        """Close its pipes, wait for its end, and kill it after `grace_s`. Return its exit status."""
         self.close_pipes()
         try:
             return self._process.wait(grace_s)

@@ -1,8 +1,8 @@
-"""Whole batches of equal images at once: drawn and copied as windows of their sources, in one call of the kernel or by numpy.
+"""Prepares many images of one size at once: as windows of their sources, in one call of the kernel or by numpy.
 
-For arrays of images of one size whose pipeline only moves pixels (crops, borders, flips) or draws masks.
-Every result is the one that `Pipeline.run` makes sample by sample, at a fraction of its cost: of a 32 x 32 image, Python and
-Pillow's objects take many times longer than its pixels. Any other pipeline goes that other way.
+This works for arrays of images of one size, if the pipeline only moves pixels (crops, borders, flips) or draws masks. Every
+result is the one that `Pipeline.run` makes sample by sample, but it takes a fraction of the time: for a 32 x 32 image, the
+objects of Python and Pillow take many times longer than the pixels. Any other pipeline goes sample by sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from csd_engine.transforms.primitives import border_indices
 
 __all__ = ["Bulk"]
 
-_SLICE_BYTES = 1 << 20  # of finished images: they stay in a core's cache, and a cancel is heard soon
+_SLICE_BYTES = 1 << 20  # of finished images: they stay in a core's cache, and a cancel is noticed soon
 
 
 class Bulk:
@@ -39,29 +39,29 @@ class Bulk:
 
     @staticmethod
     def of(pipeline: Pipeline, rows: Optional[np.ndarray]) -> Optional[Bulk]:
-        """The bulk form of a pipeline; None where it, or its data, go sample by sample.
+        """The bulk form of a pipeline; None if it, or its data, must go sample by sample.
 
         Args:
             pipeline: any.
-            rows: the samples, uint8 (n, height, width) or (n, height, width, channels); None where they are files.
+            rows: the samples, uint8 (n, height, width) or (n, height, width, channels); None if they are files.
         """
         if rows is None or len(rows) == 0 or (rows.shape[3] if rows.ndim == 4 else 1) != CHANNELS[pipeline.mode]:
             return None
         try:
             pipeline.output_shape((rows.shape[2], rows.shape[1]))
             return Bulk(pipeline, rows)
-        except (NotInBulk, PipelineError, ValueError):  # what is wrong with it is told by the sample that meets it
+        except (NotInBulk, PipelineError, ValueError):  # the sample that fails reports the error
             return None
 
     @property
     def at_once(self) -> int:
-        """How many samples to make in one call: they stay in a core's cache, and a batch can be broken off between calls."""
+        """How many samples to make in one call: they stay in a core's cache, and a batch can be cancelled between calls."""
         height, width, channels = self.shape
         return max(1, _SLICE_BYTES // (height * width * channels))
 
     def takes(self, indices: np.ndarray) -> bool:
-        """Tell whether all indices, int64, are those of rows. Else the sample that is none, made by itself, says so."""
-        return not len(indices) or int(indices.view(np.uint64).max()) < len(self._rows)  # a negative one is very large there
+        """Tell whether there is a row for each index, int64. If not, the samples are made singly, which reports the error."""
+        return not len(indices) or int(indices.view(np.uint64).max()) < len(self._rows)  # a negative one becomes very large
 
     def fill(
         self,
@@ -81,7 +81,7 @@ class Bulk:
             seed, epoch: with these, the keys of all random draws.
             out: C-contiguous uint8 (n, height, width, channels), filled.
             boxes: int32 (n, masks, 4), filled, or None for a pipeline without masks.
-            table, channels_last: only where there is a kernel: ``out`` is filled as its `table` would fill it from the bytes.
+            table, channels_last: only with a kernel: ``out`` is filled as the kernel's `table` would fill it from the bytes.
         """
         program, windows = self._program, self._windows
         if windows is not None and self._drawn_there:
@@ -109,7 +109,7 @@ def _windows(
     out: np.ndarray,
     padding_mode: str,
 ) -> None:
-    """What the kernel's `windows` does, where there is none."""
+    """Do what the kernel's `windows` does, without a kernel."""
     n, height, width, channels = out.shape
     _, rows_height, rows_width, _ = rows.shape
     before_y, before_x = max(0, -int(top.min())), max(0, -int(left.min()))
@@ -129,7 +129,7 @@ def _windows(
     y = (top + before_y)[:, np.newaxis] + np.where(down[:, np.newaxis], steps[::-1], steps)
     y += (np.arange(n) * sources.shape[1])[:, np.newaxis]
     starts = y * sources.shape[2] + (left + before_x)[:, np.newaxis]
-    # A line of a window as one element, wherever it begins: numpy copies it in one piece.
+    # Each line of a window, from any start, is one element here: numpy copies it in one piece.
     line = width * channels
     lines = np.ndarray((sources.size - line + 1,), f"V{line}", sources, strides=(1,))
     out.reshape(n, height, line).view(lines.dtype)[..., 0] = lines[starts * channels]

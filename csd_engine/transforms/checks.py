@@ -1,6 +1,6 @@
-"""Checks of one parameter's value each: return it in canonical form or raise ValueError with what was expected.
+"""Checks for values of parameters: each returns the value in canonical form, or raises a ValueError that says what it expects.
 
-Pipelines arrive over the network: nothing here trusts a type, a range or a length.
+Pipelines arrive over the network, so nothing here trusts a type, a range or a length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.transforms.resample import FILTERS
 
 MAX_SIDE = 65535  # pixels; JPEG's limit
-MAX_PIXELS = 2**28  # of any image on the way, so that a hostile pipeline can't take the memory
+MAX_PIXELS = 2**28  # of any image between operators, so that a hostile pipeline can't use up the memory
 MAX_HOLES = 64
 
 Size = Tuple[int, int]
@@ -30,7 +30,7 @@ def integer(low: int, high: int) -> Check:
 
 
 def number(low: float, high: float) -> Check:
-    """Check for a finite number in [low, high]; gives a float."""
+    """Check for a finite number in [low, high]; returns a float."""
 
     def check(value: Any) -> float:
         if type(value) not in (int, float) or not low <= value <= high:

@@ -1,6 +1,6 @@
-"""From a sample's plan to the one call that a kernel does for it: crop, resample, crop, flip, from the file into the row.
+"""Turns a sample's plan into one call of the kernel: crop, resample, crop, flip, from the file into the row.
 
-Pure: nothing is decoded here, and it does not matter whether there is a kernel.
+It is pure: nothing is decoded here, and no kernel is needed.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from typing import NamedTuple, Optional, Tuple
 
 from csd_engine.kernels.library import Job
 from csd_engine.transforms.pipeline import CHANNELS, Pipeline, SamplePlan
-from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize, UserCall
+from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize, kernel_steps
 from csd_engine.transforms.resample import FILTERS, vertical_first
 
-__all__ = ["RESAMPLED", "Compiled", "compile_plan"]
+__all__ = ["RESAMPLED", "Compiled", "compile_plan", "compile_steps"]
 
-RESAMPLED = {name: FILTERS[name] for name in ("bilinear", "bicubic")}  # what a kernel resamples as Pillow does
+RESAMPLED = {name: FILTERS[name] for name in ("bilinear", "bicubic")}  # the filters by which a kernel resamples as Pillow does
 
 
 class Compiled(NamedTuple):
-    """What a kernel does, all but where to, and the steps that are left for Pillow."""
+    """The work that a kernel does while it decodes, without its destination, and the steps that are left after it."""
 
     job: Job
     rest: Tuple[Primitive, ...]
@@ -27,18 +27,34 @@ class Compiled(NamedTuple):
 def compile_plan(plan: SamplePlan, size: Tuple[int, int], pipeline: Pipeline) -> Optional[Compiled]:
     """Return the plan's beginning as one job: [Crop ...][Resize][Crop or Flip ...].
 
-    A crop behind the resize becomes the part of the resized image that is kept, so that no other pixel is resampled.
-
     Args:
-        plan: of an image of that size.
+        plan: of an image of this size.
         size: the file's (width, height) in pixels.
-        pipeline: that the plan was drawn by.
+        pipeline: the pipeline that drew the plan.
 
     Returns:
-        None where a kernel could not do a single step, or must not: a function of the user's sees what Pillow keeps beside
-        the pixels (EXIF data), which pixels from a kernel do not have.
+        None if a kernel could not do a single step.
     """
-    steps, reduce = plan.primitives, plan.reduce
+    compiled = compile_steps(plan.primitives, size, plan.reduce, pipeline.order, CHANNELS[pipeline.mode])
+    rest = compiled.rest
+    alone = rest and len(rest) == len(plan.primitives)  # the call that decodes gets no step: it would do no more than Pillow
+    return None if alone and kernel_steps(rest, pipeline.order) is None else compiled
+
+
+def compile_steps(
+    steps: Tuple[Primitive, ...], size: Tuple[int, int], reduce: int, order: str, channels: int
+) -> Compiled:
+    """Return one job for as many of the first steps as it can do, and the other steps.
+
+    A crop after the resize becomes the part of the resized image that is kept, so that no other pixel is resampled.
+
+    Args:
+        steps: of an image that is decoded at 1 / reduce of this size.
+        size: the file's (width, height) in pixels.
+        reduce: 1, 2, 4 or 8.
+        order: of the resampling passes, one of `resample.ORDERS`.
+        channels: of the result, 1 or 3.
+    """
     left = top = done = 0
     width, height = -(-size[0] // reduce), -(-size[1] // reduce)
     for step in steps:
@@ -50,7 +66,7 @@ def compile_plan(plan: SamplePlan, size: Tuple[int, int], pipeline: Pipeline) ->
     resize = steps[done] if done < len(steps) else None
     if isinstance(resize, Resize) and resize.interpolation in RESAMPLED:
         full_width, full_height, number = resize.width, resize.height, RESAMPLED[resize.interpolation]
-        vertical = vertical_first(pipeline.order, width, height, full_width, full_height)
+        vertical = vertical_first(order, width, height, full_width, full_height)
         done += 1
     out_left = out_top = 0
     out_width, out_height = full_width, full_height
@@ -58,24 +74,21 @@ def compile_plan(plan: SamplePlan, size: Tuple[int, int], pipeline: Pipeline) ->
     for step in steps[done:]:
         if isinstance(step, Flip):
             mirrored, upside_down = mirrored != step.horizontal, upside_down == step.horizontal
-        elif isinstance(step, Crop):  # told in the flipped image, kept as in the one before it was flipped
+        elif isinstance(step, Crop):  # its place is in the flipped image, the job's is in the image before the flip
             out_left += out_width - step.left - step.width if mirrored else step.left
             out_top += out_height - step.top - step.height if upside_down else step.top
             out_width, out_height = step.width, step.height
         else:
             break
         done += 1
-    rest = steps[done:]
-    if (rest and not done) or any(isinstance(step, UserCall) for step in rest):
-        return None
-    if not number:  # then the part that is kept is the crop
+    if not number:  # without a resize the kept part is the crop
         left, top, out_left, out_top = left + out_left, top + out_top, 0, 0
         width, height = full_width, full_height = out_width, out_height
-    # In the order of the structure's fields: by name it takes twice as long.
+    # Arguments are in the order of the structure's fields: by name the call takes twice as long.
     return Compiled(
         Job(
             left, top, width, height, full_width, full_height, number, out_left, out_top, out_width, out_height,
-            mirrored, upside_down, vertical, reduce, CHANNELS[pipeline.mode],
+            mirrored, upside_down, vertical, reduce, channels,
         ),
-        rest,
+        steps[done:],
     )

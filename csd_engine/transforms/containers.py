@@ -1,4 +1,4 @@
-"""Operators made of operators: applied by chance, one of several, or in a random order."""
+"""Operators that contain operators, and run them by chance, one of several, or in a random order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 from csd_engine.keyed import Keyed
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 
-__all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "common", "group_out", "leaves"]
+__all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "Views", "common", "group_out", "leaves"]
 
 Group = Tuple[Operator, ...]
 
 
 def group_out(group: Group, shape: Shape) -> Shape:
-    """What is known of the image after these operators in turn."""
+    """What is known of the image after these operators have run in turn."""
     for operator in group:
         shape = operator.out(shape)
     return shape
 
 
 def leaves(group: Group) -> Iterator[Operator]:
-    """All operators in the group and in its containers that are no containers themselves."""
+    """All operators in the group and in its containers, without the containers themselves."""
     for operator in group:
         if isinstance(operator, Container):
             for inner in operator.groups:
@@ -31,7 +31,7 @@ def leaves(group: Group) -> Iterator[Operator]:
 
 
 def common(first: Shape, second: Shape) -> Shape:
-    """What is known if either may be the case."""
+    """What is known of an image that has one of two shapes."""
     return Shape(
         first.size if first.size == second.size else None,
         first.channels if first.channels == second.channels else None,
@@ -40,7 +40,7 @@ def common(first: Shape, second: Shape) -> Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Container(Operator):
-    """Base of the containers; ``groups`` are run each as a whole."""
+    """Base of the containers. Each of ``groups`` runs as a whole."""
 
     groups: Tuple[Group, ...] = ()
 
@@ -51,7 +51,7 @@ class Container(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class RandomApply(Container):
-    """Its only group with probability p."""
+    """Runs its only group with probability p."""
 
     p: float = 0.5
 
@@ -60,11 +60,11 @@ class RandomApply(Container):
         return {"op": "RandomApply", "ops": [operator.to_data() for operator in self.groups[0]], "p": self.p}
 
     def out(self, shape: Shape) -> Shape:
-        """Known where it is the same either way."""
+        """Known if it is the same with and without the group."""
         return common(shape, group_out(self.groups[0], shape))
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """The group's steps or none."""
+        """Add the group's steps, or none."""
         if keyed.uniform() < self.p:
             for operator in self.groups[0]:
                 operator.draw(canvas, keyed)
@@ -72,12 +72,12 @@ class RandomApply(Container):
 
 @dataclasses.dataclass(frozen=True)
 class RandomChoice(Container):
-    """One of its groups, by weights p (None: all alike)."""
+    """Runs one of its groups, chosen by weights p (None: all equally likely)."""
 
     p: Optional[Tuple[float, ...]] = None
 
     def validate(self) -> None:
-        """One weight a group."""
+        """Raise ValueError unless there is one weight for each group."""
         if self.p is not None and len(self.p) != len(self.groups):
             raise ValueError(f"{len(self.p)} weights for {len(self.groups)} groups")
 
@@ -86,7 +86,7 @@ class RandomChoice(Container):
         return dict(super().to_data(), p=None if self.p is None else list(self.p))
 
     def out(self, shape: Shape) -> Shape:
-        """Known where it is the same for all groups."""
+        """Known if it is the same for all groups."""
         known = group_out(self.groups[0], shape)
         for group in self.groups[1:]:
             known = common(known, group_out(group, shape))
@@ -96,21 +96,33 @@ class RandomChoice(Container):
         """Draw a group's number."""
         if self.p is None:
             return keyed.below(len(self.groups))
-        left = keyed.uniform() * sum(self.p)
-        for i, weight in enumerate(self.p):
-            if left < weight:
-                return i
-            left -= weight
-        return max(i for i, weight in enumerate(self.p) if weight > 0.0)  # rounding used up the sum
+        return keyed.weighted(self.p)
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """The chosen group's steps."""
+        """Add the chosen group's steps."""
         for operator in self.groups[self.pick(keyed)]:
             operator.draw(canvas, keyed)
 
 
+@dataclasses.dataclass(frozen=True)
+class Views(Container):
+    """Several views of each sample, with a group for each view. The sample's occurrence tells which view is made."""
+
+    def out(self, shape: Shape) -> Shape:
+        """Known if it is the same for all views."""
+        known = group_out(self.groups[0], shape)
+        for group in self.groups[1:]:
+            known = common(known, group_out(group, shape))
+        return known
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """Add the view's own steps."""
+        for operator in self.groups[keyed.view(len(self.groups))]:
+            operator.draw(canvas, keyed)
+
+
 def _settled(transfers: Sequence[Callable[[Any], Any]], start: Any) -> Any:
-    """Result of applying all transfers in any order, None unless it is sure to be the same in each."""
+    """Result of all transfers, applied in any order; None unless it is sure to be the same in every order."""
     if all(transfer(start) == start for transfer in transfers):
         return start
     fixed = {transfer(None) for transfer in transfers} - {None}
@@ -120,20 +132,16 @@ def _settled(transfers: Sequence[Callable[[Any], Any]], start: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class RandomOrder(Container):
-    """All groups, in a random order."""
+    """Runs all groups, in a random order."""
 
     def out(self, shape: Shape) -> Shape:
-        """Known where it does not depend on the order; size and channels each for itself."""
+        """Known if it does not depend on the order. Size and channels are judged separately."""
         sizes = [lambda size, g=group: group_out(g, Shape(size, None)).size for group in self.groups]
         channels = [lambda channels, g=group: group_out(g, Shape(None, channels)).channels for group in self.groups]
         return Shape(_settled(sizes, shape.size), _settled(channels, shape.channels))
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """All groups' steps; Fisher-Yates from the end."""
-        order = list(range(len(self.groups)))
-        for i in range(len(order) - 1, 0, -1):
-            j = keyed.below(i + 1)
-            order[i], order[j] = order[j], order[i]
-        for i in order:
+        """Add all groups' steps, in the order that is drawn."""
+        for i in keyed.permutation(len(self.groups)):
             for operator in self.groups[i]:
                 operator.draw(canvas, keyed)

@@ -1,8 +1,8 @@
-"""A pipeline on many samples of one size, as steps: what is drawn for each sample, and where it moves the sample's window.
+"""Turns a pipeline for many samples of one size into a few steps, which draw numbers and move each sample's window.
 
-A crop, border or flip of a pipeline only moves the window that is cut out of a source, or mirrors it. How far follows from the
-draws of the sample and from sizes that all samples share: so the sizes are worked out once, and what is left of the pipeline
-are a few steps a sample. The kernel takes them as they are (src/draws.h), `drawn` does the same with numpy.
+A crop, border or flip only moves the window that is cut out of a source, or mirrors it. How far it moves follows from the
+sample's draws and from sizes that all samples share. So the sizes are computed once, and a few steps remain for each sample.
+The kernel runs these steps (src/draws.h). `drawn` does the same with numpy.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["DrawKind", "NotInBulk", "Parameters", "Program", "Step", "drawn", "p
 
 
 class NotInBulk(Exception):
-    """This pipeline goes sample by sample."""
+    """This pipeline has no program: it goes sample by sample."""
 
 
 class DrawKind(enum.IntEnum):
-    """What a step does to a sample; ``n`` are the step's numbers. The kernel's numbers: src/draws.h."""
+    """What a step does to a sample; ``n`` are the step's numbers. The kernel uses the same values (src/draws.h)."""
 
-    MOVE = 0  # top by n[0], of one that is upside down by n[1]; left by n[2], of one that is mirrored by n[3]
-    ROW = 1  # top by a draw below n[0], of one that is upside down by what the draw leaves of n[0] - 1
-    COLUMN = 2  # left, likewise
-    ACROSS = 3  # mirrored left-right with this chance
-    DOWN = 4  # top-bottom
-    HOLE = 5  # box n[0]: n[1] on each side of a point of n[2] rows and n[3] columns, clipped
-    ERASE = 6  # box n[0]: of the size that a RandomErasing draws; numpy's alone
+    MOVE = 0  # add n[0] to top (n[1] if upside down), and n[2] to left (n[3] if mirrored)
+    ROW = 1  # add a draw below n[0] to top (n[0] - 1 minus the draw if upside down)
+    COLUMN = 2  # the same for left
+    ACROSS = 3  # mirror left-right with this chance
+    DOWN = 4  # mirror top-bottom with this chance
+    HOLE = 5  # box n[0] reaches n[1] to each side of a point drawn in n[2] rows and n[3] columns, clipped
+    ERASE = 6  # box n[0] is the one that a RandomErasing draws; only numpy does this step
 
 
 class Step(NamedTuple):
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Program:
-    """A pipeline's steps for images of one size, and what all its samples share.
+    """A pipeline's steps for images of one size, and the parameters that all its samples share.
 
     Attributes:
         height, width: pixels of the results.
@@ -66,11 +66,11 @@ class Program:
     steps: Tuple[Step, ...] = ()
     fill: Optional[Tuple[int, ...]] = None
     padding_mode: str = "constant"
-    cropped: bool = False  # pixels were cut off: a border behind that would show them again
+    cropped: bool = False  # pixels were cut off: a border added later would show them again
 
     @property
     def colour(self) -> Tuple[int, ...]:
-        """The borders' colour, black where there are none."""
+        """The borders' colour; black if there are no borders."""
         return self.fill or (0,) * self.channels
 
     def add(self, kind: DrawKind, *numbers: int, chance: float = 0.0, erasing: Optional[masks.RandomErasing] = None) -> None:
@@ -79,7 +79,7 @@ class Program:
         self.steps += (Step(kind, (n[0], n[1], n[2], n[3]), chance, erasing),)
 
     def move(self, top: int, upside_down: int, left: int, mirrored: int) -> None:
-        """Move the window, unless by nothing."""
+        """Move the window, unless all distances are zero."""
         if any((top, upside_down, left, mirrored)):
             self.add(DrawKind.MOVE, top, upside_down, left, mirrored)
 
@@ -89,7 +89,7 @@ class Program:
         self.resized(height, width)
 
     def resized(self, height: int, width: int) -> None:
-        """The window has this size from now on, within the one before."""
+        """Set the window's size, which lies inside the former window."""
         self.cropped = self.cropped or (height, width) != (self.height, self.width)
         self.height, self.width = height, width
 
@@ -112,7 +112,7 @@ class Program:
 
 
 def _drawn_alike(operator: Any, program: Program) -> None:
-    """The operator draws nothing."""
+    """Run an operator that draws nothing on the program itself."""
     operator.draw(program, None)
 
 
@@ -157,7 +157,7 @@ def program_of(pipeline: Pipeline, height: int, width: int) -> Program:
 
     Raises:
         NotInBulk: it has none.
-        PipelineError: it can't be made of such images.
+        PipelineError: the pipeline can't run on such images.
     """
     program = Program(height, width, CHANNELS[pipeline.mode])
     for operator in pipeline.operators:
@@ -170,11 +170,11 @@ def program_of(pipeline: Pipeline, height: int, width: int) -> Program:
 
 @dataclass
 class Parameters:
-    """What was drawn for n samples.
+    """The numbers that were drawn for n samples.
 
     Attributes:
-        top, left: int64 (n,), where each window begins in its source; negative within a border.
-        across, down: bool (n,), whether it is mirrored left-right and top-bottom.
+        top, left: int64 (n,), where each window begins in its source; negative if it begins in a border.
+        across, down: bool (n,), whether each window is mirrored left-right and top-bottom.
         boxes: int32 (n, masks, 4).
     """
 
@@ -186,7 +186,7 @@ class Parameters:
 
 
 def drawn(program: Program, keyed: KeyedRows, boxes: int) -> Parameters:
-    """Run a program on many samples' streams; ``boxes``: those of each sample."""
+    """Run a program on many samples' streams; ``boxes``: the number of boxes of each sample."""
     n = len(keyed)
     origin, no = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
     found = Parameters(origin, origin, no, no, np.zeros((n, boxes, 4), dtype=np.int32))
@@ -216,7 +216,7 @@ def drawn(program: Program, keyed: KeyedRows, boxes: int) -> Parameters:
 
 
 def _erase(erasing: masks.RandomErasing, rows: int, columns: int, keyed: KeyedRows, boxes: np.ndarray) -> None:
-    """As RandomErasing.rectangle: who has found no box tries again, ten times in all."""
+    """Do as RandomErasing.rectangle: a sample that has found no box tries again, ten times in all."""
     low, high = keyed_numbers.log(erasing.ratio[0]), keyed_numbers.log(erasing.ratio[1])
     trying = np.flatnonzero(keyed.uniform() < erasing.p)
     for _ in range(10):

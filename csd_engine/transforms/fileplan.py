@@ -1,8 +1,8 @@
-"""A pipeline as the kernel itself draws it for each image file: for those whose operators only crop, resize, flip and mask.
+"""Turns a pipeline into a plan that the kernel itself draws for each image file, if it only crops, resizes, flips and masks.
 
-Images of a data set of files each have their own size, so that nothing can be worked out ahead (as it is for an array's rows,
-draws.py): the operators go to the kernel with their numbers (src/plan.h), and `Pipeline.draw` is their definition. Any other
-pipeline is drawn here, in Python, sample by sample.
+Image files each have their own size, so nothing can be computed ahead, as draws.py does for an array's rows. The operators go
+to the kernel with their numbers (src/plan.h). `Pipeline.draw` defines what they do. Python draws any other pipeline sample by
+sample.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["FileKind", "file_plan", "first_difference"]
 
 
 class FileKind(enum.IntEnum):
-    """The kernel's operators; src/plan.h."""
+    """The kernel's operators, with the values of src/plan.h."""
 
     RESIZED_CROP = 0
     RESIZE = 1
@@ -51,7 +51,7 @@ _BEFORE_RESIZING = (FileKind.CENTER_CROP, FileKind.CROP)
 
 
 class _NotTheKernels(Exception):
-    """This operator, with these parameters, is drawn in Python."""
+    """The kernel can't draw this operator with these parameters; Python draws it."""
 
 
 def _resized_crop(operator: operators.RandomResizedCrop) -> PlanOperator:
@@ -83,7 +83,7 @@ def _center_crop(operator: operators.CenterCrop) -> PlanOperator:
 def _random_crop(operator: operators.RandomCrop) -> PlanOperator:
     if any(operator.padding or ()):
         raise _NotTheKernels
-    return PlanOperator(FileKind.CROP, *operator.size)  # an image that needs borders is refused when it comes
+    return PlanOperator(FileKind.CROP, *operator.size)  # the kernel refuses an image that needs borders
 
 
 def _horizontal_flip(operator: operators.RandomHorizontalFlip) -> PlanOperator:
@@ -119,7 +119,7 @@ _COMPILE: Dict[Type[operators.Operator], Callable[[Any], PlanOperator]] = {
 
 
 def file_plan(pipeline: Pipeline, kernel: Optional[Kernel]) -> Optional[FilePlan]:
-    """The kernel's plan for a pipeline on image files; None where it has none: each sample is drawn in Python then."""
+    """The kernel's plan for a pipeline on image files; None if there is none: Python then draws each sample."""
     return None if kernel is None or not _agrees(kernel) else _plan_of(pipeline, kernel)
 
 
@@ -129,17 +129,17 @@ def _plan_of(pipeline: Pipeline, kernel: Kernel) -> Optional[FilePlan]:
     try:
         shape = pipeline.output_shape(None)
         found = [_COMPILE[type(operator)](operator) for operator in pipeline.operators]
-    except (_NotTheKernels, PipelineError):  # what is wrong with it is told by the sample that meets it
+    except (_NotTheKernels, PipelineError):  # the sample that fails reports the error
         return None
     resizing = [k for k, operator in enumerate(found) if operator.kind in _RESIZING]
     if len(resizing) > 1 or any(operator.kind not in _BEFORE_RESIZING for operator in found[: sum(resizing)]):
-        return None  # one job of the kernel's resizes once, and flips behind that
+        return None  # one job of the kernel resizes once, and flips after that
     return FilePlan(kernel, found, shape, pipeline.boxes, pipeline.order == "pillow13", pipeline.decode == "fast")
 
 
 @functools.lru_cache(maxsize=None)
 def _agrees(kernel: Kernel) -> bool:
-    """Whether the kernel draws as Python does; says so where not. Once per process, in a millisecond."""
+    """Whether the kernel draws as Python does; warns if not. Checked once per process, in a millisecond."""
     difference = first_difference(kernel)
     if difference:
         warnings.warn(
@@ -149,7 +149,7 @@ def _agrees(kernel: Kernel) -> bool:
 
 
 def first_difference(kernel: Kernel) -> str:
-    """Return "" where the kernel's plans are those of `Pipeline.draw`, number by number, else a line about what is not."""
+    """Return "" if the kernel's plans equal those of `Pipeline.draw`, number by number; else a line about the difference."""
     pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": _CHECKED})
     plan = _plan_of(pipeline, kernel)
     for index in range(_CHECKS):

@@ -1,6 +1,6 @@
-"""The operators that make pixels: each knows its parameters, the shape it makes and how to draw itself.
+"""The operators that make pixels. Each knows its parameters, the shape of its result, and how to draw its steps.
 
-Their meaning is torchvision's for PIL images, operator by operator; where v1 and v2 differ a comment says which.
+Each operator means what torchvision's operator does to PIL images. If v1 and v2 differ, a comment says which one it follows.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from csd_engine.errors import PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import primitives as steps
+from csd_engine.transforms.warp_steps import Turn, Warp
 
 __all__ = ["Canvas", "Operator", "Shape", "cut_negative"]
 
 Box = Tuple[int, int, int, int]
-_WIDEST = 1e6  # bound on scales and aspect ratios: nothing sensible is beyond, and squares stay finite
+_WIDEST = 1e6  # bound on scales and aspect ratios: no sensible value is larger, and squares stay finite
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What is known of an image before it is seen: None where it depends on the source or on chance."""
+    """What is known of an image before it is read. None: it depends on the source or on chance."""
 
     size: Optional[Tuple[int, int]]  # (height, width)
     channels: Optional[int]
 
 
 def cut_negative(canvas: Any, left: int, top: int, right: int, bottom: int) -> Tuple[int, int, int, int]:
-    """Crop a canvas by those of these borders that are negative; return the borders, 0 for those."""
+    """Crop a canvas by the negative ones of these borders; return the borders, with 0 for each negative one."""
     if min(left, top, right, bottom) < 0:
         x, y, right_of, below = (max(-border, 0) for border in (left, top, right, bottom))
         canvas.crop(y, x, canvas.height - y - below, canvas.width - x - right_of)
@@ -38,7 +39,7 @@ def cut_negative(canvas: Any, left: int, top: int, right: int, bottom: int) -> T
 
 
 class Canvas:
-    """The plan of one sample while it is drawn: size and channels so far, primitives, boxes."""
+    """The plan of one sample while it is drawn: the current size and channels, the primitives and the boxes."""
 
     def __init__(self, height: int, width: int, channels: int, boxes: int) -> None:
         self.height = height
@@ -67,21 +68,41 @@ class Canvas:
         """Add borders; negative ones crop first, as in torchvision."""
         left, top, right, bottom = cut_negative(self, left, top, right, bottom)
         if max(left, top, right, bottom) > 0:
-            if len(fill) not in (1, self.channels):
-                raise PipelineError(f"Pad: fill={list(fill)!r} doesn't fit an image of {self.channels} channel(s); "
-                                    "give one value, or one a channel")
-            values = fill if len(fill) == self.channels else fill * self.channels
+            values = self.colour(fill, "Pad")
             self.resized(self.height + top + bottom, self.width + left + right)
             self.steps.append(steps.Pad(left, top, right, bottom, values, padding_mode))
 
     def gray(self, channels: int) -> None:
-        """Luma, in so many channels."""
+        """Replace the image by its luma, in this number of channels."""
         if not channels == self.channels == 1:
             self.steps.append(steps.Gray(channels))
         self.channels = channels
 
+    def warp(self, height: int, width: int, coefficients: Tuple[float, ...], interpolation: str, fill: Tuple[int, ...]) -> None:
+        """Move pixels by a matrix to an image of this size; see `warp_steps.Warp`."""
+        values = self.colour(fill, "fill of a rotation, affine map or perspective")
+        self.resized(height, width)
+        self.steps.append(Warp(width, height, coefficients, interpolation, values))
+
+    def turn(self, quarters: int) -> None:
+        """Turn by 90 degrees, 1 to 3 times, against the clock."""
+        if quarters != 2:
+            self.resized(self.width, self.height)
+        self.steps.append(Turn(quarters))
+
+    def add(self, step: steps.Primitive) -> None:
+        """Add a step that keeps size and channels."""
+        self.steps.append(step)
+
+    def colour(self, fill: Tuple[int, ...], what: str) -> Tuple[int, ...]:
+        """Return one value for each channel; PipelineError if `fill` has neither one value nor one a channel."""
+        if len(fill) not in (1, self.channels):
+            raise PipelineError(f"{what}: fill={list(fill)!r} doesn't fit an image of {self.channels} channel(s); "
+                                "give one value, or one a channel")
+        return fill if len(fill) == self.channels else fill * self.channels
+
     def resized(self, height: int, width: int) -> None:
-        """The image has this size from here on; PipelineError where it is out of bounds."""
+        """Set the image's size; PipelineError if it is out of bounds."""
         if not (0 < height <= checks.MAX_SIDE and 0 < width <= checks.MAX_SIDE and height * width <= checks.MAX_PIXELS):
             raise PipelineError(f"an image of {self.width}x{self.height} would become {width}x{height} (width x "
                                 f"height): sides must be 1 to {checks.MAX_SIDE} and pixels at most "
@@ -91,12 +112,12 @@ class Canvas:
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """Base of all operators. ``FIELDS`` maps each parameter's name to its check; all must be given."""
+    """Base of all operators. ``FIELDS`` maps each parameter's name to its check. All parameters are required."""
 
     FIELDS: ClassVar[Dict[str, checks.Check]] = {}
 
     def validate(self) -> None:
-        """Raise ValueError where parameters contradict each other."""
+        """Raise ValueError if parameters contradict each other."""
 
     def to_data(self) -> Dict[str, Any]:
         """Plain data, as parsed."""
@@ -117,7 +138,7 @@ class Operator:
 
 @dataclasses.dataclass(frozen=True)
 class Resize(Operator):
-    """To [height, width]; or the shorter side to an int (the longer at most max_size); or, None, the longer."""
+    """Resize to [height, width]. An int is for the shorter side (the longer at most max_size); None: max_size is the longer."""
 
     size: Union[int, Tuple[int, int], None]
     max_size: Optional[int]
@@ -129,7 +150,7 @@ class Resize(Operator):
     }
 
     def validate(self) -> None:
-        """The rules of torchvision's Resize."""
+        """Raise ValueError if the parameters break the rules of torchvision's Resize."""
         if isinstance(self.size, tuple) and self.max_size is not None:
             raise ValueError("max_size goes with an int or null size only")
         if self.size is None and self.max_size is None:
@@ -152,19 +173,19 @@ class Resize(Operator):
         return (new_long, new_short) if width <= height else (new_short, new_long)
 
     def out(self, shape: Shape) -> Shape:
-        """Known if given or if the source's is."""
+        """Known if both sides are given, or if the source's size is known."""
         if isinstance(self.size, tuple):
             return Shape(self.size, shape.channels)
         return Shape(self.target(*shape.size) if shape.size else None, shape.channels)
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """One resize."""
+        """Add one resize."""
         canvas.resize(*self.target(canvas.height, canvas.width), self.interpolation)
 
 
 @dataclasses.dataclass(frozen=True)
 class CenterCrop(Operator):
-    """The middle of the image, padded with zeros where it is smaller."""
+    """Keep the middle of the image, padded with zeros if the image is smaller."""
 
     size: Tuple[int, int]
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"size": checks.size}
@@ -174,7 +195,7 @@ class CenterCrop(Operator):
         return Shape(self.size, shape.channels)
 
     def draw(self, canvas: Any, keyed: Optional[Keyed]) -> None:
-        """torchvision's center_crop: pad, then crop at the rounded (half to even) anchor."""
+        """Do as torchvision's center_crop: pad, then crop at the rounded (half to even) anchor."""
         height, width = self.size
         down, across = max(height - canvas.height, 0), max(width - canvas.width, 0)
         canvas.pad(across // 2, down // 2, (across + 1) // 2, (down + 1) // 2, (0,), "constant")
@@ -185,7 +206,7 @@ class CenterCrop(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(Operator):
-    """A crop of random area (share of the image's) and aspect ratio, resampled to size."""
+    """Crop a part of random area (share of the image's) and aspect ratio, and resample it to a size."""
 
     size: Tuple[int, int]
     scale: Tuple[float, float]
@@ -203,7 +224,7 @@ class RandomResizedCrop(Operator):
         return Shape(self.size, shape.channels)
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """torchvision's get_params: ten attempts, then the largest central crop of an allowed ratio."""
+        """Draw as torchvision's get_params: after ten failed attempts take the largest central crop of an allowed ratio."""
         canvas.crop(*self.rectangle(canvas.height, canvas.width, keyed))
         canvas.resize(*self.size, self.interpolation)
 
@@ -228,7 +249,7 @@ class RandomResizedCrop(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(Operator):
-    """A crop of fixed size at a random place, after padding (v2's meaning: all borders at once)."""
+    """Pad, then crop a part of fixed size at a random place. As in v2, all borders are added at once."""
 
     size: Tuple[int, int]
     padding: Optional[Tuple[int, int, int, int]]
@@ -255,7 +276,7 @@ class RandomCrop(Operator):
         canvas.crop(row, keyed.below(canvas.width - width + 1), height, width)
 
     def pad(self, canvas: Any) -> None:
-        """Add the borders; PipelineError where the padded image is smaller than the crop, as torchvision raises."""
+        """Add the borders. PipelineError if the padded image is smaller than the crop; torchvision raises then too."""
         height, width = self.size
         left, top, right, bottom = self.padding or (0, 0, 0, 0)
         if self.pad_if_needed:
@@ -270,7 +291,7 @@ class RandomCrop(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Operator):
-    """Borders of [left, top, right, bottom] pixels."""
+    """Add borders of [left, top, right, bottom] pixels."""
 
     padding: Tuple[int, int, int, int]
     fill: Tuple[int, ...]
@@ -282,14 +303,14 @@ class Pad(Operator):
     }
 
     def out(self, shape: Shape) -> Shape:
-        """Larger by the borders."""
+        """The source's size plus the borders."""
         if shape.size is None:
             return shape
         left, top, right, bottom = self.padding
         return Shape((shape.size[0] + top + bottom, shape.size[1] + left + right), shape.channels)
 
     def draw(self, canvas: Any, keyed: Optional[Keyed]) -> None:
-        """One pad."""
+        """Add one pad."""
         canvas.pad(*self.padding, self.fill, self.padding_mode)
 
 
@@ -301,7 +322,7 @@ class RandomHorizontalFlip(Operator):
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"p": checks.probability}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """A flip or nothing."""
+        """Add a flip, or nothing."""
         if keyed.uniform() < self.p:
             canvas.flip(horizontal=True)
 
@@ -314,36 +335,36 @@ class RandomVerticalFlip(Operator):
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"p": checks.probability}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """A flip or nothing."""
+        """Add a flip, or nothing."""
         if keyed.uniform() < self.p:
             canvas.flip(horizontal=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Grayscale(Operator):
-    """Luma in 1 or 3 channels."""
+    """Replace the image by its luma, in 1 or 3 channels."""
 
     channels: int
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"channels": checks.one_of(1, 3)}
 
     def out(self, shape: Shape) -> Shape:
-        """So many channels."""
+        """The source's size, with the given number of channels."""
         return Shape(shape.size, self.channels)
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """One conversion."""
+        """Add one conversion."""
         canvas.gray(self.channels)
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomGrayscale(Operator):
-    """Luma in as many channels as before, with probability p."""
+    """Replace the image by its luma, with probability p. The number of channels stays."""
 
     p: float
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"p": checks.probability}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """A conversion or nothing."""
+        """Add a conversion, or nothing."""
         if keyed.uniform() < self.p:
             canvas.gray(canvas.channels)
 
@@ -352,4 +373,4 @@ OPERATORS = (
     Resize, CenterCrop, RandomResizedCrop, RandomCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip, Grayscale,
     RandomGrayscale,
 )  # fmt: skip
-"""Those that a pipeline may name, beside masks and the user's own."""
+"""The operators of this file that a pipeline may name."""

@@ -1,4 +1,4 @@
-"""Plain data to operators: an allow-list, every parameter checked, nothing guessed."""
+"""Parses plain data into operators. Only listed operators are allowed, every parameter is checked, nothing is guessed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import reprlib
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 from csd_engine.errors import PipelineError
-from csd_engine.transforms import containers, masks, operators, user
+from csd_engine.transforms import colour, containers, masks, operators, policies, timm_policies, timm_sizes, user, warps
 from csd_engine.transforms.checks import probability, weights
 from csd_engine.transforms.containers import Group, leaves
 
@@ -19,13 +19,16 @@ MAX_BOXES = 256
 
 LEAVES: Dict[str, Type[operators.Operator]] = {
     cls.__name__: cls
-    for cls in (*operators.OPERATORS, masks.RandomErasing, masks.Cutout, user.User)
+    for cls in (
+        *operators.OPERATORS, *colour.OPERATORS, *warps.OPERATORS, *policies.OPERATORS, *timm_policies.OPERATORS,
+        *timm_sizes.OPERATORS, *masks.OPERATORS, user.User,
+    )
 }
-CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder")
+CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder", "Views")
 
 
 def quote(value: Any) -> str:
-    """A value for an error message, shortened: hostile data may be long."""
+    """A value for an error message. It is shortened, since hostile data may be long."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 80
     return short.repr(value)
@@ -45,11 +48,11 @@ def require_keys(data: Any, keys: List[str], where: str, optional: Sequence[str]
 
 
 def parse_ops(data: Any, where: str = "ops", calls: Optional[user.Calls] = None) -> Tuple[Group, int]:
-    """Operators from their plain data, and the number of mask boxes a sample has.
+    """Return the operators for their plain data, and the number of mask boxes of a sample.
 
-    ``calls`` finds the user's own functions; without it a pipeline that has any can be looked at, but not run.
+    ``calls`` finds the user's own functions. Without it a pipeline with such functions can be inspected, but not run.
 
-    Raises PipelineError, which quotes the operator, the parameter and its value, and what ``calls`` raises.
+    Raises PipelineError, which quotes the operator, the parameter and its value. Errors of ``calls`` pass through.
     """
     parser = _Parser(calls)
     group = parser.group(data, where, 0)
@@ -110,8 +113,10 @@ class _Parser:
             choice = containers.RandomChoice(groups=groups, p=_checked(weights, data["p"], where, "p"))
             _validate(choice, data, where)
             return choice
+        if name == "Views":
+            return containers.Views(groups=groups)
         if any(map(self.masked, groups)):
-            # In some order a pixel operator would come after a mask.
+            # Twice, since in some order a pixel operator of any group could come after a mask.
             self.require_masks_last(tuple(operator for group in groups + groups for operator in group), where)
         return containers.RandomOrder(groups=groups)
 

@@ -29,12 +29,12 @@ CHANNELS = {"RGB": 3, "L": 1}
 
 
 class SamplePlan(NamedTuple):
-    """What one sample's random operators came to.
+    """The plan of one sample: the result of drawing its random operators.
 
     Attributes:
         primitives: steps to run in turn on the image, converted to the pipeline's mode.
         shape: (height, width, channels) of the result.
-        boxes: (top, left, bottom, right) of each mask in pixels of the result, zeros where none was drawn.
+        boxes: (top, left, bottom, right) of each mask in pixels of the result, zeros for a box that was not drawn.
         reduce: the image is decoded at 1 / reduce of its size: 1, or 2, 4, 8 with decode="fast".
     """
 
@@ -53,7 +53,7 @@ class Pipeline:
         mode: ``"RGB"`` or ``"L"``.
         operators: the operators in turn.
         boxes: mask boxes a sample, 0 if none.
-        decode: ``"exact"``, or ``"fast"``: JPEGs decoded at a part of their size where that is enough.
+        decode: ``"exact"``, or ``"fast"``: JPEGs are decoded at a fraction of their size if that is enough.
     """
 
     order: str
@@ -64,10 +64,10 @@ class Pipeline:
 
     @staticmethod
     def parse(data: Any, calls: Optional[Calls] = None) -> Pipeline:
-        """Pipeline from plain data, which may be hostile; PipelineError quotes operator, parameter and value.
+        """Make a pipeline from plain data, which may be hostile; PipelineError quotes operator, parameter and value.
 
-        ``calls`` finds the user's own functions (``OperatorDirectory.call`` on a device). Without it a pipeline that has
-        any can be looked at, but not run. What it raises is raised.
+        ``calls`` finds the user's own functions (``OperatorDirectory.call`` on a device). Its errors pass through. Without it
+        a pipeline with such functions can be inspected, but not run.
         """
         require_keys(data, ["format", "order", "mode", "ops"], "pipeline", optional=["decode"])
         if type(data["format"]) is not int or data["format"] != FORMAT:
@@ -82,14 +82,14 @@ class Pipeline:
         return Pipeline(data["order"], data["mode"], operators, boxes, decode)
 
     def to_data(self) -> Dict[str, Any]:
-        """Plain JSON data; ``Pipeline.parse`` makes an equal pipeline of them."""
+        """Plain JSON data, from which ``Pipeline.parse`` makes an equal pipeline."""
         ops = [operator.to_data() for operator in self.operators]
         data = {"format": FORMAT, "order": self.order, "mode": self.mode, "ops": ops}
         return data if self.decode == "exact" else dict(data, decode=self.decode)
 
     @property
     def user_operators(self) -> Tuple[User, ...]:
-        """The operators that are functions of the user's, in containers too."""
+        """The operators that are the user's functions, including those in containers."""
         return tuple(operator for operator in leaves(self.operators) if isinstance(operator, User))
 
     @functools.cached_property
@@ -99,11 +99,11 @@ class Pipeline:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def known_shape(self, size: Optional[Tuple[int, int]]) -> Shape:
-        """What is known of the output for sources of (width, height), None where each source has its own size."""
+        """What is known of the output for sources of (width, height); None: each source has its own size."""
         return group_out(self.operators, Shape(None if size is None else (size[1], size[0]), CHANNELS[self.mode]))
 
     def output_shape(self, size: Optional[Tuple[int, int]]) -> Tuple[int, int, int]:
-        """(height, width, channels) for sources of (width, height), None where each source has its own.
+        """(height, width, channels) of the output for sources of (width, height); None: each source has its own size.
 
         Raises PipelineError if the samples of a batch could differ in size or channels.
         """
@@ -122,9 +122,9 @@ class Pipeline:
         return height, width, shape.channels
 
     def draw(self, size: Tuple[int, int], keyed: Keyed, jpeg: bool = False) -> SamplePlan:
-        """Plan for an image of (width, height), by numbers from ``keyed``; PipelineError where it can't go through.
+        """Plan an image of (width, height) with numbers from ``keyed``; PipelineError if an operator refuses the image.
 
-        ``jpeg`` tells that the source is a JPEG file, which decode="fast" may decode at a part of its size.
+        ``jpeg`` tells that the source is a JPEG file, which decode="fast" may decode at a fraction of its size.
         """
         canvas = Canvas(size[1], size[0], CHANNELS[self.mode], self.boxes)
         for operator in self.operators:
@@ -153,7 +153,7 @@ class Pipeline:
         self.finish(image, steps, out)
 
     def finish(self, image: Image.Image, steps: Tuple[Primitive, ...], out: np.ndarray) -> None:
-        """Run a plan's last steps on what the others made, an image of the pipeline's mode, and write it into ``out``."""
+        """Run a plan's last steps on the result of the others, an image of the pipeline's mode, and write it into ``out``."""
         for step in steps:
             image = apply_primitive(image, step, self.order)
         out[...] = np.asarray(image).reshape(out.shape)
@@ -161,7 +161,7 @@ class Pipeline:
     def run(self, image: Image.Image, keyed: Keyed, out: np.ndarray, boxes: Optional[np.ndarray]) -> None:
         """Draw, then apply: pixels into ``out`` (height, width, channels), boxes into ``boxes``, int32 (boxes, 4).
 
-        ``boxes`` may be None where the pipeline has no masks, else ValueError.
+        ``boxes`` may be None only if the pipeline has no masks, else ValueError.
         """
         plan = self.draw(image.size, keyed, is_jpeg(image))
         self.place_boxes(plan, boxes)
@@ -174,7 +174,7 @@ class Pipeline:
                              "allocate it with Pipeline.output_shape")
 
     def place_boxes(self, plan: SamplePlan, boxes: Optional[np.ndarray]) -> None:
-        """Write the plan's mask boxes, if the pipeline has any, into ``boxes``; ValueError if that is None then."""
+        """Write the plan's mask boxes, if the pipeline has any, into ``boxes``; ValueError if ``boxes`` is None then."""
         if self.boxes:
             if boxes is None:
                 raise ValueError(f"run: the pipeline draws {self.boxes} mask boxes a sample, but boxes is None; "

@@ -1,27 +1,48 @@
-"""The deterministic steps that a drawn pipeline consists of, and how Pillow and numpy carry each out.
+"""The deterministic steps of a drawn pipeline: how Pillow runs each one, and in which form the kernel gets it.
 
-A plan is a flat tuple of these, so that a kernel can take the first ones (crop, resize, crop, flip) in one call.
+A plan is a flat tuple of these steps. The kernel runs the first ones (crop, resize, crop, flip) while it decodes, in one call.
+A second call runs the others on the small image that results.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Tuple, Union
+from typing import Callable, List, Optional, Tuple
 
 import numpy as np
 from PIL import Image
 
+from csd_engine.kernels.steps import KernelStep, StepKind
 from csd_engine.transforms import resample
 
-__all__ = ["Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive"]
+__all__ = ["Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "kernel_steps"]
 
 _FLIP_LEFT_RIGHT = 0  # Image.Transpose's numbers; the enum came only with Pillow 9.1
 _FLIP_TOP_BOTTOM = 1
+_KERNEL_FILTERS = ("bilinear", "bicubic")  # by which the kernel can resample
+_PAD_MODES = ("constant", "edge", "reflect", "symmetric")  # PAD_ of the kernel's src/steps.h, in its order
+
+
+class Primitive:
+    """Base class of the steps. A step changes the pixels of an image of mode "RGB" or "L"."""
+
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """Return the image after this step, by Pillow and numpy: the step's definition.
+
+        Args:
+            image: of mode "RGB" or "L".
+            order: of the resampling passes, `Pipeline.order`.
+        """
+        raise NotImplementedError
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """Return the step in the kernel's form; the kernel gives the same bits. None: the kernel can't do it."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
-class Crop:
-    """Keep the rectangle (pixels), which lies inside the image."""
+class Crop(Primitive):
+    """Keep a rectangle, in pixels, that lies inside the image."""
 
     top: int
     left: int
@@ -30,29 +51,56 @@ class Crop:
 
     @property
     def box(self) -> Tuple[int, int, int, int]:
-        """(left, top, right, bottom), as Pillow wants it."""
+        """(left, top, right, bottom), the form that Pillow takes."""
         return (self.left, self.top, self.left + self.width, self.top + self.height)
+
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        return image.crop(self.box)
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """See `Primitive`."""
+        return KernelStep(StepKind.CROP, (self.left, self.top, self.width, self.height))
 
 
 @dataclasses.dataclass(frozen=True)
-class Resize:
+class Resize(Primitive):
     """Resample to (height, width) pixels; ``interpolation`` is a key of ``resample.FILTERS``."""
 
     height: int
     width: int
     interpolation: str
 
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        return resample.resize(image, self.width, self.height, self.interpolation, order)
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """See `Primitive`."""
+        if self.interpolation not in _KERNEL_FILTERS:
+            return None
+        number = resample.FILTERS[self.interpolation]
+        return KernelStep(StepKind.RESIZE, (self.height, self.width, number, order == "pillow13"))
+
 
 @dataclasses.dataclass(frozen=True)
-class Flip:
+class Flip(Primitive):
     """Mirror left-right if ``horizontal``, else top-bottom."""
 
     horizontal: bool
 
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        return image.transpose(_FLIP_LEFT_RIGHT if self.horizontal else _FLIP_TOP_BOTTOM)  # type: ignore[arg-type]
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """See `Primitive`."""
+        return KernelStep(StepKind.MIRROR, (self.horizontal,))
+
 
 @dataclasses.dataclass(frozen=True)
-class Pad:
-    """Add borders of so many pixels; ``fill`` holds one value 0..255 a channel, used by the mode ``"constant"``."""
+class Pad(Primitive):
+    """Add borders, in pixels. ``fill`` holds one value 0..255 a channel; only the mode ``"constant"`` uses it."""
 
     left: int
     top: int
@@ -61,56 +109,71 @@ class Pad:
     fill: Tuple[int, ...]
     padding_mode: str
 
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        width, height = image.size
+        if self.padding_mode == "constant":
+            color = self.fill if len(self.fill) > 1 else self.fill[0]
+            padded = Image.new(image.mode, (self.left + width + self.right, self.top + height + self.bottom), color)
+            padded.paste(image, (self.left, self.top))
+            return padded
+        rows = border_indices(height, self.top, self.bottom, self.padding_mode)
+        columns = border_indices(width, self.left, self.right, self.padding_mode)
+        return Image.fromarray(np.ascontiguousarray(np.asarray(image)[rows][:, columns]))
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """See `Primitive`."""
+        borders = (self.left, self.top, self.right, self.bottom)
+        return KernelStep(StepKind.PAD, (*borders, _PAD_MODES.index(self.padding_mode), *self.fill))
+
 
 @dataclasses.dataclass(frozen=True)
-class Gray:
+class Gray(Primitive):
     """Luma as Pillow's convert("L") computes it, in one channel or repeated in three."""
 
     channels: int
 
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        luma = image.convert("L")
+        return luma if self.channels == 1 else Image.merge("RGB", (luma, luma, luma))
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """See `Primitive`."""
+        return KernelStep(StepKind.GRAY, (self.channels,))
+
 
 @dataclasses.dataclass(frozen=True)
-class UserCall:
-    """Run a function of the user's, which must give an image of ``size`` (height, width); ``key`` is for its draws."""
+class UserCall(Primitive):
+    """Run a user's function, which must return an image of ``size`` (height, width). ``key`` is the seed of its draws."""
 
     call: Callable[[Image.Image, int, Tuple[int, int]], Image.Image]
     key: int
     size: Tuple[int, int]
 
-
-Primitive = Union[Crop, Resize, Flip, Pad, Gray, UserCall]
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        return self.call(image, self.key, self.size)
 
 
 def apply_primitive(image: Image.Image, step: Primitive, order: str) -> Image.Image:
     """Image (mode "RGB" or "L") after one step; ``order`` is the pipeline's order of resampling passes."""
-    if isinstance(step, Crop):
-        return image.crop(step.box)
-    if isinstance(step, Resize):
-        return resample.resize(image, step.width, step.height, step.interpolation, order)
-    if isinstance(step, Flip):
-        return image.transpose(_FLIP_LEFT_RIGHT if step.horizontal else _FLIP_TOP_BOTTOM)  # type: ignore[arg-type]
-    if isinstance(step, Pad):
-        return _pad(image, step)
-    if isinstance(step, UserCall):
-        return step.call(image, step.key, step.size)
-    luma = image.convert("L")
-    return luma if step.channels == 1 else Image.merge("RGB", (luma, luma, luma))
+    return step.by_pillow(image, order)
 
 
-def _pad(image: Image.Image, step: Pad) -> Image.Image:
-    width, height = image.size
-    if step.padding_mode == "constant":
-        color = step.fill if len(step.fill) > 1 else step.fill[0]
-        padded = Image.new(image.mode, (step.left + width + step.right, step.top + height + step.bottom), color)
-        padded.paste(image, (step.left, step.top))
-        return padded
-    rows = border_indices(height, step.top, step.bottom, step.padding_mode)
-    columns = border_indices(width, step.left, step.right, step.padding_mode)
-    return Image.fromarray(np.ascontiguousarray(np.asarray(image)[rows][:, columns]))
+def kernel_steps(steps: Tuple[Primitive, ...], order: str) -> Optional[List[KernelStep]]:
+    """The steps in the kernel's form; None if it can't do one of them."""
+    found = []
+    for step in steps:
+        one = step.for_kernel(order)
+        if one is None:
+            return None
+        found.append(one)
+    return found
 
 
 def border_indices(length: int, before: int, after: int, padding_mode: str) -> np.ndarray:
-    """Source positions of a padded axis. np.pad's repeated reflections changed between numpy's versions."""
+    """Source positions of a padded axis. np.pad is not used: its repeated reflections changed between numpy's versions."""
     positions = np.arange(-before, length + after)
     if padding_mode == "edge" or length == 1:
         return np.clip(positions, 0, length - 1)

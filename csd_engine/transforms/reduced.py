@@ -1,8 +1,9 @@
-"""``decode="fast"``: a JPEG decoded at a half, a quarter or an eighth of its size where what is wanted is that small.
+"""``decode="fast"``: a JPEG is decoded at a half, a quarter or an eighth of its size if the result is that small.
 
 A JPEG decoder can leave out the high frequencies of each 8 x 8 block and give 4 x 4, 2 x 2 or one pixel for it (libjpeg's
-scale_denom, Pillow's `draft`): less arithmetic, and less left to resample. What comes out differs a little from resampling the
-whole image, so the user asks for it. Only integers decide, so that both sides decide alike.
+scale_denom, Pillow's `draft`). That takes less arithmetic, and leaves fewer pixels to resample. The result differs a little
+from resampling the whole image, so it is used only if the user asks for it. The decision uses integers only, so that both sides
+decide alike.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ __all__ = ["DECODES", "draft", "is_jpeg", "reduced"]
 
 DECODES = ("exact", "fast")
 _REDUCTIONS = (8, 4, 2)
-_FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")  # nearest picks single pixels: those are not there any more
+_FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")  # not nearest: it needs each single pixel of the whole image
 
 
 def reduced(steps: Tuple[Primitive, ...], size: Tuple[int, int]) -> Tuple[Tuple[Primitive, ...], int]:
-    """Steps for the image decoded at 1 / `reduce` of its size, and `reduce`: 1, 2, 4 or 8.
+    """Return the steps for the image decoded at 1 / `reduce` of its size, and `reduce`: 1, 2, 4 or 8.
 
-    It is the largest one that leaves the crop at least as large as what it is resampled to. The crop's borders move outwards
+    It is the largest `reduce` that leaves the crop at least as large as its resampled result. The crop's borders move outwards
     to whole pixels of the reduced image.
 
     Args:
@@ -50,12 +51,12 @@ def reduced(steps: Tuple[Primitive, ...], size: Tuple[int, int]) -> Tuple[Tuple[
 
 
 def is_jpeg(image: Image.Image) -> bool:
-    """Whether an opened image is a JPEG file (MPO: one with several pictures), which can be decoded at a part of its size."""
+    """Whether an opened image is a JPEG file (MPO: with several pictures), which can be decoded at a fraction of its size."""
     return image.format in ("JPEG", "MPO")
 
 
 def draft(image: Image.Image, reduce: int) -> None:
-    """Have Pillow decode an opened JPEG at 1 / `reduce` of its size. ValueError where it can't: not a JPEG, or decoded."""
+    """Make Pillow decode an opened JPEG at 1 / `reduce` of its size. ValueError if it is not a JPEG, or decoded already."""
     width, height = image.size
     wanted = (-(-width // reduce), -(-height // reduce))
     image.draft(None, (width // reduce, height // reduce))

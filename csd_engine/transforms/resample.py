@@ -1,7 +1,7 @@
-"""Pillow's resampling with the order of its two passes chosen by the caller.
+"""Pillow's resampling, in which the caller chooses the order of the two passes.
 
-Pillow up to 12 resamples horizontally, then vertically. Pillow 13 begins with the vertical pass where the image loses
-more height than twice what it loses in width, and rounding to 8 bits between the passes makes some values differ by 1.
+Pillow up to 12 resamples horizontally, then vertically. Pillow 13 begins with the vertical pass if the image loses more than
+twice as much height as width. Values are rounded to 8 bits between the passes, so some differ by 1 between the two orders.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from csd_engine.errors import PipelineError
 __all__ = ["FILTERS", "ORDERS", "crop_resize", "native_order", "resize", "vertical_first"]
 
 ORDERS = ("pillow12", "pillow13")
+_BAND_PIXELS = 1 << 18  # 1 MB in Pillow's memory: a band stays in a core's cache
+_WHOLE_PIXELS = 1 << 20  # a crop up to this size is copied in one piece, which needs less Python
 # Pillow's numbers; the names are torchvision's. The enum Image.Resampling came only with Pillow 9.1.
-_BAND_PIXELS = 1 << 18  # 1 MB in Pillow's memory: stays in a core's cache
-_WHOLE_PIXELS = 1 << 20  # a crop up to this size is copied in one piece: less Python
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 
 
 def vertical_first(order: str, width: int, height: int, out_width: int, out_height: int) -> bool:
-    """Whether this order of passes begins with the vertical one for this change of size."""
+    """Whether this order of passes begins with the vertical pass for this change of size."""
     lost = height - out_height
     return order == "pillow13" and lost > 0 and lost > 2 * (width - out_width)
 
@@ -53,7 +53,7 @@ def native_order() -> str:
 
 
 def resize(image: Image.Image, width: int, height: int, filter_name: str, order: str) -> Image.Image:
-    """Image resampled to (width, height) with the passes in the given order, whatever this process's Pillow does."""
+    """Resample an image to (width, height) with the passes in the given order, by any version of Pillow."""
     number = FILTERS[filter_name]
     one_pass = filter_name == "nearest" or width == image.width or height == image.height
     if one_pass or order == native_order():
@@ -67,10 +67,10 @@ def resize(image: Image.Image, width: int, height: int, filter_name: str, order:
 def crop_resize(
     image: Image.Image, box: Tuple[int, int, int, int], mode: str, width: int, height: int, filter_name: str, order: str
 ) -> Image.Image:
-    """Crop to (left, top, right, bottom), conversion to `mode` and `resize`, with little memory beside the image's.
+    """Crop to (left, top, right, bottom), convert to `mode` and `resize`, with little memory besides the image's.
 
-    Each pass works on rows (or columns) one by one, so a large crop goes through the first of them in bands, bit for bit as
-    in one piece. Otherwise a photograph of 12 megapixels would be in memory twice: 49 MB of 98.
+    Each pass works on rows (or columns) one by one. So a large crop goes through the first pass in bands, with the same bits as
+    in one piece. Otherwise a photograph of 12 megapixels would be in memory twice, as 98 MB instead of 49 MB.
     """
     left, top, right, bottom = box
     across, down = right - left, bottom - top

@@ -1,4 +1,4 @@
-"""The operator that runs a function of the user's own file; the data name the file by its hash and hold no code."""
+"""The operator that runs a function of a user's file. The plain data name the file by its hash, and hold no code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = Callable[[Image.Image, int, Optional[Tuple[int, int]]], Image.Image]
 """(image, 64-bit key, (height, width) of the result or None for the image's own) -> image."""
 
 Calls = Callable[[str, str, Mapping[str, Any]], Call]
-"""(file's hash, function, parameters) -> what runs it. Raises EngineError where it can't be run."""
+"""(file's hash, function, parameters) -> the callable that runs it. Raises EngineError if it can't be run."""
 
 MAX_PARAMETERS = 64
 MAX_VALUES = 4096  # of all parameters together
@@ -44,7 +44,7 @@ def _name(value: Any) -> str:
 
 
 def _plain(value: Any, depth: int, left: List[int]) -> Any:
-    """One value in canonical form; lists become tuples, so that no call can change what the next one gets."""
+    """One value in canonical form. Lists become tuples, so that no call can change the values that the next call gets."""
     left[0] -= 1
     if left[0] < 0:
         raise ValueError(f"expected at most {MAX_VALUES} values")
@@ -66,7 +66,7 @@ def _plain(value: Any, depth: int, left: List[int]) -> Any:
 
 
 def named_values(value: Any) -> Tuple[Tuple[str, Any], ...]:
-    """Check for an object of plain values by name; gives sorted (name, value) pairs."""
+    """Check for an object of plain values by name; returns sorted (name, value) pairs."""
     if type(value) is not dict or len(value) > MAX_PARAMETERS:
         raise ValueError(f"expected an object of at most {MAX_PARAMETERS} values by name")
     left = [MAX_VALUES]
@@ -79,7 +79,7 @@ def _listed(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class User(Operator):
-    """A function of the user's: image in, image of the same mode out, of the same size or of one that is given."""
+    """A user's function. It gets an image, and returns an image of the same mode, and of the same size or a given one."""
 
     file: str
     function: str
@@ -98,7 +98,7 @@ class User(Operator):
         return dict(super().to_data(), parameters={name: _listed(value) for name, value in self.parameters})
 
     def resolved(self, calls: Calls) -> User:
-        """This operator, ready to run in this process; raises what ``calls`` raises."""
+        """Return this operator, ready to run in this process. Errors of ``calls`` pass through."""
         return dataclasses.replace(self, call=calls(self.file, self.function, dict(self.parameters)))
 
     def out(self, shape: Shape) -> Shape:
@@ -106,7 +106,7 @@ class User(Operator):
         return shape if self.size is None else Shape(self.size, shape.channels)
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """One call, with a key of its own: how many numbers the function draws changes nothing behind it."""
+        """Add one call with its own key, so that the number of its draws changes nothing for the operators after it."""
         key = keyed.u64()
         if self.call is None:
             raise PipelineError(

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from csd_engine.keyed import Keyed, KeyedRows, exp, log
 
@@ -29,6 +30,7 @@ EXP = [
     (500.25, "0x1.a23df509d4747p+721"),
     (-740.0, "0x0.0000000000055p-1022"),
 ]
+NORMAL = ["0x1.4e2d350c94e25p-2", "-0x1.03bf0672e3630p-2"]
 LOG = [
     (0.75, "-0x1.269621134db92p-2"),
     (1.3333333333333333, "0x1.269621134db92p-2"),
@@ -127,3 +129,12 @@ def test_rows_draw_what_each_draws_by_itself(way, together_until, monkeypatch, r
 def test_rows_refuse_bounds_that_they_cannot_take(bound):
     with pytest.raises(ValueError, match="bounds from 1 to"):
         KeyedRows(0, 0, np.zeros(2, np.int64), np.zeros(2, np.int64)).below(bound)
+
+
+def test_normal_numbers():
+    keyed = Keyed(1, 0, 0, 0)
+    numbers = np.array([keyed.normal() for _ in range(20_000)])
+    assert stats.kstest(numbers, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.03
+    keyed = Keyed(1, 2, 3, 4)
+    assert [keyed.normal().hex() for _ in range(2)] == NORMAL

@@ -32,3 +32,9 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{tmp_path}/server.key\n"
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 2 and "never overwritten" in again.stderr
+
+
+def test_to_make_them_imports_no_engine() -> None:
+    """On a small board numpy and the rest take seconds to import."""
+    code = "import sys, csd_engine.__main__; print([m for m in ('numpy', 'PIL') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -76,7 +76,7 @@ def flip(path):
         (flip, "checksum"),
         (lambda path: path.write_bytes(os.urandom(path.stat().st_size)), "header"),
         (lambda path: os.truncate(path, 5000), "5000 bytes"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "bytes, expected"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "bytes instead of"),
         (Path.unlink, "No such file"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "0 bytes"),
         (lambda path: (path.rename(path.parent / "x"), path.symlink_to("x")), "symbolic"),

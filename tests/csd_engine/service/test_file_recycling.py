@@ -134,7 +134,7 @@ def test_an_overlay_is_found_out(tmp_path: Path) -> None:
     options = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
     mount = f"mount -t overlay overlay -o {options} {tmp_path}/merged || exit 77"
     trial = str(tmp_path / "merged/trial")
-    look = f"from csd_engine.service.file_recycling import _kernel_tells; print(_kernel_tells({trial!r}))"
+    look = f"from csd_engine.service.file_recycling import _write_leases_work; print(_write_leases_work({trial!r}))"
     command = ["unshare", "-m", "sh", "-c", f'{mount}; exec "$0" -c "$1"', sys.executable, look]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
