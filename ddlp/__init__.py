@@ -1,6 +1,6 @@
 """ddlp: a drop-in for PyTorch's DataLoader that prepares each epoch from both ends.
 
-The host's CPU works from the head of the epoch, an engine on a computer next to the data from its tail.
+The host's CPU works from the head of the epoch. An engine on a computer next to the data works from its tail.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from ddlp.datasets import ImageArrays, ImageFiles
     from ddlp.devices.device import Device
     from ddlp.errors import DDLPError, Untranslatable
+    from ddlp.huggingface import HuggingFaceImages
     from ddlp.loader import DDLPLoader
     from ddlp.stats.report import EpochReport
+    from ddlp.tars import TarImages
     from ddlp.translate.user_operators import load_operators
 
 __all__ = [
@@ -23,8 +25,10 @@ __all__ = [
     "DDLPLoader",
     "Device",
     "EpochReport",
+    "HuggingFaceImages",
     "ImageArrays",
     "ImageFiles",
+    "TarImages",
     "Untranslatable",
     "load_operators",
 ]
@@ -34,8 +38,10 @@ _WHERE = {
     "DDLPLoader": "ddlp.loader",
     "Device": "ddlp.devices.device",
     "EpochReport": "ddlp.stats.report",
+    "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
+    "TarImages": "ddlp.tars",
     "Untranslatable": "ddlp.errors",
     "load_operators": "ddlp.translate.user_operators",
 }
@@ -43,7 +49,7 @@ _MODULES = ("observe", "transforms")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name or module when it is first wanted: torch takes seconds, and `ddlp status` has no use for it."""
+    """Import a public name or module at its first use: torch takes seconds to import, and `ddlp status` does not need it."""
     if name in _MODULES:
         return importlib.import_module(f"ddlp.{name}")
     if name not in _WHERE:

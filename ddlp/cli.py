@@ -14,7 +14,7 @@ from ddlp.errors import DDLPError
 from ddlp.process.platforms import other_system
 
 # Name -> (module, help). A module has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the
-# command's description. Only the module of the command that was given is imported: some bring torch, which takes seconds.
+# command's description. Only the module of the given command is imported: some of them import torch, which takes seconds.
 _COMMANDS = {
     "run": ("ddlp.swap.command", "run a training script as it is, with torch's DataLoader swapped"),
     "deploy": ("ddlp.deploy.command", "put the engine on a device over SSH, bring it up to date, remove it"),
@@ -36,6 +36,7 @@ _BENCHES = {
     "recording": ("ddlp.bench.recording", "what recording a run costs, in CPU time and wall time of the epoch"),
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
     "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
+    "operators": ("ddlp.bench.operator_bits", "each operator's pixels, N draws over all kinds of JPEG, against torchvision's"),
     "usercode": ("ddlp.bench.usercode", "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers"),
     "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
     "read": ("ddlp.bench.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
@@ -58,7 +59,7 @@ def _add(commands: Any, table: Mapping[str, tuple[str, str]], given: Sequence[st
 
 
 def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command line ``given``: it knows the options of the command that is named there, and no other's."""
+    """Return the parser of the command line ``given``. It knows only the options of the command that is named there."""
     parser = argparse.ArgumentParser(
         prog="ddlp", description="A DataLoader that prepares each epoch from both ends: tools around it."
     )
@@ -77,7 +78,7 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status. ``arguments``: None for this process's own."""
+    """Run a command, and return the exit status. ``arguments``: None: those of this process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
         make_parser().print_help()
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ddlp: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
-        if arguments is not None:  # Ctrl-C is for whoever called, not for this command alone
+        if arguments is not None:  # a script called this function: it should end by Ctrl-C, too
             raise
         print("ddlp: stopped", file=sys.stderr)
-        return 130 if type(interrupt) is KeyboardInterrupt else 143  # SIGTERM's, of a benchmark
+        return 130 if type(interrupt) is KeyboardInterrupt else 143  # 143: SIGTERM has ended a benchmark

@@ -1,4 +1,4 @@
-"""`LoaderConfig`: the arguments of `DDLPLoader` that DataLoader does not have, as they are at one moment, and their checks."""
+"""`LoaderConfig`: the values, at one moment, of the arguments that only `DDLPLoader` has, and their checks."""
 
 from __future__ import annotations
 
@@ -23,34 +23,38 @@ from ddlp.transfer.epilogue import DTYPES
 __all__ = ["LoaderConfig"]
 
 BACKENDS = ("native", "dali", "dali_cpu")
+OWN_STEPS = ("processes", "threads", "off")
 OUTPUTS = {str(t).removeprefix("torch."): t for t in DTYPES}
 
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """What a loader was given beside DataLoader's arguments. `DDLPLoader` says at length what each of them does.
+    """A loader's arguments that DataLoader does not have. The docstring of `DDLPLoader` describes each in full.
 
-    The loader makes one when it is constructed, which it checks, and one at each iter(), since its attributes may be set
+    The loader makes and checks one when it is constructed. It makes another one at each iter(), since its attributes may be set
     between epochs. An epoch sees no later change.
 
     Attributes:
-        strategy: the name of one of ddlp's strategies, or a class of the user's own; None: by ``csd`` and the order.
-        csd: a device's name or address, a `Device`, a source of the user's own, or several of these; None: none is named.
-        device: where batches are delivered, a torch device or a GPU's number; None: CPU tensors, as DataLoader.
-        seed: of the draws within samples, an int; None: one is drawn at each iter().
+        strategy: the name of one of ddlp's strategies, or a class of the user's own; None: ``csd`` and the order decide.
+        csd: a device's name or address, a `Device`, a source of the user's own, or several of these; None: no device is named.
+        device: where batches are delivered, a torch device or a GPU's number; None: as CPU tensors, like DataLoader's.
+        seed: the seed, an int, of the random draws within samples; None: a seed is drawn at each iter().
         ratio: the host's share of an epoch's batches, 0 to 1; None: measured.
-        transfer: how a device's batches come, one of `TRANSFERS`; None: the fastest way that works.
+        transfer: how a device's batches come to this host, one of `TRANSFERS`; None: the fastest way that works.
         spool: directory for the embedded engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
-        spool_bytes: what the embedded engine may hold there, in bytes; None: half of what is free, 8 GiB at most.
-        audit: one sample in so many of a device's batches is made again and compared; None: none is.
-        output: the images' dtype, or its name; None: as the transform gives.
-        memory_format: the images' memory format; None: as the transform gives.
+        spool_bytes: how many bytes the embedded engine may hold there; None: half of the free space, 8 GiB at most.
+        audit: the host makes one sample in every ``audit`` batches of a device again and compares it; None: it compares none.
+        output: the images' dtype, or its name; None: the dtype that the transform gives.
+        memory_format: the images' memory format; None: the one that the transform gives.
         decode: ``"exact"`` or ``"fast"``, how JPEGs are decoded.
-        batch_transform: called with each finished batch; None: batches are delivered as they are.
-        backend: who prepares the host's batches, one of `BACKENDS`.
-        allow_different_bits: a device is taken whose Pillow makes other pixels than this host's.
+        as_pil: operators after ToImage or PILToTensor run as on PIL images.
+        batch_transform: a function that is called with each finished batch; None: batches are delivered as they are.
+        backend: which code prepares the host's batches, one of `BACKENDS`.
+        own_steps: where the steps run that ddlp does not know, one of `OWN_STEPS`.
+        allow_different_bits: a device is used even if its Pillow makes other pixels than this host's.
         record: directory of the recording, or a `ddlp.observe.Recorder`; None: nothing is recorded.
-        snapshot_every_n_steps: user code: the data sets' states are taken after so many batches, 1 or more.
+        snapshot_every_n_steps: for user code: after how many batches the data sets' states are taken, 1 or more.
+        postpone_decoding: for user code in worker processes: `PIL.Image.open` gives JPEGs that are decoded as late as possible.
     """
 
     strategy: str | type[Strategy] | None
@@ -65,23 +69,26 @@ class LoaderConfig:
     output: torch.dtype | str | None
     memory_format: torch.memory_format | None
     decode: str
+    as_pil: bool
     batch_transform: Callable[[Any], Any] | None
     backend: str
+    own_steps: str
     allow_different_bits: bool
-    record: Any  # rooms below ddlp.recording know no Recorder
+    record: Any  # not typed: this module must not import ddlp.recording, which has the Recorder
     snapshot_every_n_steps: int
+    postpone_decoding: bool
 
     @classmethod
     def of(cls, loader: Any) -> LoaderConfig:
-        """What a loader's attributes say now. They have the fields' names."""
+        """Return a loader's values as they are now. Its attributes have the names of the fields."""
         return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
 
-    # -- what follows from them --------------------------------------------------------------------------------------
+    # -- values that follow from the arguments -----------------------------------------------------------------------
 
     def wanted_strategy(self, order_is_free: Callable[[], bool]) -> type[Strategy]:
-        """The strategy's class. Raises ValueError where ``strategy`` is none.
+        """Return the strategy's class. Raises ValueError if ``strategy`` does not name one.
 
-        ``order_is_free`` tells whether another order of the batches is none the worse. It is called only where it decides.
+        ``order_is_free`` tells whether another order of the batches is just as good. It is called only if that decides.
         """
         if self.strategy is not None:
             return strategy_class(self.strategy)
@@ -91,7 +98,7 @@ class LoaderConfig:
 
     @cached_property
     def devices(self) -> tuple[Device | LeaseSource, ...]:
-        """All that ``csd`` names. Raises ValueError for the name of a device that is not known."""
+        """All devices and sources in ``csd``. Raises ValueError for the name of an unknown device."""
         if self.csd is None:
             return ()
         one = isinstance(self.csd, (str, Device)) or is_lease_source(self.csd)
@@ -100,7 +107,7 @@ class LoaderConfig:
 
     @property
     def engine_devices(self) -> tuple[Device, ...]:
-        """Those that an engine works for; none with the embedded engine."""
+        """The named devices, each with an engine of its own; none if the embedded engine is used."""
         return tuple(one for one in self.devices if isinstance(one, Device))
 
     @property
@@ -110,18 +117,23 @@ class LoaderConfig:
 
     @property
     def target(self) -> torch.device | None:
-        """Where batches are delivered; None: CPU tensors, as DataLoader."""
+        """Where batches are delivered; None: as CPU tensors, like DataLoader's."""
         return None if self.device is None else torch.device(self.device)
 
     @property
     def output_dtype(self) -> torch.dtype | None:
-        """``output``, by its name or itself; None: as the transform gives. What is none of `OUTPUTS` is returned as it is."""
+        """``output`` as a dtype; None: the dtype that the transform gives. A value that is not in `OUTPUTS` stays as it is."""
         return OUTPUTS.get(self.output, self.output) if isinstance(self.output, str) else self.output  # type: ignore
 
     @property
     def changes_images(self) -> bool:
-        """Whether images are wanted otherwise than the user's own code gives them."""
+        """Whether an argument asks for other images than the user's own code gives."""
         return self.output is not None or self.memory_format is not None or self.decode != "exact"
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a transform may be cut after its known operators, if ddlp does not know all of its operators."""
+        return self.own_steps != "off" and self.backend == "native"
 
     @property
     def dali_on_gpu(self) -> bool:
@@ -132,16 +144,16 @@ class LoaderConfig:
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check(self, strategy: type[Strategy], index_sampler: Any) -> None:
-        """Raises for the first value that can't be, or contradicts another one.
+        """Raise for the first value that is not allowed or contradicts another one.
 
         Args:
-            strategy: what `wanted_strategy` gives.
+            strategy: the class that `wanted_strategy` returns.
             index_sampler: the loader's sampler, or its batch sampler.
 
         Raises:
-            ValueError: it names the argument and its value.
-            OtherSystem: a device on a system other than Linux.
-            ImportError: ``backend="dali"`` without DALI.
+            ValueError: for such a value; the message names the argument and its value.
+            OtherSystem: if a device is asked for on a system other than Linux.
+            ImportError: if ``backend`` needs DALI, and DALI can't be imported.
         """
         self._check_values(strategy)
         if (self.csd is not None or strategy.needs_device) and (other := other_system()) is not None:
@@ -176,7 +188,7 @@ class LoaderConfig:
             )
 
     def _check_values(self, strategy: type[Strategy]) -> None:
-        """Each value by itself, and ``ratio`` with the strategy."""
+        """Check each value by itself, and ``ratio`` together with the strategy."""
         if self.ratio is not None and (not strategy.takes_ratio or not 0 <= self.ratio <= 1):
             takes = " or ".join(repr(name) for name, one in STRATEGIES.items() if one.takes_ratio)
             raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
@@ -198,3 +210,5 @@ class LoaderConfig:
             raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
+        if self.own_steps not in OWN_STEPS:
+            raise ValueError(f"own_steps={self.own_steps!r}: expected one of {', '.join(OWN_STEPS)}")

@@ -1,4 +1,4 @@
-"""Data sets that travel: for the many whose own Dataset class is a list of files or an array of images."""
+"""Data sets that can travel to a device: for users whose own Dataset class is a list of files or an array of images."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-__all__ = ["ImageArrays", "ImageFiles"]
+__all__ = ["ImageArrays", "ImageFiles", "TargetedImages"]
 
 
-class _Images(Dataset):
-    """What both share: targets of any type, and the transforms that torchvision's data sets have."""
+class TargetedImages(Dataset):
+    """The base of ddlp's image data sets: targets of any type, and the transforms that torchvision's data sets have."""
 
     def __init__(
         self, targets: Sequence[Any], transform: Callable | None, target_transform: Callable | None
@@ -37,22 +37,23 @@ class _Images(Dataset):
         return image, target if self.target_transform is None else self.target_transform(target)
 
 
-class ImageFiles(_Images):
-    """A list of image files and a target for each; samples are (image, target), as torchvision's.
+class ImageFiles(TargetedImages):
+    """A list of image files and a target for each. Samples are (image, target), as in torchvision's data sets.
 
     Args:
-        paths: image files of any format that Pillow reads; opened as RGB.
+        paths: image files of any format that Pillow reads; they are opened as RGB.
         targets: one for each path, of any type that default_collate takes; they stay on the host.
-        transform: on the PIL image. torchvision's operators travel to the device, see ``loader.explain()``.
-        target_transform: on the target, runs on the host.
+        transform: is called with the PIL image. torchvision's operators travel to the device, see ``loader.explain()``.
+        target_transform: is called with the target, on the host.
 
     Raises:
-        ValueError: as many paths as targets are needed.
+        ValueError: if the numbers of paths and targets differ.
 
     A Dataset class of your own travels as well if it has a method ``__ddlp__`` that returns an `ImageFiles`,
     `ImageArrays`, torchvision data set, Subset or ConcatDataset with the same samples in the same order. A subclass with
-    a ``__getitem__`` of its own needs a ``__ddlp__`` of its own. Where the first epoch begins (or at ``explain()``) one sample
-    is made both ways: if ``__getitem__`` gives another structure, a dict say, its code prepares all batches, with a warning.
+    a ``__getitem__`` of its own needs a ``__ddlp__`` of its own. When the first epoch begins (or at ``explain()``), one sample
+    is made both ways. If ``__getitem__`` gives another structure, for example a dict, its code prepares all batches, and ddlp
+    warns of it.
     """
 
     def __init__(
@@ -68,20 +69,20 @@ class ImageFiles(_Images):
         self.paths = paths
 
     def image(self, index: int) -> Image.Image:
-        """The file's image, RGB."""
+        """Return the file's image, RGB."""
         with open(self.paths[index], "rb") as stream:
             return Image.open(stream).convert("RGB")
 
 
-class ImageArrays(_Images):
-    """Images in one array and a target for each; samples are (image, target).
+class ImageArrays(TargetedImages):
+    """Images in one array and a target for each. Samples are (image, target).
 
     Args:
         images: uint8, (n, height, width, 3) for RGB or (n, height, width) for grey.
-        targets, transform, target_transform: as `ImageFiles`.
+        targets, transform, target_transform: as for `ImageFiles`.
 
     Raises:
-        ValueError: another dtype or shape, or another number of targets.
+        ValueError: if the dtype or shape is another one, or the numbers of images and targets differ.
     """
 
     def __init__(
@@ -102,5 +103,5 @@ class ImageArrays(_Images):
         self.images = images
 
     def image(self, index: int) -> Image.Image:
-        """One row of the array."""
+        """Return one row of the array as an image."""
         return Image.fromarray(self.images[index])

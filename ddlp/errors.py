@@ -10,12 +10,12 @@ class DDLPError(Exception):
 
 
 class Untranslatable(DDLPError):
-    """A transform can't travel to a device as plain data; the host alone can run it.
+    """A transform can't travel to a device as plain data; only the host can run it.
 
     Attributes:
-        operator: the operator that stands in the way, as the user would write it.
-        why: the reason, one sentence.
-        ways_out: what the user can do, each an imperative.
+        operator: the operator that can't travel, as the user would write it.
+        why: the reason, in one sentence.
+        ways_out: what the user can do, each in the imperative.
     """
 
     def __init__(self, operator: str, why: str, ways_out: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""`loader.explain()`: what of a loader travels to a device, what does not, and why."""
+"""`loader.explain()`: which parts of a loader travel to a device, which do not, and why."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from ddlp import postponed
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import OtherSystem
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import Strategy
+from ddlp.translate.cut import Rest
 from ddlp.translate.dali import stages
 from ddlp.translate.obstacles import has_images, obstacles
 from ddlp.translate.portable import Portable
@@ -21,7 +23,7 @@ from ddlp.translate.values import KEEP
 
 
 class Explanation(str):
-    """What `explain` says. A notebook that shows the value of a cell does not show again what this cell has printed."""
+    """The text of `explain`. A notebook does not show it as a cell's value if the same cell has printed it already."""
 
     def __init__(self, text: str) -> None:
         self._cell = _cell()
@@ -30,7 +32,7 @@ class Explanation(str):
         return f"<pre>{escape(self)}</pre>"
 
     def _ipython_display_(self) -> None:
-        """IPython calls this to show it."""
+        """Show the text, when IPython asks for that, unless its cell has printed it."""
         if self._cell != _cell():
             from IPython.display import publish_display_data
 
@@ -38,21 +40,41 @@ class Explanation(str):
 
 
 def _cell() -> int | None:
-    """The number of IPython's cell that runs; None where this is not IPython."""
+    """Return the number of the IPython cell that runs; None outside IPython."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return None if shell is None else shell.execution_count
 
 
 @dataclass(frozen=True)
+class OwnSource:
+    """A source of the user's own.
+
+    Attributes:
+        name: its name.
+        kind: the name of its class.
+        batches: how many batches it can hold; None: not known, since it has not joined an epoch yet.
+        workers: how many workers it has; None: not known, as above.
+    """
+
+    name: str
+    kind: str
+    batches: int | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
 class Chosen:
-    """What of a loader's config is told.
+    """The parts of a loader's config that the text tells.
 
     Attributes:
         strategy: the strategy's class.
-        by_default: nobody has named that strategy.
-        backend: who prepares the host's batches, as `DDLPLoader`'s argument.
-        dali_on_gpu: DALI does it on the GPU.
-        transfer: how a device's batches come, as `DDLPLoader`'s argument.
+        by_default: True: the user has not named the strategy.
+        backend: which code prepares the host's batches, `DDLPLoader`'s argument.
+        dali_on_gpu: True: DALI does that on the GPU.
+        transfer: how a device's batches come to this host, `DDLPLoader`'s argument.
+        engines: True: engines take part, not only sources of the user's own.
+        sources: the sources of the user's own.
+        own_steps: where the unknown steps of a transform run, `DDLPLoader`'s argument.
     """
 
     strategy: type[Strategy]
@@ -60,10 +82,13 @@ class Chosen:
     backend: str
     dali_on_gpu: bool
     transfer: str | None
+    engines: bool
+    sources: tuple[OwnSource, ...]
+    own_steps: str
 
 
 def explain(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> Explanation:
-    """A few lines for a person. ``found``: what can travel, or why nothing can."""
+    """Return a few lines for the user. ``found``: the parts that can travel, or why nothing can."""
     return Explanation("\n".join(_lines(loader, chosen, found)))
 
 
@@ -76,13 +101,15 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
         lines += [
             f"travels    nothing: {len(found_all)} obstacle{'s' * (len(found_all) > 1)}, listed below",
             "so         torch's own workers prepare everything on this host, as in DataLoader",
+            *(f"source     {one.name} ({one.kind}, yours): takes no part, since nothing travels" for one in chosen.sources),
             *(SEEDING if loader.worker_init_fn is not None and not stream else ()),
+            *_postponed(loader, found),
         ]
         for number, one in enumerate(found_all, 1):
             lines.append(f"{f'obstacle {number}':10} {one.operator}{'' if isinstance(one, OtherSystem) else ':'} {one.why}")
             lines += [f"  try      {way}" for way in one.ways_out if way != KEEP]
         if not isinstance(found, OtherSystem):
-            lines += ["or         change nothing: the batches are right as they are, at DataLoader's speed"]
+            lines += ["or         change nothing: the batches are right as they are"]
             lines += [GAIN] if has_images(loader.dataset) else []
         return lines
     height, width, channels = found.shape
@@ -90,17 +117,23 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
     named = [op["function"] if op["op"] == "User" else op["op"] for op in found.pipeline.to_data()["ops"]]
     ops = " -> ".join(named) or "nothing but decoding"
     epilogue = found.epilogue
+    count = str(loader.batch_size or "n")
+    if found.views > 1:
+        ops, count = f"{found.views} views of each sample, {ops}", f"{found.views} x {count}"
     lines += [
         f"data set   {parts}: images and indices travel, targets stay here and are joined by index",
         f"travels    {ops}: the same code, the same bits on either side",
-        f"batches    uint8 ({loader.batch_size or 'n'}, {height}, {width}, {channels})"
+        *(_behind_the_cut(loader, found.rest, chosen.own_steps) if found.rest is not None else ()),
+        f"batches    uint8 ({count}, {height}, {width}, {channels})"
         + (f" and {found.pipeline.boxes} mask box(es) a sample" if found.pipeline.boxes else ""),
         "stays      "
         + ("nothing" if epilogue.table is None else "ToTensor, Normalize and type changes, as one table where the batch lands")
-        + f"; delivered as {epilogue.dtype}".replace("torch.", ""),
+        + ("; delivered as " + (str(epilogue.dtype) if found.rest is None else "your code gives it")).replace("torch.", ""),
     ]
     if found.pipeline.decode == "fast":
         lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
+    if loader.as_pil:
+        lines.append("as_pil     operators behind ToImage run as on PIL images; how far torch's pixels are: docs/operators.md")
     if chosen.backend != "native":
         lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance(chosen.dali_on_gpu)}")
     for file in operator_files(found.pipeline):
@@ -114,14 +147,54 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
             f"sampler    {type(loader._index_sampler).__name__} is yours: read no further ahead than DataLoader would "
             f"({(loader.prefetch_factor or 0) * loader.num_workers} batches); num_workers and prefetch_factor widen it"
         )
-    unused = [name for name in ("worker_init_fn", "multiprocessing_context") if getattr(loader, name) is not None]
+    in_processes = found.rest is not None and chosen.own_steps == "processes" and loader.num_workers > 0
+    named_for_workers = () if in_processes else ("worker_init_fn", "multiprocessing_context")
+    unused = [name for name in named_for_workers if getattr(loader, name) is not None]
     if unused:
         lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
     if strategy.uses_device:
-        lines.append(f"transfer   {TRANSFER[chosen.transfer]}")
+        lines += [f"transfer   {TRANSFER[chosen.transfer]}"] if chosen.engines else []
+        lines += [f"source     {one.name} ({one.kind}, yours): {_capacity(one)}" for one in chosen.sources]
     else:
         lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
     return lines
+
+
+def _capacity(source: OwnSource) -> str:
+    """Return a line about how much a source can hold and do, as it has told the last epoch."""
+    if source.batches is None or source.workers is None:
+        return "what it can hold is known once it has joined an epoch"
+    batches, workers = source.batches, source.workers
+    return f"holds {batches} batch{'es' * (batches != 1)}, has {workers} worker{'s' * (workers != 1)}"
+
+
+def _postponed(loader: Any, found: Untranslatable) -> list[str]:
+    """Return the line about what `Image.open` gives in worker processes. Without num_workers there are no such processes."""
+    if not loader.num_workers or isinstance(found, OtherSystem):
+        return []
+    why = postponed.why_not() if loader.postpone_decoding else "postpone_decoding=False"
+    return [f"decoding   by Pillow, in worker processes too: {why}" if why else POSTPONED]
+
+
+POSTPONED = (
+    "decoding   put off in worker processes: JPEGs that PIL.Image.open gives there are decoded, cropped, resized and flipped "
+    "in one call of ddlp's kernel, with Pillow's pixels; postpone_decoding=False turns it off"
+)
+def _behind_the_cut(loader: Any, rest: Rest, how: str) -> list[str]:
+    """Return the line that marks the cut in the list of operators, and the line about the steps after it."""
+    collate = getattr(loader.collate_fn, "__qualname__", loader.collate_fn)
+    gets = "a PIL image" if rest.tensor is None else "a tensor"
+    workers = loader.num_workers
+    if how == "threads":
+        where = f"{max(1, workers)} thread(s) of this process"
+    else:
+        where = f"{workers} process(es)" if workers else "the training thread (num_workers=0)"
+    return [
+        f"---------- cut here: what is above runs in ddlp's kernel, on the host and on devices; for {rest.why.operator}: "
+        f"{rest.why.why}",
+        f"own steps  {' -> '.join(rest.names) or 'none'}, then {collate}: your code, gets {gets}, on this host in {where}; "
+        "own_steps='processes', 'threads' or 'off' (nothing is cut) chooses",
+    ]
 
 
 GAIN = (

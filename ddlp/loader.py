@@ -1,4 +1,4 @@
-"""`DDLPLoader`: torch's DataLoader, prepared from both ends."""
+"""`DDLPLoader`: torch's DataLoader, with each epoch prepared from both ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
 from ddlp.errors import DDLPError, Untranslatable
-from ddlp.explain import Chosen, Explanation, explain
+from ddlp.explain import Chosen, Explanation, OwnSource, explain
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
 from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
@@ -39,6 +39,7 @@ from ddlp.sources.engine.source import EngineSource
 from ddlp.sources.host import stateful_workers as stateful
 from ddlp.sources.host.dali import Graphs
 from ddlp.sources.host.keyed_samples import KeyedSamples
+from ddlp.sources.host.own_steps import WorkerProcesses
 from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator
 from ddlp.stats.live import Life, Live, counted, length
 from ddlp.stats.report import EpochReport
@@ -51,63 +52,76 @@ from ddlp.translate.portable import Portable, portable
 from ddlp.translate.self_described import other_structure
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
-_SHARED_BY_EPOCHS = {  # what is made once for all epochs, and of which arguments
+_SHARED_BY_EPOCHS = {  # attributes that are made once for all epochs, and the arguments that each is made from
     "_connections": ("csd", "transfer", "spool", "spool_bytes"),
     "_gpu_transfer": ("device", "transfer"),
 }
 
 
 class DDLPLoader(DataLoader):
-    """A DataLoader that prepares each epoch from both ends: this host from the head, a device's engine from the tail.
+    """A DataLoader that prepares each epoch from both ends: this host works from the head, a device's engine from the tail.
 
-    All arguments of `torch.utils.data.DataLoader` mean what they mean there. For data sets and transforms that can travel
-    (``explain()`` tells), ``num_workers`` are threads of this process; 0 prefetches in one thread.
+    All arguments of `torch.utils.data.DataLoader` have the same meaning here. If the data set and its transform can travel to a
+    device (``explain()`` tells), ``num_workers`` is the number of threads in this process; 0 prefetches in one thread.
 
     Args:
-        strategy: where each step's batch comes from: ``"cpu"`` the host alone; ``"csd"`` the device alone; ``"mte"`` the host's
-            batches first, then the device's; ``"wrr"`` whichever is ready, the device's first; ``"ordered"`` both, in the
-            sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` where the order is random anyway, else
-            ``"ordered"``. Or a class of your own, a subclass of `ddlp.schedule.strategies.Strategy` (docs/extending.md).
+        strategy: which side each step's batch comes from. ``"cpu"``: the host alone. ``"csd"``: the device alone. ``"mte"``:
+            the host's batches come first, then the device's. ``"wrr"``: any batch that is ready, the device's first.
+            ``"ordered"``: both sides, in the sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` if the order
+            is random anyway, else ``"ordered"``. You can also pass a class of your own, a subclass of
+            `ddlp.schedule.strategies.Strategy` (docs/extending.md).
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
-            keys), or several. None with a strategy that needs one: an engine is started on this machine. Or a source of your
-            own, a `ddlp.sources.base.LeaseSource` (docs/extending.md).
-        device: where batches are delivered, e.g. ``"cuda"``, or a GPU's number; None: CPU tensors, as DataLoader. Copies to a
-            GPU and what is left of the transform there run beside the training step.
-        seed: of all random draws within samples. None draws one from ``generator`` (or torch's) at each iter(), as DataLoader
-            does. The order of samples comes from torch's generators in any case.
-        ratio: ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
-        transfer: how a device's batches come: ``"shared"`` through its spool, which this host must see; ``"stream"`` over the
-            engine's socket. None or ``"auto"``: through the spool where both sides prove to see the same one, else over the
-            socket. Into a GPU's memory they come from the spool in the fastest way, measured with the first one; or by
-            ``"gds"`` (GPUDirect Storage, past this host), ``"pinned"`` or ``"mmap"``, as docs/gpu.md tells.
+            keys), or several of these. None: if the strategy uses a device, an engine is started on this machine. You can also
+            pass a source of your own, a `ddlp.sources.base.LeaseSource` (docs/extending.md).
+        device: where batches are delivered: a device such as ``"cuda"``, or a GPU's number. None: as CPU tensors, like
+            DataLoader's. Copies to a GPU, and the rest of the transform there, run beside the training step.
+        seed: the seed of all random draws within samples. None draws a seed from ``generator`` (or torch's) at each iter(), as
+            DataLoader does. The order of samples comes from torch's generators in any case.
+        ratio: for ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
+        transfer: how a device's batches come to this host. ``"shared"``: through the device's spool, which this host must see.
+            ``"stream"``: over the engine's socket. None or ``"auto"``: through the spool if both sides prove to see the same
+            one, else over the socket. From the spool into a GPU's memory the fastest way is taken, measured with the first
+            batch. ``"gds"`` (GPUDirect Storage, past this host's memory), ``"pinned"`` or ``"mmap"`` choose that way, see
+            docs/gpu.md.
         spool: directory for the engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
-        spool_bytes: what the embedded engine may hold there; None: half of what is free, 8 GiB at most.
-        audit: the host makes one sample in every ``audit`` batches of the device again and compares it.
-        output: dtype of the images: ``torch.float32`` (as torchvision), ``uint8`` (before ToTensor), ``float16``,
-            ``bfloat16``; None: as the transform gives.
-        memory_format: ``torch.channels_last`` or None.
-        decode: ``"exact"``: torchvision's pixels, bit for bit; ``"fast"``: JPEGs are decoded at a half, a quarter or an eighth
-            of their size where the crop is at least so many times larger than what is wanted. Close, not the same; alike on
-            both sides.
-        batch_transform: called with each finished batch where it lands (MixUp and CutMix belong here); its result is
-            delivered.
-        backend: who prepares the host's batches: ``"native"``, ddlp's own code; ``"dali"``, NVIDIA DALI, on the GPU where
-            ``device`` is one, else on the CPU; ``"dali_cpu"``, on the CPU in any case: the same samples, the same random draws,
-            and pixels nearly torchvision's (docs/dali.md says how nearly).
-        allow_different_bits: take a device whose Pillow makes other pixels than this host's.
-        record: a directory, or a `ddlp.observe.Recorder`, for what every thread does: ``ddlp analyse`` tells of it.
-        snapshot_every_n_steps: user code: after so many batches the workers send the state of a data set that has one of its
-            own (``state_dict`` and ``load_state_dict``, as torchdata's StatefulDataLoader asks); what came after it is made
-            again on a resume. Changes nothing for other data sets, nor for those that can travel.
+        spool_bytes: how many bytes the embedded engine may hold there; None: half of the free space, 8 GiB at most.
+        audit: the host makes one sample in every ``audit`` batches of the device again, and compares it. None: no sample.
+        output: dtype of the images: ``torch.float32`` (as torchvision), ``uint8`` (before ToTensor), ``float16`` or
+            ``bfloat16``; None: the dtype that the transform gives.
+        memory_format: ``torch.channels_last``, or None for the format that the transform gives.
+        decode: ``"exact"``: torchvision's pixels, bit for bit. ``"fast"``: a JPEG is decoded at a half, a quarter or an eighth
+            of its size if the crop is at least that many times larger than the result. Its pixels are close to torchvision's,
+            not the same, and equal on both sides.
+        as_pil: operators that resize, rotate or change colours after v2's ToImage (or PILToTensor) run as on a PIL image.
+            ddlp's code does that fast, and devices can do it. torch's own kernels for bytes give slightly other pixels;
+            docs/operators.md tells the difference.
+        batch_transform: a function that is called with each finished batch, on ``device``. Its result is delivered. MixUp and
+            CutMix belong here.
+        backend: which code prepares the host's batches. ``"native"``: ddlp's own. ``"dali"``: NVIDIA DALI, on the GPU if
+            ``device`` is one, else on the CPU. ``"dali_cpu"``: DALI on the CPU in any case. DALI gives the same samples and
+            random draws, and nearly torchvision's pixels; docs/dali.md tells the difference.
+        own_steps: ddlp may know only the first operators of a transform. The transform is then cut after those. The known
+            operators are prepared as ever, and your own steps run on the host. ``"processes"``: in ``num_workers`` processes,
+            or in the training thread if that is 0. ``"threads"``: in threads of this process, for steps that release the GIL
+            and do not draw from a global generator. ``"off"``: nothing is cut, and torch's own workers run the whole transform.
+        allow_different_bits: use a device even if its Pillow makes other pixels than this host's.
+        record: a directory, or a `ddlp.observe.Recorder`, to record what every thread does. ``ddlp analyse`` reads it.
+        snapshot_every_n_steps: for user code: after so many batches the workers send the state of a data set that has
+            ``state_dict`` and ``load_state_dict``, as torchdata's StatefulDataLoader asks. Batches after that state are made
+            again on a resume. It changes nothing for other data sets, nor for those that can travel.
+        postpone_decoding: for user code in worker processes: JPEGs from `PIL.Image.open` are decoded when their pixels are
+            needed. One call of ddlp's kernel then does the decoding and the crop, resize and flips that the code has asked for.
+            The pixels are the same. False: Pillow decodes them.
 
     Raises:
-        ValueError: arguments that contradict each other, as DataLoader.
-        Untranslatable: ``strategy="csd"`` for samples that can't travel; it, and ``csd=``, on other systems than Linux.
-        ImportError: ``backend="dali"`` without DALI.
+        ValueError: if a value is not allowed, or arguments contradict each other, as in DataLoader.
+        Untranslatable: if ``strategy="csd"`` and the samples can't travel; or if ``strategy="csd"`` or ``csd=`` is used on
+            another system than Linux.
+        ImportError: if ``backend`` needs DALI, and DALI can't be imported.
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
-    _observers: tuple[Observer, ...] = ()  # of the next epoch, see ddlp.observe.checked
+    _observers: tuple[Observer, ...] = ()  # observers of the next epoch, see ddlp.observe.checked
     get_sampler = resuming.sampler_of  # accelerate's save_state asks the loader of a stream for it
 
     def __init__(
@@ -142,11 +156,14 @@ class DDLPLoader(DataLoader):
         output: torch.dtype | str | None = None,
         memory_format: torch.memory_format | None = None,
         decode: str = "exact",
+        as_pil: bool = False,
         batch_transform: Callable[[Any], Any] | None = None,
         backend: str = "native",
+        own_steps: str = "processes",
         allow_different_bits: bool = False,
         record: str | os.PathLike[str] | Recorder | None = None,
         snapshot_every_n_steps: int = 1,
+        postpone_decoding: bool = True,
     ) -> None:
         super().__init__(
             dataset,
@@ -180,11 +197,14 @@ class DDLPLoader(DataLoader):
         self.output = output
         self.memory_format = memory_format
         self.decode = decode
+        self.as_pil = as_pil
         self.batch_transform = batch_transform
         self.backend = backend
+        self.own_steps = own_steps
         self.allow_different_bits = allow_different_bits
         self.record = record
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.postpone_decoding = postpone_decoding
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._cut: dict[str, Any] = {}
@@ -196,8 +216,9 @@ class DDLPLoader(DataLoader):
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._prepared: Prepared | None = None
-        self._before: Live | None = None  # the last epoch when this one began
+        self._before: Live | None = None  # the last epoch's numbers at the moment when this epoch began
         self._samples: KeyedSamples | None = None
+        self._own_processes: WorkerProcesses | None = None  # that are kept for the next epoch
         self._told: set[str] = set()
         self._compared = False
         self._otherwise: Callable[[], Untranslatable] | None = None
@@ -205,10 +226,10 @@ class DDLPLoader(DataLoader):
         config.check(self._wanted_strategy(config), self._index_sampler)
         found = self._portable_now(config, compare=False)
         if found is not None and config.backend != "native":
-            stages(found)  # names what DALI can't do
+            stages(found)  # raises, and names the operator, if DALI can't do it
 
     def __setattr__(self, attr: str, val: Any) -> None:
-        """Sets what the next epoch is made with. Raises ValueError where something was made of it that all epochs share."""
+        """Set an attribute for the next epoch. Raises ValueError if an object that all epochs share was made from it."""
         for shared, arguments in _SHARED_BY_EPOCHS.items():
             if attr in arguments and getattr(self, shared, None) is not None:
                 begun = f"after {type(self).__name__} has begun an epoch with it"
@@ -218,7 +239,7 @@ class DDLPLoader(DataLoader):
     # -- iteration -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """A new epoch. Each call counts as one unless `set_epoch` says which it is."""
+        """Begin a new epoch. Each call counts as the next epoch, unless `set_epoch` gives the number."""
         keeps = self.persistent_workers and self.num_workers > 0
         iterator = self._begin(self._iterator if keeps else None)
         if keeps:
@@ -226,13 +247,13 @@ class DDLPLoader(DataLoader):
         return iterator if self._prepared is None else self._prepared.watch(iterator)
 
     def _get_iterator(self) -> Any:
-        """As DataLoader's: a new epoch with workers of its own."""
+        """Begin a new epoch with workers of its own, like DataLoader's method."""
         return self._begin(None)
 
     def _begin(self, kept: Any) -> Any:
-        """The iterator over the next epoch, by the loader's attributes as they are now.
+        """Return the iterator over the next epoch, made from the loader's attributes as they are now.
 
-        ``kept`` is the iterator before, where its workers persist; None: there is none.
+        ``kept`` is the previous iterator if its workers persist, else None.
         """
         config = LoaderConfig.of(self)
         warn_if_not_shared(self)
@@ -252,21 +273,25 @@ class DDLPLoader(DataLoader):
             base_seed = resume.seed
             if isinstance(kept, EpochIterator):
                 kept._shutdown_workers()
-                if base_seed is None:  # DataLoader draws a base seed once for as long as its workers persist
+                if base_seed is None:  # as DataLoader: it draws the base seed once while its workers persist
                     base_seed = int(kept._base_seed)
             iterator = self._epoch_iterator(config, now, seed, base_seed, epoch, resume)
         self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         return iterator
 
-    def _portable_now(self, config: LoaderConfig, compare: bool = True) -> Portable | None:
-        """What can travel, as the data set is now. Returns None, and warns once, if torch's own workers must prepare it.
+    def _translated(self, config: LoaderConfig) -> Portable:
+        """Call `portable` with the loader's arguments."""
+        return portable(self, config.output_dtype, config.memory_format, config.decode, config.as_pil, config.cuts)
 
-        ``compare``: samples may be made for it. Raises Untranslatable where the strategy needs a device, ValueError where an
-        argument needs what ddlp runs itself.
+    def _portable_now(self, config: LoaderConfig, compare: bool = True) -> Portable | None:
+        """Return the parts that can travel, as the data set is now. None, with one warning, if torch's own workers prepare it.
+
+        ``compare``: a sample may be made to check the result. If nothing can travel, it raises Untranslatable if the strategy
+        needs a device, and ValueError if an argument needs a pipeline that ddlp runs itself.
         """
         try:
-            found = portable(self, config.output_dtype, config.memory_format, config.decode)
+            found = self._translated(config)
             return self._as_described(found) if compare else found
         except Untranslatable as error:
             if self._wanted_strategy(config).needs_device:
@@ -274,24 +299,24 @@ class DDLPLoader(DataLoader):
             if config.changes_images or config.backend != "native":
                 text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
                 raise ValueError(f"{text}: {error}") from error
-            error.__traceback__ = None  # a frame that names the error makes a circle, which would keep our caller's iterator
+            error.__traceback__ = None  # else the frames and the error form a cycle, which keeps the caller's iterator
             if isinstance(error, OtherSystem):
                 warn_once(error.operator)
             elif (self._wanted_strategy(config).uses_device or self._otherwise is not None) and str(error) not in self._told:
                 self._told.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
-            elif compare and not self._told and has_images(self.dataset):  # an epoch begins, and could be faster
+            elif compare and not self._told and has_images(self.dataset):  # an epoch begins that could be faster
                 self._told.add(str(error))
                 warn_user(
-                    f"ddlp: torch's own workers prepare this loader's batches, at DataLoader's speed, for {error.operator}: "
-                    f"{error.why}. loader.explain() lists all that is in the way, and what to write instead."
+                    "ddlp: torch's own workers prepare this loader's batches, which ddlp could do faster, for "
+                    f"{error.operator}: {error.why}. loader.explain() lists all that is in the way, and what to write instead."
                 )
             return None
 
     def _as_described(self, found: Portable) -> Portable:
-        """What was found, unless the data set describes samples of another structure than its own: raises Untranslatable.
+        """Return ``found``. Raises Untranslatable if the data set's own samples have another structure than it describes.
 
-        One sample is compared, once a loader.
+        One sample is compared, once for each loader.
         """
         if not self._compared:
             self._compared, self._otherwise = True, other_structure(found.dataset)
@@ -302,7 +327,7 @@ class DDLPLoader(DataLoader):
     def _user_code(
         self, config: LoaderConfig, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume
     ) -> UserCodeIterator:
-        """torch's own iterator, with keyed samples; ``kept`` goes on where it can."""
+        """Return torch's own iterator, with keyed samples. ``kept`` is used again if possible."""
         if config.record is not None and "record" not in self._told:
             self._told.add("record")
             warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
@@ -311,7 +336,7 @@ class DDLPLoader(DataLoader):
             kept.restart(self, seed, epoch, resume, finish)
         else:
             if kept is not None:
-                kept._shutdown_workers()  # their data sets are not those of the state
+                kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
             kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps)
         self._life.began(kept.counts)
         return kept
@@ -325,9 +350,9 @@ class DDLPLoader(DataLoader):
         epoch: int,
         resume: resuming.Resume,
     ) -> EpochIterator:
-        """ddlp's own iterator; its sources are on their way to it."""
+        """Return ddlp's own iterator. Its sources join it in threads of their own."""
         strategy = self._wanted_strategy(config)
-        gpu_transfer = self._gpu_transfer_for_target(config)
+        gpu_transfer = self._gpu_transfer_for_target(config) if now.rest is None else None
         graphs = self._graphs_for(config, now, gpu_transfer)
         sources = self._lease_sources(config) if strategy.uses_device else ()
         connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
@@ -336,7 +361,7 @@ class DDLPLoader(DataLoader):
         hooks: EpochHooks | None = None
         try:
             if connections is not None and strategy.needs_device:
-                connections.check_embedded()  # nobody else may prepare a batch: it is told here
+                connections.check_embedded()  # only the device may prepare batches: raise here if its engine can't start
             hooks = hooks_of(config.record, observers)
             iterator = EpochIterator(
                 self,
@@ -354,6 +379,7 @@ class DDLPLoader(DataLoader):
                     life=self._life,
                     target=config.target,
                     batch_transform=config.batch_transform,
+                    own_steps=config.own_steps,
                     hooks=hooks,
                     on_closed=ended,
                 ),
@@ -370,7 +396,7 @@ class DDLPLoader(DataLoader):
         return iterator
 
     def _gpu_transfer_for_target(self, config: LoaderConfig) -> GpuTransfer | None:
-        """Where batches land, on an accelerator that takes copies beside its work; the same for all epochs."""
+        """Return the transfer to an accelerator that takes copies beside its work, else None. All epochs share it."""
         if self._gpu_transfer is None:
             self._gpu_transfer = transfer_to(config.target, config.transfer)
             if self._gpu_transfer is not None:
@@ -379,7 +405,7 @@ class DDLPLoader(DataLoader):
         return self._gpu_transfer
 
     def _graphs_for(self, config: LoaderConfig, now: Portable, gpu_transfer: GpuTransfer | None) -> Graphs | None:
-        """DALI's pipelines for an epoch; those on a GPU are kept for the next one."""
+        """Return DALI's pipelines for an epoch. Those on a GPU are kept for the next epoch."""
         if config.backend == "native":
             return None
         wanted, graphs = stages(now), self._graphs
@@ -388,7 +414,7 @@ class DDLPLoader(DataLoader):
         return graphs
 
     def _lease_sources(self, config: LoaderConfig) -> tuple[LeaseSource, ...]:
-        """What prepares batches beside this host: the engines of the devices, and sources of the user's own."""
+        """Return the sources that prepare batches beside this host: the devices' engines, and sources of the user's own."""
         own = config.own_sources
         if own and not config.engine_devices:
             return own
@@ -399,36 +425,36 @@ class DDLPLoader(DataLoader):
         return (*engines, *own)
 
     def _reached(self, config: LoaderConfig) -> EngineConnections:
-        """The connections to the devices' engines; the same for all epochs."""
-        if self._connections is None or self._connections.pid != os.getpid():  # else inherited over a fork: the parent's
+        """Return the connections to the devices' engines. All epochs share them."""
+        if self._connections is None or self._connections.pid != os.getpid():  # after a fork they are the parent's
             options = EmbeddedOptions(spool=config.spool, quota_bytes=config.spool_bytes)
             self._connections = EngineConnections(config.engine_devices, options, config.transfer)
             self._keeps.append(SharedHandle())
             when_dropped(self._keeps[-1], self._connections.close)
         return self._connections
 
-    # -- state, report -------------------------------------------------------------------------------------------
+    # -- state and report ----------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iter() is; its random draws depend on it.
+        """Set the number of the next iter()'s epoch. Its random draws depend on the number.
 
-        Passed on to a sampler, a batch sampler and a data set that have the method.
+        The number is passed on to a sampler, a batch sampler and a data set that have this method.
         """
         if self._loaded is not None and epoch != self._next_epoch and not self._resume.partly:
-            # What was loaded is of another epoch, but for data sets that go on from epoch to epoch.
+            # The loaded state is another epoch's. Only the states of data sets that go on from epoch to epoch still count.
             self._loaded = resuming.between(epoch, stateful.kept(self, self._resume), self._resume.sampler)
             self._resume, _ = resuming.load(self._loaded)
         self._next_epoch = epoch
         resuming.set_epoch(self, epoch)
         dataset: Any = self.dataset
-        if callable(getattr(dataset, "set_epoch", None)):  # Hugging Face's streams shuffle anew by it
+        if callable(getattr(dataset, "set_epoch", None)):  # by this number Hugging Face's streams shuffle anew
             dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: with `load_state_dict`, the next iter() delivers what is left of this epoch.
+        """Return the loader's state. After `load_state_dict` the next iter() delivers the rest of this epoch.
 
-        The epoch is over, and the next one begins there, once its iterator has raised StopIteration. Independent of strategy,
-        number of workers and devices.
+        Once the iterator has raised StopIteration, the epoch is over, and the state is the beginning of the next one. The state
+        does not depend on the strategy, the number of workers or the devices.
         """
         if self._loaded is not None:
             return {**self._loaded, "epoch": self._next_epoch}
@@ -441,10 +467,10 @@ class DDLPLoader(DataLoader):
         return {**state, "cut": self._cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called; takes effect at the next iter().
+        """Go on from the point at which `state_dict` was called. This takes effect at the next iter().
 
-        Raises ValueError for anything else, and, here or at iter(), for a state in mid-epoch of a loader whose batches are
-        others: by batch_size, drop_last, sampler or data set.
+        Raises ValueError if ``state`` is not such a state. Raises ValueError as well, here or at iter(), if the state is one in
+        mid-epoch and the loader that saved it has other batches, because of its batch_size, drop_last, sampler or data set.
         """
         resume, epoch = resuming.load(state)
         resume.check(resuming.cut(self))
@@ -452,9 +478,9 @@ class DDLPLoader(DataLoader):
         self._resume, self._next_epoch, self._loaded = resume, epoch, state
 
     def report(self) -> EpochReport:
-        """What the last epoch did, or the one under way so far. Raises DDLPError before the first.
+        """Return the report of the last epoch, or of the current one so far. Raises DDLPError before the first epoch.
 
-        Of what torch's own workers prepare there are no rates, and no processor time.
+        For batches from torch's own workers it has no rates and no processor time.
         """
         now = self.live()
         if not now.total.epochs:
@@ -462,11 +488,11 @@ class DDLPLoader(DataLoader):
         return now.report
 
     def live(self) -> Live:
-        """The loader's numbers now. Quick, and from any thread: it holds the epoch's lock for some microseconds.
+        """Return the loader's numbers now. Any thread may call it; it is quick, and holds the epoch's lock for microseconds.
 
-        An epoch of which no batch was asked for yet is not shown, the one before is: Keras begins one after its last.
+        While no batch of a new epoch was asked for, the previous epoch is shown: Keras begins one more epoch after its last.
 
-        Of batches that torch's own workers prepare there are no rates and no processor time. Before the first epoch all is 0.
+        For batches from torch's own workers there are no rates and no processor time. Before the first epoch all is 0.
         """
         life, last = self._life, self._last
         if isinstance(last, EpochMemory):
@@ -478,7 +504,7 @@ class DDLPLoader(DataLoader):
         return replace(self._before, total=now.total)
 
     def explain(self) -> Explanation:
-        """What travels to a device, what does not, and why; printed and returned, as a str that notebooks don't show twice."""
+        """Print and return which parts travel to a device, which do not, and why. Notebooks don't show the text twice."""
         config = LoaderConfig.of(self)
         chosen = Chosen(
             strategy=self._wanted_strategy(config),
@@ -486,38 +512,50 @@ class DDLPLoader(DataLoader):
             backend=config.backend,
             dali_on_gpu=config.dali_on_gpu,
             transfer=config.transfer,
+            engines=bool(config.engine_devices) or not config.own_sources,
+            sources=tuple(self._own_source(source) for source in config.own_sources),
+            own_steps=config.own_steps,
         )
         found: Portable | Untranslatable
         try:
-            found = self._as_described(portable(self, config.output_dtype, config.memory_format, config.decode))
+            found = self._as_described(self._translated(config))
         except Untranslatable as error:
-            found = error.with_traceback(None)  # this frame names the error: they would keep each other
+            found = error.with_traceback(None)  # else this frame and the error keep each other
         text = explain(self, chosen, found)
         print(text)
         return text
 
+    def _own_source(self, source: LeaseSource) -> OwnSource:
+        """Describe a source of the user's own, with its capacity if it has joined the last epoch."""
+        kind = type(source).__name__
+        joined = (device for device in self.live().devices if device.name == source.name and device.quota)
+        return next((OwnSource(source.name, kind, one.quota, one.workers) for one in joined), OwnSource(source.name, kind))
+
     def __getstate__(self) -> dict[str, Any]:
-        """Loaders pickle: connections and iterations under way stay behind."""
+        """Return the state for pickle, without connections and running iterations."""
         left = dict.fromkeys(
-            ("_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples")
+            (
+                "_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples",
+                "_own_processes",
+            )  # fmt: skip
         )
         return {**vars(self), **left, "_keeps": [], "_life": Life()}
 
-    # -- asked by accelerate and Ray Train -----------------------------------------------------------------------
+    # -- for accelerate and Ray Train ----------------------------------------------------------------------------
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether accelerate leaves the loader alone: yes, and where an Accelerator asks, this prepares it."""
+        """True, so that accelerate leaves the loader alone. If an Accelerator asks, the loader is prepared for it here."""
         prepare_where_asked(self)
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
-        """``Accelerator.prepare`` sets it when it is through."""
+        """Do nothing. ``Accelerator.prepare`` sets this attribute at its end."""
 
     @property
     def sampler(self) -> Any:
-        """As DataLoader's. Where Ray Train asks for it, the samples are shared among its workers first."""
+        """The sampler, as DataLoader's. If Ray Train asks for it, the samples are shared among its workers first."""
         if "sampler" not in vars(self):
             raise AttributeError("sampler")
         share_where_asked(self)
@@ -530,17 +568,17 @@ class DDLPLoader(DataLoader):
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _wanted_strategy(self, config: LoaderConfig) -> type[Strategy]:
-        """The class of the next epoch's strategy. Raises ValueError where ``strategy`` is none."""
+        """Return the class of the next epoch's strategy. Raises ValueError if ``strategy`` does not name one."""
         return config.wanted_strategy(self._order_is_free)
 
     def _order_is_free(self) -> bool:
-        """Whether another order of the batches is none the worse."""
+        """Whether another order of the batches is just as good."""
         random = is_random(self._index_sampler) or not self.in_order
         return random and not torch.are_deterministic_algorithms_enabled()
 
 
 def _attach(source: LeaseSource, sink: EpochSink) -> None:
-    """A source's part in an epoch. Its own error ends the training: nobody would wait for it, nor see why it is not there."""
+    """Attach a source to an epoch. An error in its code ends the training; else the user would not see why it is missing."""
     try:
         source.attach(sink)
     except Exception as error:

@@ -1,24 +1,27 @@
-"""Transforms that torchvision lacks; usable in any torchvision pipeline, and portable to a device."""
+"""Transforms that torchvision lacks. They work in any torchvision pipeline, and can travel to a device."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Cutout"]
+__all__ = ["Cutout", "Views"]
 
 
 class Cutout(nn.Module):
     """Fill squares around random points of a tensor image (DeVries and Taylor, arXiv 1708.04552).
 
-    As in the authors' code a square reaches ``length // 2`` to each side of a point uniform in the image and is
-    clipped at the border. Put it after ToTensor, and after Normalize for a fill of the mean. Here it draws from
-    torch's global generator; on a device from the sample's key.
+    As in the authors' code, a square reaches ``length // 2`` to each side of a point uniform in the image and is
+    clipped at the border. Put it after ToTensor; to fill with the mean, put it after Normalize as well. Here it
+    draws from torch's global generator; on a device it draws from the sample's key.
 
     Args:
-        length: side of the squares in pixels, at least 1.
-        n_holes: number of squares, at least 1; they may overlap.
-        fill: value of the filled pixels, in the tensor's units.
+        length: the side of the squares in pixels, at least 1.
+        n_holes: the number of squares, at least 1; they may overlap.
+        fill: the value of the filled pixels, in the tensor's units.
     """
 
     def __init__(self, length: int, n_holes: int = 1, fill: float = 0.0) -> None:
@@ -33,7 +36,7 @@ class Cutout(nn.Module):
         self.fill = float(fill)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Copy of a (..., height, width) tensor with the squares filled; TypeError for anything but a tensor."""
+        """Return a copy of a (..., height, width) tensor with the squares filled. TypeError for anything but a tensor."""
         if not isinstance(image, Tensor):
             raise TypeError(f"Cutout takes a tensor, got {type(image).__name__}; put it after ToTensor or ToImage")
         height, width = image.shape[-2:]
@@ -46,5 +49,29 @@ class Cutout(nn.Module):
         return image
 
     def extra_repr(self) -> str:
-        """Parameters for repr."""
+        """Return the parameters for repr."""
         return f"length={self.length}, n_holes={self.n_holes}, fill={self.fill}"
+
+
+class Views:
+    """Several views of one image, as SimCLR, MoCo and BYOL use them: a list with the result of each transform.
+
+    ``Views(t, t)`` draws twice from one transform, ``Views(t1, t2)`` has one transform for each view. It is the whole transform
+    of a data set. A loader's batch is then ``[[first views, second views, ...], targets]``, and each of the views is (batch,
+    channels, height, width). It can travel only if all views have one size, and end with the same ToTensor and Normalize.
+
+    Args:
+        transforms: at least one, each a callable on a PIL image. ValueError if there is none.
+    """
+
+    def __init__(self, *transforms: Callable[[Any], Any]) -> None:
+        if not transforms:
+            raise ValueError("Views(): no transform was given; pass one for each view, the same one twice for two alike")
+        self.transforms = transforms
+
+    def __call__(self, image: Any) -> list[Any]:
+        """Return the result of each transform, in order."""
+        return [transform(image) for transform in self.transforms]
+
+    def __repr__(self) -> str:
+        return f"Views({', '.join(map(repr, self.transforms))})"

@@ -124,6 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ddlp.bench.bare", description=__doc__)
     parser.add_argument("side", choices=["host", "engine", "fetch"])
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--pipeline", default="imagenet1")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--cpu", type=int, default=None, help="run on this CPU alone")
     parser.add_argument("--slowdown", type=float, default=1.0)
@@ -133,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
     torch.set_num_threads(1)
-    images = loader(options.data, "imagenet1", options.batch)
+    images = loader(options.data, options.pipeline, options.batch)
     found = portable(images, getattr(torch, options.output), delivered_as(options.output))
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
         make: Callable[[int], object]
@@ -177,9 +178,11 @@ class Timed(NamedTuple):
 class Bare:
     """A bare loop in a process of its own, ready to run: for a time by `go`, then `result`. A context."""
 
-    def __init__(self, side: str, data: Path, batch: int, cpu: int, output: str, slowdown: float = 1.0) -> None:
+    def __init__(
+        self, side: str, data: Path, batch: int, cpu: int, output: str, slowdown: float = 1.0, pipeline: str = "imagenet1"
+    ) -> None:
         command = [sys.executable, "-m", "ddlp.bench.bare", side, "--data", str(data), "--batch", str(batch)]
-        command += ["--cpu", str(cpu), "--slowdown", repr(slowdown), "--output", output]
+        command += ["--cpu", str(cpu), "--slowdown", repr(slowdown), "--output", output, "--pipeline", pipeline]
         self._endless = False
         # In a session of its own: Ctrl-C is for this process, which ends it.
         self._process = subprocess.Popen(

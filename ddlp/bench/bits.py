@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,11 @@ from csd_engine.keyed import Keyed
 from csd_engine.prepare.file_batch import FileBatch
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms import Pipeline
+from csd_engine.transforms.colour_steps import AutoContrast, Blur, Enhance, Equalize, Hue, Table
 from csd_engine.transforms.fileplan import file_plan
-from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize
-from ddlp.bench.common import Aim, BenchFailed, Say, child
+from csd_engine.transforms.primitives import Crop, Flip, Gray, Primitive, Resize
+from csd_engine.transforms.warp_steps import Turn, Warp
+from ddlp.bench.common import Aim, BenchFailed, Say, on_all_cores
 from ddlp.datasets import ImageFiles
 from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture
 from ddlp.translate.datasets import translate_dataset
@@ -71,34 +72,27 @@ def compare(samples: int, tell: Say, kinds: Sequence[str] = KINDS) -> Bits:
     """Compare so many samples of each kind; one process a core."""
     if samples < 1:
         raise BenchFailed(f"--bits {samples}: give the number of samples of each kind, 1 or more.")
-    cores = sorted(os.sched_getaffinity(0))
-    tell(f"{samples} samples of each of {len(kinds)} kinds of JPEG, on {len(cores)} cores")
+    tell(f"{samples} samples of each of {len(kinds)} kinds of JPEG, on {len(os.sched_getaffinity(0))} cores")
 
-    def one_core(number: int) -> list[dict[str, Any]]:
-        found = []
-        for kind in kinds[number :: len(cores)]:
-            found.append(child("ddlp.bench.bits", {"kind": kind, "samples": samples}, [cores[number]], 3600.0))
-            tell(f"  {kind:18} {found[-1]['differing']} of {samples} differ")
-        return found
+    def told(answer: dict[str, Any]) -> None:
+        tell(f"  {answer['kind']:18} {answer['differing']} of {samples} differ")
 
     result = Bits()
-    with ThreadPoolExecutor(len(cores)) as pool:
-        for answers in pool.map(one_core, range(len(cores))):
-            for answer in answers:
-                kind = answer["kind"]
-                result.samples[kind], result.by_kernel[kind] = samples, answer["by_kernel"]
-                result.differing_by_kind[kind] = answer["differing"]
-                result.examples += answer["examples"]
+    for answer in on_all_cores("ddlp.bench.bits", [{"kind": kind, "samples": samples} for kind in kinds], told):
+        kind = answer["kind"]
+        result.samples[kind], result.by_kernel[kind] = samples, answer["by_kernel"]
+        result.differing_by_kind[kind] = answer["differing"]
+        result.examples += answer["examples"]
     return result
 
 
 def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
     """One kind's samples, made below `directory`."""
-    paths = _files(kind, min(_FILES, samples), directory)
+    paths = make_files(kind, min(_FILES, samples), directory)
     reader = translate_dataset(ImageFiles(paths, range(len(paths)))).reader()
     recipes = [(T.Compose(spec), translate(T.Compose([*spec, T.ToTensor()]), "RGB").pipeline) for spec in _RECIPES]
     plans = [file_plan(pipeline, kernel()) for _, pipeline in recipes]
-    taken = [_kernel_takes(path) for path in paths]
+    taken = [kernel_takes(path) for path in paths]
     differing = by_kernel = 0
     examples: list[str] = []
     for k in range(samples):
@@ -110,11 +104,11 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
         transform, pipeline = recipes[number]
         drawn = pipeline.draw(image.size, Keyed(0, k, index, 0))
         out = np.empty(pipeline.output_shape(None), np.uint8)
-        _prepare(reader, pipeline, plans[number], index, k, out)
+        prepare(reader, pipeline, plans[number], index, k, out)
         # Where nothing is drawn, torchvision's own transform; else its functions, with what was drawn.
         fixed = all(isinstance(step, (T.Resize, T.CenterCrop)) for step in transform.transforms)
         how = transform.transforms[0].interpolation
-        expected = transform(image) if fixed else _by_torchvision(image, drawn.primitives, how)
+        expected = transform(image) if fixed else by_torchvision(image, drawn.primitives, how)
         by_kernel += taken[index]
         if not np.array_equal(out, np.asarray(expected)):
             differing += 1
@@ -124,7 +118,7 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
     return {"kind": kind, "differing": differing, "by_kernel": by_kernel, "examples": examples}
 
 
-def _prepare(reader: Reader, pipeline: Pipeline, plan: FilePlan | None, index: int, epoch: int, out: np.ndarray) -> None:
+def prepare(reader: Reader, pipeline: Pipeline, plan: FilePlan | None, index: int, epoch: int, out: np.ndarray) -> None:
     """As the samples of a batch are made."""
     files = FileBatch.of(reader, pipeline, plan, np.array([index]), np.array([0]), 0, epoch)
     if files is None:
@@ -134,7 +128,7 @@ def _prepare(reader: Reader, pipeline: Pipeline, plan: FilePlan | None, index: i
         files.make(0, out[np.newaxis], None)
 
 
-def _files(kind: str, count: int, directory: Path) -> list[Path]:
+def make_files(kind: str, count: int, directory: Path) -> list[Path]:
     """Files of sizes from one pixel up, small ones as often as large ones."""
     drawn = np.random.default_rng(sum(kind.encode()))
     largest = _LARGEST if kind in KINDS[:9] else _LARGEST_OWN
@@ -148,7 +142,16 @@ def _files(kind: str, count: int, directory: Path) -> list[Path]:
     return paths
 
 
-def _by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpolation: T.InterpolationMode) -> Image.Image:
+_ENHANCE = {
+    "brightness": F.adjust_brightness,
+    "contrast": F.adjust_contrast,
+    "saturation": F.adjust_saturation,
+    "sharpness": F.adjust_sharpness,
+}
+
+
+def by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpolation: T.InterpolationMode) -> Image.Image:
+    """torchvision's functions in turn, with what was drawn. Its maps of positions are Pillow's `Image.transform`."""
     for step in primitives:
         if isinstance(step, Crop):
             image = F.crop(image, step.top, step.left, step.height, step.width)
@@ -156,12 +159,27 @@ def _by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpo
             image = F.resize(image, [step.height, step.width], interpolation)
         elif isinstance(step, Flip):
             image = F.hflip(image) if step.horizontal else F.vflip(image)
+        elif isinstance(step, Gray):
+            image = F.rgb_to_grayscale(image, step.channels)
+        elif isinstance(step, Enhance):
+            image = _ENHANCE[step.what](image, step.factor)
+        elif isinstance(step, Hue):
+            image = F.adjust_hue(image, (step.shift - 256 * (step.shift > 127)) / 255)
+        elif isinstance(step, AutoContrast):
+            image = F.autocontrast(image)
+        elif isinstance(step, Equalize):
+            image = F.equalize(image)
+        elif isinstance(step, Blur):
+            image = F.gaussian_blur(image, list(step.size), list(step.sigma))
+        elif isinstance(step, (Table, Turn, Warp)):  # torchvision's lookup tables and maps are these calls of Pillow's
+            image = step.by_pillow(image, "")
         else:
             raise BenchFailed(f"the pipeline drew {step!r}, which this comparison does not know.")
     return image
 
 
-def _kernel_takes(path: Path) -> bool:
+def kernel_takes(path: Path) -> bool:
+    """Whether the kernel decodes the file; else Pillow does."""
     found = kernel()
     return found is not None and found.context().take(path.read_bytes()) is not None
 

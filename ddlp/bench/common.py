@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -179,6 +180,23 @@ def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: 
         raise BenchFailed(f"{' '.join(command)} failed with status {done.returncode} at {dict(work)}:\n{last}")
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
+
+
+def on_all_cores(
+    module: str, works: Sequence[Mapping[str, Any]], told: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Run `child` for each work, one at a time on each core, and call ``told`` with each answer. Returns them, core by core."""
+    cores = sorted(os.sched_getaffinity(0))
+
+    def one_core(number: int) -> list[dict[str, Any]]:
+        answers = []
+        for work in works[number :: len(cores)]:
+            answers.append(child(module, work, [cores[number]], 3600.0))
+            told(answers[-1])
+        return answers
+
+    with ThreadPoolExecutor(len(cores)) as pool:
+        return [answer for answers in pool.map(one_core, range(len(cores))) for answer in answers]
 
 
 def machine() -> dict[str, Any]:

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ class Contender:
     """How it is made, in which pipelines it takes part, which package it wants and from where, and whose pixels it makes."""
 
     make: Callable[[Work], Iterator[Any]]
-    pipelines: tuple[str, ...] = data.PIPELINES
+    pipelines: tuple[str, ...] = (*data.PIPELINES, *data.PRESETS)
     module: str | None = None
     install: str = ""
     cores: int = 1
@@ -153,13 +154,18 @@ def _dali(uint8: bool) -> Callable[[Work], Iterator[Any]]:
 
         files = _files(work)
 
-        @pipeline_def(batch_size=work.batch, num_threads=1, device_id=None, prefetch_queue_depth=2)
+        conditional = work.pipeline in data.PRESETS  # its policies are made of if statements
+
+        @pipeline_def(
+            batch_size=work.batch, num_threads=1, device_id=None, prefetch_queue_depth=2, enable_conditionals=conditional
+        )
         def graph() -> Any:
             paths, labels = [path for path, _ in files], [label for _, label in files]
             encoded, label = fn.readers.file(files=paths, labels=labels, name="reader")
-            if work.pipeline == "imagenet1":
+            if work.pipeline not in data.RESIZE:
                 images = fn.decoders.image_random_crop(encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
                 images, mirror = fn.resize(images, resize_x=224, resize_y=224), fn.random.coin_flip()
+                images = _dalis(work.pipeline, images)
             else:
                 images = fn.resize(fn.decoders.image(encoded), resize_shorter=data.RESIZE[work.pipeline])
                 mirror = 0
@@ -174,9 +180,39 @@ def _dali(uint8: bool) -> Callable[[Work], Iterator[Any]]:
                 )
             return images, label
 
-        return iter(DALIGenericIterator([graph()], ["images", "labels"], size=len(files)))
+        with _own_temporary_directory():  # for the Python that DALI makes of the if statements; it would be left behind
+            return iter(DALIGenericIterator([graph()], ["images", "labels"], size=len(files)))
 
     return make
+
+
+@contextlib.contextmanager
+def _own_temporary_directory() -> Iterator[None]:
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as tempfile.tempdir:
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
+def _dalis(pipeline: str, images: Any) -> Any:
+    """A preset's operators by DALI."""
+    from nvidia.dali import fn
+    from nvidia.dali.auto_aug.auto_augment import auto_augment_image_net
+    from nvidia.dali.auto_aug.rand_augment import rand_augment
+    from nvidia.dali.auto_aug.trivial_augment import trivial_augment_wide
+
+    if pipeline == "randaugment":
+        return rand_augment(images, n=2, m=9, shape=(224, 224))
+    if pipeline == "trivialaugment":
+        return trivial_augment_wide(images, shape=(224, 224))
+    if pipeline == "autoaugment":
+        return auto_augment_image_net(images, shape=(224, 224))
+    if pipeline == "colorjitter":
+        brightness, contrast, saturation = (fn.random.uniform(range=[1 - data.JITTER, 1 + data.JITTER]) for _ in range(3))
+        return fn.color_twist(images, brightness=brightness, contrast=contrast, saturation=saturation)
+    return images
 
 
 def _spdl(work: Work) -> Iterator[Any]:
@@ -216,7 +252,8 @@ def _spdl(work: Work) -> Iterator[Any]:
 
 def _turboloader(work: Work) -> Iterator[Any]:
     """Its fused pass over a TAR, which it wants: only the crop's window is decoded. On one core it is fastest without a thread
-    that prepares ahead. It has no Resize by the shorter side, so only imagenet1 can be asked of it.
+    that prepares ahead. It has no Resize by the shorter side, and that pass takes no further operators: only imagenet1 can
+    be asked of it.
     """
     import turboloader
 
@@ -283,6 +320,8 @@ def _entropy(work: Work) -> Iterator[Any]:
 
 
 _IMAGENET = ("imagenet1", "imagenet2", "imagenet3")
+_ONE_VIEW = (*data.PIPELINES, *data.PRESETS[:-1])  # the bare loops make an image a sample
+_DALIS = (*_IMAGENET, *data.OF_BATCHES)  # it has no operators for the others
 _DALI = "nvidia.dali", "pip install nvidia-dali-cuda120 (runs without a GPU)"
 
 OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, decode='fast'"
@@ -297,19 +336,19 @@ PEERS = (TENSORS, DALI, SPDL, TURBOLOADER)  # beside DataLoader
 CONTENDERS: dict[str, Contender] = {
     OURS: Contender(_ours()),
     OURS_UINT8: Contender(_ours(output=torch.uint8)),
-    OURS_FAST: Contender(_ours(decode="fast"), _IMAGENET, bits="close"),
+    OURS_FAST: Contender(_ours(decode="fast"), (*_IMAGENET, *data.PRESETS), bits="close"),
     BASELINES[0]: Contender(_dataloader(0)),
     BASELINES[1]: Contender(_dataloader(1)),
     TENSORS: Contender(_tensors, _IMAGENET, bits="its tensors'"),
-    DALI: Contender(_dali(False), _IMAGENET, *_DALI, bits="its own"),
+    DALI: Contender(_dali(False), _DALIS, *_DALI, bits="its own"),
     "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, *_DALI, bits="its own"),
     SPDL: Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries", bits="FFmpeg's"),
     TURBOLOADER: Contender(_turboloader, ("imagenet1",), "turboloader", "pip install turboloader", bits="its own"),
-    BARE: Contender(_bare(torch.float32)),
-    BARE_UINT8: Contender(_bare(torch.uint8)),
+    BARE: Contender(_bare(torch.float32), _ONE_VIEW),
+    BARE_UINT8: Contender(_bare(torch.uint8), _ONE_VIEW),
     FLOOR: Contender(_entropy, _IMAGENET, bits="none"),
     OURS_TWO: Contender(_ours(), cores=2),
-    BARE_TWO: Contender(_bare_at_once, cores=2),
+    BARE_TWO: Contender(_bare_at_once, _ONE_VIEW, cores=2),
     PEER_TWO: Contender(_dataloader(2), cores=2),
 }
 

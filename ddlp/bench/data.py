@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import transforms as T
 from torchvision.datasets import CIFAR10, ImageFolder
 
+from ddlp.transforms import Views
+
 ROOT = Path("data/bench")
 MEANS_KB = (110.0, 46.0)  # ImageNet's mean file, and that of easy pictures of the same sizes
 # As many as have one image of 12 megapixels among them, the share that ImageNet has: it alone takes 3 % of the time.
@@ -21,6 +23,10 @@ CIFAR_IMAGES = 20000
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PIPELINES = ("imagenet1", "imagenet2", "imagenet3", "cifar10")
+# What people train with today. Each begins as imagenet1 does; timm's is `create_transform`'s, simclr makes two views.
+PRESETS = ("randaugment", "trivialaugment", "autoaugment", "colorjitter", "timm", "simclr")
+OF_BATCHES = PRESETS[:4]  # one image a sample, and nothing is erased: what a batch is made of is the same as imagenet1's
+JITTER = 0.4  # colorjitter's brightness, contrast and saturation
 RESIZE = {"imagenet2": 256, "imagenet3": 232}
 
 
@@ -29,14 +35,31 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
 
 
-def transform(pipeline: str) -> T.Compose:
-    """The paper's pipelines (Table IV) on PIL images; cifar10 without Cutout."""
+def transform(pipeline: str) -> Any:
+    """The paper's pipelines (Table IV) on PIL images, cifar10 without Cutout, and the presets."""
+    if pipeline == "timm":
+        from timm.data import create_transform
+
+        # mmax9: with a magnitude of 10 timm asks Pillow for images of 0 bits, which is an error since Pillow 13.
+        return create_transform(224, is_training=True, auto_augment="rand-m9-mstd0.5-inc1-mmax9", re_prob=0.25)
+    crop: list[Any] = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
+    if pipeline == "simclr":
+        jitter = T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8)
+        blur = T.RandomApply([T.GaussianBlur(23, (0.1, 2.0))], p=0.5)
+        view = T.Compose([*crop, jitter, T.RandomGrayscale(0.2), blur, T.ToTensor(), T.Normalize(MEAN, STD)])
+        return Views(view, view)
+    policies: dict[str, Callable[[], Any]] = {
+        "randaugment": T.RandAugment,
+        "trivialaugment": T.TrivialAugmentWide,
+        "autoaugment": T.AutoAugment,
+        "colorjitter": lambda: T.ColorJitter(JITTER, JITTER, JITTER),
+    }
     if pipeline == "cifar10":
         geometry: list[Any] = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()]
-    elif pipeline == "imagenet1":
-        geometry = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
+    elif pipeline in policies:
+        geometry = [*crop, policies[pipeline]()]
     else:
-        geometry = [T.Resize(RESIZE[pipeline]), T.CenterCrop(224)]
+        geometry = [T.Resize(RESIZE[pipeline]), T.CenterCrop(224)] if pipeline in RESIZE else crop
     mean, std = (CIFAR_MEAN, CIFAR_STD) if pipeline == "cifar10" else (MEAN, STD)
     return T.Compose([*geometry, T.ToTensor(), T.Normalize(mean, std)])
 

@@ -54,6 +54,7 @@ class Result:
     batch: int
     output: str
     slowdown: float
+    pipeline: str = "imagenet1"
     accelerator_s: float = 0.0  # of one training step
     accelerator_bound: bool = False
     r_cpu: list[float] = field(default_factory=list)
@@ -100,6 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     data.add_data(parser)
     parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
+    parser.add_argument(
+        "--pipeline", default="imagenet1", choices=["imagenet1", *data.OF_BATCHES], help="of %(choices)s (%(default)s)"
+    )
     parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--csd", type=float, default=1 / 3, help="the engine's speed as a part of the host's (1/3)")
@@ -125,6 +129,7 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
     # A slow engine makes few batches, and with its last one it stops up to a batch early: so its epochs are longer.
     third, tenth = ["--csd", "0.3333"], ["--csd", "0.1", *([] if quick else ["--batches", "600"])]
     ours = ["--strategies", "cpu", "mte", "wrr"]
+    few = ["--rounds", "2", "--batches", "150"]
     return [
         ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *ours, "ordered", *short]),
         ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *ours, *short]),
@@ -134,6 +139,7 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
         ),
         ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *ours, *short]),
         ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *ours, *short]),
+        ("Overlap: RandAugment, engine at 1/3, float32", ["--pipeline", "randaugment", *third, *ours, *few, *short]),
     ]
 
 
@@ -142,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
     if options.batches < 20:
         raise BenchFailed(f"{options.batches} batches are too few to tell; take 100 or more.")
     options.host_cpu, options.csd_cpu = chosen_cpus(options.host_cpu, options.csd_cpu)
-    options.directory = data.ensure_data(options.data, "imagenet1", options.mean_kb)
+    options.directory = data.ensure_data(options.data, mean_kb=options.mean_kb)
     result = measure(options, say)
     emit(options, result, table(result), aims(result))
     return 0
@@ -168,6 +174,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
 
         slowdown = options.slowdown or _slowdown(options, speeds, say)
         result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
+        result.pipeline = options.pipeline
         result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
         host, fetch = (stack.enter_context(_bare(side, options, 1.0)) for side in ("host", "fetch"))
         engine = stack.enter_context(_bare("engine", options, slowdown))
@@ -212,7 +219,7 @@ def _slowdown(options: argparse.Namespace, speeds: Callable[[Timed], Speeds], sa
 
 def _bare(side: str, options: argparse.Namespace, slowdown: float) -> Bare:
     cpu = options.csd_cpu if side == "engine" else options.host_cpu
-    return Bare(side, options.directory, options.batch, cpu, options.output, slowdown)
+    return Bare(side, options.directory, options.batch, cpu, options.output, slowdown, options.pipeline)
 
 
 def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: float, accelerator_s: float) -> tuple[Timed, int]:
@@ -222,7 +229,7 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
     """
     batches = -(-options.batches // PEERS_PART) if name in PEERS else options.batches
     n = batches * options.batch
-    images: Any = data.dataset(options.directory, "imagenet1")
+    images: Any = data.dataset(options.directory, options.pipeline)
     dataset = Subset(images, [k % len(images) for k in range(n)])
     if name in PEERS:
         engine.go()
@@ -255,8 +262,9 @@ def epoch(loader: DataLoader, accelerator_s: float) -> tuple[float, float]:
 def aims(result: Result) -> list[Aim]:
     """wrr and mte against the bound; against a prefetching DataLoader only where preparing limits both."""
     lines = {line.name: line for line in result.lines}
+    of = "" if result.pipeline == "imagenet1" else f"{result.pipeline}: "
     found = [
-        Aim(f"{name}, {result.output}: of the bound", least, statistics.median(result.of_bound(lines[name])))
+        Aim(f"{of}{name}, {result.output}: of the bound", least, statistics.median(result.of_bound(lines[name])))
         for name, least in (("wrr", 0.97), ("mte", 0.95))
         if name in lines
     ]
@@ -265,14 +273,15 @@ def aims(result: Result) -> list[Aim]:
         gain = statistics.median(result.gain(wrr))
         # Of the gain that there could be: DataLoader's rate is in both.
         of_it = statistics.median(ratios(wrr.rates, [sum(result.bare(speeds)) for speeds in wrr.speeds]))
-        found.append(Aim(f"wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, of_it))
+        found.append(Aim(f"{of}wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, of_it))
     return found
 
 
 def table(result: Result) -> str:
     """The figures for a person."""
     rows = [
-        f"{result.batches} batches of {result.batch} as {result.output}; {len(result.h_s)} rounds, medians (least .. most)",
+        f"{result.pipeline}: {result.batches} batches of {result.batch} as {result.output}; "
+        f"{len(result.h_s)} rounds, medians (least .. most)",
         f"bare loops, both at once: r_cpu {spread(result.r_cpu)}, r_csd {spread(result.r_csd)} samples/s, "
         f"h {spread([h * 1e6 for h in result.h_s])} us a sample",
         f"bound: {'r_cpu * (1 - h * r_csd) + r_csd' if result.output == 'float32' else 'r_cpu + r_csd'} on cores as fast as "

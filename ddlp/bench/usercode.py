@@ -3,12 +3,15 @@
 Such data sets run in torch's own workers (with 0 in the training process), with the draws of each sample keyed. The bench
 shows what that costs: a data set gives its samples to both loaders, epoch by epoch in turns, with nobody who trains. The clock
 runs from an epoch's first batch to its last, without the start of the workers. Only `audio` draws random numbers.
+
+The sets of images (`ddlp.bench.user_images`) run with one worker, on one core with the loader.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +22,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from ddlp.bench.common import Aim, add_output, alternate, emit, ratios, say, spread
+from ddlp.bench.common import Aim, add_output, alternate, emit, pinned, ratios, say, spread
+from ddlp.bench.data import add_data, ensure_data
+from ddlp.bench.user_images import IMAGE_SETS, missing
 from ddlp.loader import DDLPLoader
 
 PEER, OURS = "DataLoader", "DDLPLoader"
@@ -140,9 +145,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="num_workers (0 1 2)")
-    parser.add_argument("--sets", choices=list(SETS), nargs="+", default=list(SETS), metavar="S", help=f"of {', '.join(SETS)}")
+    sets = [*SETS, *IMAGE_SETS]
+    parser.add_argument("--sets", choices=sets, nargs="+", default=list(SETS), metavar="S", help=f"of {', '.join(sets)}")
     parser.add_argument("--part", type=float, default=1.0, metavar="X", help="of each epoch's samples (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
+    add_data(parser)
     add_output(parser)
 
 
@@ -150,7 +157,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     result = measure(options)
     aims = [
-        Aim(f"{OURS} / {PEER}, {one.data}, {one.workers} workers", _AIM, statistics.median(one.ratio)) for one in result.lines
+        Aim(f"{OURS} / {PEER}, {one.data}, {one.workers} workers", _aim(one.data), statistics.median(one.ratio))
+        for one in result.lines
     ]
     emit(options, result, table(result), aims)
     return 0
@@ -160,19 +168,41 @@ def measure(options: argparse.Namespace) -> Result:
     """All rounds: both loaders take turns with each data set and number of workers."""
     result = Result(options.batch)
     for data in options.sets:
+        if data in IMAGE_SETS:
+            result.lines += _images(options, data)
+            continue
         make, thousands = SETS[data]
         dataset = make(max(3 * options.batch, round(1000 * thousands * options.part)))
         shuffle = None if isinstance(dataset, IterableDataset) else True
         for workers in options.workers:
             say(f"{data}, {workers} workers")
-            loaders = {
-                kind.__name__: kind(dataset, options.batch, shuffle=shuffle, num_workers=workers)
-                for kind in (DataLoader, DDLPLoader)
-            }
-            turns = {name: partial(samples_per_s, loader, options.batch) for name, loader in loaders.items()}
-            figures = alternate(turns, options.rounds, say, "samples/s")
-            result.lines.append(Line(data, workers, figures[PEER], figures[OURS]))
+            result.lines.append(_line(options, data, dataset, shuffle, workers))
     return result
+
+
+def _images(options: argparse.Namespace, data: str) -> list[Line]:
+    """A set of images with one worker, on one core; nothing where its package is missing."""
+    if lacks := missing(data):
+        say(f"{data}: left out, {lacks} is not installed")
+        return []
+    say(f"{data}, 1 worker, one core")
+    dataset = IMAGE_SETS[data][0](ensure_data(options.data))
+    shuffle = None if isinstance(dataset, IterableDataset) else True
+    with pinned(min(os.sched_getaffinity(0))):
+        return [_line(options, data, dataset, shuffle, 1)]
+
+
+def _line(options: argparse.Namespace, data: str, dataset: Any, shuffle: bool | None, workers: int) -> Line:
+    loaders = {
+        kind.__name__: kind(dataset, options.batch, shuffle=shuffle, num_workers=workers) for kind in (DataLoader, DDLPLoader)
+    }
+    turns = {name: partial(samples_per_s, loader, options.batch) for name, loader in loaders.items()}
+    figures = alternate(turns, options.rounds, say, "samples/s")
+    return Line(data, workers, figures[PEER], figures[OURS])
+
+
+def _aim(data: str) -> float:
+    return IMAGE_SETS[data][2] if data in IMAGE_SETS else _AIM
 
 
 def samples_per_s(loader: Any, batch: int) -> float:

@@ -1,5 +1,6 @@
 """Bringing the engine to a device over SSH, and looking after it there.
 
-`book` knows the devices by name, `shell` speaks to one through the system's OpenSSH, `findings` is what a check says. What
-lives here imports no torch, so that the command line answers at once; nothing here takes part in training.
+`shell` speaks to a device through the system's OpenSSH, `findings` holds the results of checks. `ddlp.devices.address_book`
+knows the devices by name. Nothing here imports torch, so that the command line answers at once. Nothing here takes part in
+training.
 """

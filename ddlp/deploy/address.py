@@ -13,7 +13,7 @@ __all__ = ["engine_address", "full_address", "resolve_host"]
 
 
 def engine_address(record: DeviceRecord) -> str:
-    """Where the engine is to be reached, whether or not it has answered there: as given, else at the host that ssh reaches."""
+    """The engine's address, whether or not it has answered there: the given host, else the host that ssh reaches."""
     given = record.given_address or resolve_host(record.destination, record.ssh_options)
     return full_address(given, record.listen_port)
 
@@ -28,7 +28,7 @@ def resolve_host(destination: str, ssh_options: Sequence[str]) -> str:
 
 
 def full_address(given: str, port: int) -> str:
-    """tcp://HOST:PORT of a host, or of a whole address. Numbers of IPv6 are put into brackets."""
+    """tcp://HOST:PORT of a host; a whole address stays as it is. IPv6 numbers get brackets."""
     if given.startswith("tcp://"):
         if not re.search(r":\d+$", given):
             raise DDLPError(f"--address {given}: a whole address ends in a port. Give tcp://HOST:PORT, or the host alone.")

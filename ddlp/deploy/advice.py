@@ -11,18 +11,18 @@ __all__ = ["other_root", "upgrade"]
 
 
 def upgrade(name: str) -> str:
-    """How this host's csd_engine gets to a device; ``name``: the device's, or its engine's address."""
+    """How to bring this host's csd_engine to a device; ``name``: the device's name, or its engine's address."""
     return f"ddlp deploy --name {name} --upgrade" if book.is_name(name) else "copy this host's csd_engine there"
 
 
 def other_root(record: DeviceRecord, wrong: tuple[str, str], host: str, device: str) -> str:
-    """The command that puts another pair of directories in the place of a wrong one.
+    """The command that replaces a wrong pair of directories.
 
     Args:
         record: of the device.
         wrong: one of its roots, (path on this host, path on the device).
-        host, device: what it should be; DIR where the user has to find that out.
+        host, device: the right pair; DIR where the user has to find the path.
     """
-    pairs = [(host, device) if pair == wrong else pair for pair in record.roots]  # all: those that are not given are dropped
+    pairs = [(host, device) if pair == wrong else pair for pair in record.roots]  # name all roots: deploy drops the others
     words = [word for here, there in pairs for word in ("--root", there, "--host-root", here)]
     return shlex.join(["ddlp", "deploy", "--name", record.name, *words])

@@ -19,7 +19,7 @@ def code_bytes() -> int:
 
 
 def archive() -> bytes:
-    """A .tar.gz of the package's sources, the kernel's in C among them, without owners, times and caches."""
+    """A .tar.gz of the package's sources, including the kernel's C code, without owners, times and caches."""
     above = Path(csd_engine.__file__).resolve().parent.parent
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:

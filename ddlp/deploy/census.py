@@ -18,7 +18,7 @@ __all__ = ["CensusResult", "Few", "compare", "take_census"]
 
 NAMED = 5  # files named of each kind of difference
 SAMPLE = 256  # files drawn at random, of which the contents are compared
-SAMPLE_BYTES = 1 << 30  # of all of them: a device reads as much in a minute
+SAMPLE_BYTES = 1 << 30  # in all: a device reads this much in about a minute
 _TELL_FILES = 256
 
 
@@ -51,7 +51,7 @@ class CensusResult:
     """What a comparison found.
 
     Attributes:
-        files, bytes: of those that are on both sides with the same size.
+        files, bytes: number and bytes of the files that are on both sides with the same size.
         missing_there: files that the device lacks.
         missing_here: files on the device that the host lacks.
         sizes: files of another size.
@@ -78,7 +78,7 @@ class CensusResult:
 
     @property
     def same(self) -> bool:
-        """Whether the device can stand in for this host; what it has beyond that does no harm."""
+        """Whether the device can stand in for this host. Files that only the device has do no harm."""
         return not any(few.count for few in (self.missing_there, self.sizes, self.contents, self.refused, self.unreadable))
 
     @property

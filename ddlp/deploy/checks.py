@@ -101,7 +101,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def replaced(python: Python | None, loaded: Mapping[str, str]) -> str:
-    """What is another version there now than the engine that runs has loaded; empty: nothing.
+    """The packages whose installed version differs from the one that the running engine has loaded; empty: none.
 
     Args:
         python: as it was found there.
@@ -110,7 +110,7 @@ def replaced(python: Python | None, loaded: Mapping[str, str]) -> str:
     if python is None:
         return ""
     now = {PIP_NAMES[name].lower(): version for name, version in python.modules.items()}
-    now["python"] = ".".join(map(str, python.version))  # without the + or rc1 that it may call itself by
+    now["python"] = ".".join(map(str, python.version))  # without a suffix such as + or rc1
     was = {**loaded, "python": "".join(re.findall(r"^[\d.]+", loaded.get("python", "")))}
     return ", ".join(
         f"{name} {was[name]} -> {version}"
@@ -120,7 +120,7 @@ def replaced(python: Python | None, loaded: Mapping[str, str]) -> str:
 
 
 def _install(survey: Survey, names: tuple[str, ...]) -> str:
-    """How to get these, by the tools that are there."""
+    """How to install these packages with the tools that the device has."""
     packages = " ".join(APT_PACKAGES[name] for name in names)
     ways = []
     if survey.apt:

@@ -47,7 +47,7 @@ def add_ssh_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def ssh_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """What was given of them, with whole paths."""
+    """The ssh options that were given, with absolute paths."""
     given: list[str] = []
     for option, metavar in _SSH_OPTIONS:
         value = getattr(options, f"ssh{option}")
@@ -141,7 +141,7 @@ def _before(options: argparse.Namespace) -> DeviceRecord | None:
     except DDLPError:
         if options.destination is None and not options.forget:
             raise
-        return None  # damaged, and all is given anew
+        return None  # the record is damaged, but not needed: all is given anew, or is to be forgotten
 
 
 def _to_remove(options: argparse.Namespace, before: DeviceRecord | None) -> DeviceRecord:
@@ -178,7 +178,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
     if options.host_spool is not None:
         host_spool = None if options.host_spool == "none" else os.path.abspath(options.host_spool)
     elif options.spool is not None and before is not None and options.spool != before.device_spool:
-        host_spool = None  # another directory there
+        host_spool = None  # the new spool is another directory
     for path in (device_spool, *(device for _, device in roots)):
         if not path.startswith("/") or "=" in path or "\n" in path:
             raise DDLPError(f"{path!r}: directories on the device are written as absolute paths without '='.")
@@ -199,7 +199,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         given_python=options.python or start.given_python,
         given_address=options.address or (start.given_address if options.destination is None else None),
         listen_port=port,
-        address=start.address if port == start.listen_port else "",  # where nothing will answer any more
+        address=start.address if port == start.listen_port else "",  # nothing will answer at the old port
     )
     return Wanted(
         record=record,
@@ -228,7 +228,7 @@ def _roots(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[tu
 
 
 def _changes(before: DeviceRecord, wanted: DeviceRecord) -> tuple[str, ...]:
-    """The options by which the engine's settings would become others."""
+    """The options that would change the engine's settings."""
     of_each = {
         "--root": lambda one: {device for _, device in one.roots},
         "--spool": lambda one: one.device_spool,
@@ -248,8 +248,8 @@ def _given(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _engine_options(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[str, ...]:
-    """The engine's options: those given now, and of those given before the others."""
-    from csd_engine.__main__ import make_parser  # numpy and all: not for --help
+    """The engine's options: those given now, and the others as they were given before."""
+    from csd_engine.__main__ import make_parser  # brings zmq, which --help does not need
 
     old = before.engine_options if before else ()
     values = {**dict(zip(old[::2], old[1::2], strict=True)), **_given(options)}
@@ -262,7 +262,7 @@ def _engine_options(options: argparse.Namespace, before: DeviceRecord | None) ->
 
 
 def reserve_bytes(engine: tuple[str, ...]) -> int:
-    """What the engine leaves free on its spool's disk with these options."""
+    """The bytes that the engine leaves free on its spool's disk with these options."""
     from csd_engine.__main__ import make_parser
 
     return int(make_parser().parse_args(engine).reserve_bytes)

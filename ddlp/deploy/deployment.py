@@ -1,6 +1,6 @@
 """Deploying an engine: the steps in their order. Each looks first and changes only what is not as it should be.
 
-So a second run changes nothing, and a run that was broken off anywhere is mended by the next.
+So a second run changes nothing, and the next run mends one that was broken off anywhere.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ddlp.sources.engine.link import EngineLink
 __all__ = ["deploy"]
 
 _GREET_TIMEOUT_S = 20.0
-_RATE_S = 4.0  # for which a device's images/s are measured
+_RATE_S = 4.0  # how long a device's images/s are measured
 
 
 def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:
-    """Deploy; returns the record that was stored, and what should be looked at.
+    """Deploy; returns the stored record, and the findings that the user should look at.
 
     Raises:
-        DeviceNotReady: checks failed; nothing was changed but what was asked to be installed.
+        DeviceNotReady: checks failed; nothing was changed, except that requested packages may be installed.
         ShellError, EngineError, DDLPError: a step failed. The next run goes on from there.
     """
     with book.locked(wanted.record.name), Shell(wanted.record.destination, wanted.record.ssh_options) as shell:
@@ -45,7 +45,7 @@ def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:
 
 
 class _Deployment:
-    """One run; the attributes are what the steps have found out so far."""
+    """One run. Its attributes hold what the steps have found out so far."""
 
     def __init__(self, wanted: Wanted, shell: Shell, steps: Steps) -> None:
         self._wanted, self._shell, self._steps = wanted, shell, steps
@@ -78,7 +78,7 @@ class _Deployment:
             service="systemd" if self._survey.systemd else "supervised",
         )
         if not self._record.address:
-            book.save(self._record)  # so that ddlp logs, stop and --uninstall know where to look, whatever happens now
+            book.save(self._record)  # ddlp logs, stop and --uninstall need it, even if a later step fails
         self._put()
         self._serve()
         link = self._greet()
@@ -100,7 +100,7 @@ class _Deployment:
         roots = [device for _, device in record.roots]
         home = place.check_home(record.home)
         self._survey = survey(self._shell, home, record.device_spool, roots, record.given_python)
-        if self._survey.python is None and record.given_python is not None:  # gone since it was given, say
+        if self._survey.python is None and record.given_python is not None:  # removed since it was given, say
             self._survey = dataclasses.replace(self._survey, python=Python(record.given_python, ()))
         return [*checks.check(self._survey, self._wanted.reserve_bytes), *settings.check(self._survey, record)]
 
@@ -122,7 +122,7 @@ class _Deployment:
 
     @property
     def _another_build(self) -> str | None:
-        """The build that runs there, where it is another than this host's."""
+        """The build that runs there, if it is not this host's; else None."""
         found = self._survey
         return found.current if found.current not in (None, build()) and found.whole > 0 else None
 
@@ -169,7 +169,7 @@ class _Deployment:
                 self._record = record = dataclasses.replace(record, operators={**files, **record.operators})
                 self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[one] for one in new))}")
         if self._keeps_another_build:
-            return  # its options may be others than ours
+            return  # that build may have other options than ours
         with self._steps.step("settings") as step:
             place.make_spool(shell, found, record.device_spool)
             place.make_operators(shell, found)
@@ -179,7 +179,8 @@ class _Deployment:
             changed = settings.put(shell, found, record, made.text)
             self._restart |= changed
             if changed and found.settings and found.current == self._number and settings.others(found, record.name):
-                self._before = (self._number, found.settings)  # for the others it must go on, whatever becomes of this
+                # Other hosts use this engine: if the new settings fail, the old ones must run again.
+                self._before = (self._number, found.settings)
             self._note(step, changed, "written")
 
     def _note(self, step: Step, changed: bool, text: str) -> None:
@@ -187,7 +188,7 @@ class _Deployment:
         self._steps.changed |= changed
 
     def _tell(self, step: Step, finding: Finding) -> None:
-        """Show a finding that is none of the checks', now and at the end."""
+        """Show a finding of a step other than the checks, now and again at the end."""
         self._findings.append(finding)
         step.say(finding)
 
@@ -259,7 +260,7 @@ class _Deployment:
             step.say(f"{'restarted' if running else 'started'}, kept running {how}; listens on {listens}")
 
     def _enable(self, step: Step) -> bool:
-        """Have the engine started at boot; True if that changed something. Where that can't be, it runs all the same."""
+        """Let the engine start at boot; True if that changed something. If that can't be done, the engine runs all the same."""
         try:
             return self._service.enable(cron=self._survey.cron is not None)
         except CommandFailed as error:
@@ -268,7 +269,7 @@ class _Deployment:
             return False
 
     def _back(self, step: Step, why: Exception) -> None:
-        """Let the build before run again; without one, leave nothing that fails over and over."""
+        """Go back to the build and settings before. Without them only stop the engine, so that it does not fail again."""
         self._service.stop()
         if self._before is None:
             return
@@ -313,7 +314,7 @@ class _Deployment:
         return link
 
     def _shake_hands(self) -> tuple[EngineLink, dict[str, str]]:
-        """A link to the engine that runs, and the versions that it tells."""
+        """Connect to the running engine; returns the link, and the versions that the engine reports."""
         with self._steps.step("handshake") as step:
             reached = check_port(self._address)
             link = self._link()
@@ -363,7 +364,7 @@ class _Deployment:
             self._findings.append(finding)
 
     def _try(self, link: EngineLink, host: str, device: str, step: Step) -> Finding:
-        """The parity probe on images of the user's, and their rate where it is not known."""
+        """Compare some of the user's images bit by bit on both sides. Measure their rate if it is unknown or asked for."""
         if not os.path.isdir(host):
             return bad(
                 f"data {host} is not there on this host",

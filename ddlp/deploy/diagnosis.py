@@ -1,4 +1,4 @@
-"""What the facts about a deployed device mean, each with its way out. Pure, but for this host's own keys and files."""
+"""What the facts about a deployed device mean, each with its way out. Pure, but it reads this host's own keys and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "of_status", "of_versions",
 ]  # fmt: skip
 
-_LITTLE_MEMORY_BYTES = 32 * MIB  # a large image more, and the kernel ends a worker
+_LITTLE_MEMORY_BYTES = 32 * MIB  # one more large image, and the system may kill a worker
 
 
 def of_files(record: DeviceRecord, survey: Survey) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def of_lingering(user: str) -> Finding:
 
 
 def of_versions(record: DeviceRecord, versions: dict[str, str], python: Python | None) -> Iterator[Finding]:
-    """The versions that a running engine tells, and whether they are those that are there now (``python``; None: not known)."""
+    """The versions that a running engine reports, and whether the installed ones (``python``; None: not known) are the same."""
     told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "python", "numpy", "pillow") if name in versions)
     if versions.get("build") == build():
         yield ok(f"{record.address} answers: {told}")

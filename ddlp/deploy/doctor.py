@@ -54,12 +54,12 @@ __all__ = ["Checkup", "examine", "examine_host"]
 
 _START_S = 60  # Python with numpy takes its time on a board
 _GREET_TIMEOUT_S = 10.0
-_DIGESTS_TIMEOUT_S = 1800.0  # of the sample: at most 1 GiB
+_DIGESTS_TIMEOUT_S = 1800.0  # for reading the sample of files: at most 1 GiB
 
 
 @dataclasses.dataclass
 class Checkup:
-    """What was found, in the order of causes: (check, finding); and checks that were left out for want of another."""
+    """What was found, causes before effects: (check, finding). Also the checks that were left out because another failed."""
 
     name: str
     findings: list[tuple[str, Finding]] = dataclasses.field(default_factory=list)
@@ -72,7 +72,7 @@ class Checkup:
 
     @property
     def first(self) -> Finding | None:
-        """What to do first: about the first that stands in the way, else the first warning with a way out."""
+        """What to do first: the first finding with a way out, of those that stand in the way, else of the warnings."""
         for level in (Level.BAD, Level.WARN):
             for _, finding in self.findings:
                 if finding.level is level and finding.way_out:
@@ -107,7 +107,7 @@ def examine(record: DeviceRecord, steps: Steps, *, verify: bool = False) -> Chec
 
 
 class _Examination:
-    """One examination; the attributes are what the checks have found out so far."""
+    """One examination. Its attributes hold what the checks have found out so far."""
 
     def __init__(self, record: DeviceRecord, shell: Shell, steps: Steps, verify: bool) -> None:
         self._record, self._shell, self._steps, self._verify = record, shell, steps, verify
@@ -126,11 +126,11 @@ class _Examination:
             self._check("kernel", self._kernel, files and self._python_runs)
             keys = self._check("keys", lambda _: iter([diagnosis.of_keys(self._record, self._survey)]), reached)
             runs = self._check("service", self._service, files)
-            # Where ssh fails the engine may answer all the same: then training goes on, and it is ssh that must be mended.
+            # If ssh fails, the engine may still answer. Then training goes on, and only ssh must be mended.
             greeted = self._check("handshake", self._greet, runs and keys if connected else True)
             self._check("spool", self._spool, reached)
             alike = self._check("data", self._data, files and self._python_runs)
-            # The engine's own checks of versions can be passed by; what counts is whether the pixels are the same.
+            # A user can bypass the engine's checks of versions, so the pixels themselves are compared.
             same = self._check("pixels", self._pixels, files and fit)
             self._check("images", self._images, greeted and alike and same)
         finally:
@@ -183,7 +183,7 @@ class _Examination:
             yield self._as_command(finding)
 
     def _as_command(self, finding: Finding) -> Finding:
-        """Of a check that deploy makes as well: its way out names options alone."""
+        """Name the command in the way out of a finding that `ddlp deploy` makes as well: it names options only."""
         if finding.level is Level.OK or "--" not in finding.way_out:
             return finding
         way_out = f"{finding.way_out} (These are options of: ddlp deploy --name {self._record.name})"
@@ -210,7 +210,7 @@ class _Examination:
             yield diagnosis.of_lingering(user)
 
     def _settled(self, state: str) -> str:
-        """The state of an engine that is just starting, once that has come to something."""
+        """Wait, at most `_START_S`, until a starting engine is ready or has failed; returns its state."""
         file = shlex.quote(f"{self._survey.home}/run/state")
         script = (
             f"i=0; while [ $i -lt {_START_S} ]; do state=$(cat {file}); case $state in ready* | failed*) break ;; esac; "
@@ -221,7 +221,7 @@ class _Examination:
     def _greet(self, _: Step) -> Iterator[Finding]:
         record = self._record
         if self._found is not None:
-            port = check_port(record.address or engine_address(record))  # it may never have answered
+            port = check_port(record.address or engine_address(record))  # the address is empty until the engine has answered
             if port.level is Level.BAD:
                 hangs = "its port does not answer on the device itself either"
                 yield self._as_command(port) if self._answers_itself() else self._hangs(hangs)
@@ -252,7 +252,7 @@ class _Examination:
         return bad(what, "", upgrade(name) if "protocol" in str(error) else way_out)
 
     def _answers_itself(self) -> bool:
-        """Whether the engine's port is open when asked for from the device."""
+        """Whether the engine's port is open to a connection from the device itself."""
         host, _, port = self._survey.state.split()[1].removeprefix("tcp://").rpartition(":")
         host = "localhost" if host in ("0.0.0.0", "[::]", "*") else host.strip("[]")
         script = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
@@ -309,14 +309,14 @@ class _Examination:
             try:
                 return take_census(host, read, ask, verify=self._verify, skip=left_out, progress=progress)
             except CensusBrokenOff as error:
-                broken = error  # the command's own end mostly says why, and is raised first
+                broken = error  # the end of the block first raises the command's own error, if any: it says more
         raise broken
 
     def _pixels(self, _: Step) -> Iterator[Finding]:
         return diagnosis.of_parity(self._record, compare_device(self._shell, self._record))
 
     def _images(self, _: Step) -> Iterator[Finding]:
-        """The engine itself on some of the user's images: all of the above together."""
+        """Let the engine prepare some of the user's images: this tests all of the above together."""
         assert self._link is not None
         for host, device in self._record.roots:
             paths = some_images(host)
@@ -338,7 +338,7 @@ def _host(_: Step) -> Iterator[Finding]:
 
 
 def examine_host(steps: Steps, spool: str | None = None) -> Checkup:
-    """Check this computer alone: whether what makes it fast is there. ``spool``: None: the loader's default."""
+    """Check this computer alone: its kernel, and the way from its spool to a GPU. ``spool``: None: the loader's default."""
     spool = os.path.abspath(spool or default_spool())
     checkup = Checkup("this host")
 
@@ -354,7 +354,7 @@ def examine_host(steps: Steps, spool: str | None = None) -> Checkup:
 
 
 def _left_out(root: str, *directories: str | None) -> set[str]:
-    """Those of the directories that lie below the root, relative to it: ours, and no part of a data set."""
+    """Those of the directories that lie below the root, relative to it. They are ours and not part of a data set."""
     inside = set()
     for directory in directories:
         if directory is not None and posixpath.normpath(directory).startswith(posixpath.normpath(root).rstrip("/") + "/"):

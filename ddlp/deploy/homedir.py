@@ -1,4 +1,4 @@
-"""What in HOME, the directory on a device below which we put everything, is ddlp's, in the words of a POSIX shell there."""
+"""Which files in HOME are ddlp's, as functions of a POSIX shell. HOME is the directory on a device that holds all of ours."""
 
 __all__ = ["BUILDS", "CLAIM", "FOREIGN_HOME", "MARK"]
 
@@ -7,7 +7,7 @@ MARK = "ddlp-home"
 BUILDS = """\
 builds() { ls "$home/engines" 2> /dev/null | LC_ALL=C grep -xE '[0-9a-f]{32}'; }
 """
-"""Defines `builds`, which prints the builds that are unpacked in $home. What else is in that directory is none of ours."""
+"""Defines `builds`, which prints the builds that are unpacked in $home/engines. Other names in that directory are not ours."""
 
 FOREIGN_HOME = f"""\
 {BUILDS}foreign_home() {{
@@ -15,8 +15,8 @@ FOREIGN_HOME = f"""\
     ls -A "$home" 2> /dev/null | grep -vxF lost+found | head -n 1
 }}
 """
-"""Defines `foreign_home`, which prints a name in $home if that is somebody's directory: no mark, not empty, no engine of an
-earlier version.
+"""Defines `foreign_home`, which prints a name in $home if $home is somebody else's directory: it is not empty, and has neither
+our mark nor an engine of an earlier version.
 """
 
 CLAIM = f"""mkdir -p "$home" && printf '%s\\n' 'ddlp deploy makes and removes its files here.' > "$home/{MARK}"

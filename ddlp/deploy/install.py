@@ -56,7 +56,7 @@ def install_apt(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     root = _root(shell, survey, f"apt-get install -y {packages}")
     apt = f"{root}env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0"
     get = f"{apt} install --no-install-recommends {packages}"
-    # Its lists may be missing or out of date: then they are fetched.
+    # apt's package lists may be missing or out of date: if the first try fails, they are fetched.
     script = f"{get} < /dev/null > /dev/null 2>&1 || {{ {apt} update < /dev/null && {get} < /dev/null; }}"
     _run(
         shell,
@@ -83,7 +83,7 @@ def _root(shell: Shell, survey: Survey, command: str) -> str:
 
 
 def _modules(survey: Survey) -> tuple[str, ...]:
-    """What pip is to install; raises DeviceNotReady where it can't for want of Python."""
+    """The packages that pip has to install; raises DeviceNotReady if the device has no Python for pip."""
     names = missing(survey)
     if "python" in names:
         raise DeviceNotReady(
@@ -97,18 +97,18 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     """Install what is missing with pip, into HOME/venv, which sees the system's packages as well."""
     names = shlex.join(_modules(survey))
     python = survey.python
-    # -I below: what can't be imported may be listed as installed all the same.
+    # -I below: pip may list a package as installed although it can't be imported.
     assert python is not None
     there = shlex.quote(python.path)
     venv = shlex.quote(f"{survey.home}/venv")
     on_arm = " (for 32-bit ARM PyPI has no wheels: pip compiles, which takes long; prefer --install apt)"
     doing = f"pip install {names}{on_arm if survey.machine.startswith(('armv6', 'armv7')) else ''}"
-    if python.own and python.pip:  # the user's own environment, or ours of last time
+    if python.own and python.pip:  # the user's own environment, or ours of an earlier run
         script = f"{there} -m pip install -q -I {names}"
     elif python.venv and python.ensurepip:
         script = f"{there} -m venv --system-site-packages {venv} && {venv}/bin/python -m pip install -q -I {names}"
     elif python.pip:
-        # Debian marks its Python as its own; --user leaves it alone all the same. No pip before 23.0.1 knows the option.
+        # Debian marks its Python as externally managed, but --user does not change it. pip before 23.0.1 lacks the option.
         install = f"{there} -m pip install -q -I --user"
         script = (
             f"said=$({install} {names} 2>&1) || case $said in\n"
@@ -133,7 +133,7 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
 def install_bundle(shell: Shell, survey: Survey, bundle: Path, waiting: Waiting) -> None:
     """Send the .deb and .whl files of a directory, and install from them; the device needs no network.
 
-    All the .deb files are installed, by apt or dpkg as root; of the .whl files what fits and is missing, by the pip among them.
+    apt or dpkg installs all the .deb files, as root. The pip among the .whl files installs those that fit and are missing.
     """
     debs = sorted(bundle.glob("*.deb"))
     wheels = sorted(bundle.glob("*.whl"))
@@ -144,7 +144,7 @@ def install_bundle(shell: Shell, survey: Survey, bundle: Path, waiting: Waiting)
     where = shlex.quote(f"{survey.home}/bundle")
     _send(shell, [*debs, *wheels], where, waiting)
     if debs:
-        # apt finds the order in which they can be installed. Without apt: a second round for what depends on the first's.
+        # apt finds the right order. Without apt, a second round installs packages that depend on those of the first.
         how = f"{root}env DEBIAN_FRONTEND=noninteractive"
         apt = f"{how} apt-get -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends install ./*.deb < /dev/null"
         dpkg = f"{how} dpkg -i --skip-same-version *.deb < /dev/null"
@@ -157,11 +157,12 @@ def install_bundle(shell: Shell, survey: Survey, bundle: Path, waiting: Waiting)
         assert survey.python is not None or debs
         python = shlex.quote(survey.python.path if survey.python is not None else "python3")
         venv = shlex.quote(f"{survey.home}/venv")
+        # --no-compile: all of numpy takes a board minutes. The user owns the environment, so Python compiles at import.
         script = (
             f"cd {where} && umask 022 && set -- pip-*.whl && "
             f"{{ [ -e {venv}/bin/python ] || {python} -m venv --without-pip --system-site-packages {venv}; }} && "
             '{ [ -e "$1" ] && export PYTHONPATH="$PWD/$1"; '
-            f"{venv}/bin/python -m pip install -q -I --no-index --find-links . {names}; }}"
+            f"{venv}/bin/python -m pip install -q -I --no-compile --no-index --find-links . {names}; }}"
         )
         way_out = (
             f"The bundle needs wheels for Python {'.'.join(map(str, survey.python.version[:2])) if survey.python else '3'} on "

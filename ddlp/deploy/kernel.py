@@ -2,8 +2,9 @@
 
 The host's compilers are those of Debian, else zig, which `pip install ziglang` brings.
 
-What is brought is one file beside the engine's sources, and a line that says how it was made; both go with their build. It is
-loaded there, and has to agree with the Pillow there, before it lies where the engine finds it.
+A kernel is one file beside the engine's sources, and a line that says how it was made. Both are removed with their build. The
+device first loads the file under another name, and compares its results with Pillow's there. Only then does the file get the
+name under which the engine finds it.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _LOOK_TIMEOUT_S = 120.0
 _NO_COMPILER = 7  # exit status of our script
 _ON_THE_DEVICE, _CROSS = "compiled on the device", "cross-compiled"
 
-# Not linked to libc, so that no symbol asks for the version that it has in this host's glibc: the device's may be older. What
-# the kernel needs of it every Python process has loaded.
+# The kernel is not linked to libc. Otherwise its symbols would need the versions of this host's glibc, and the device's may be
+# older. Every Python process has already loaded the functions of libc that the kernel needs.
 _ANY_GLIBC = ("-nolibc",)
 
-# What compiles for another system here, and Debian's package of it.
+# Target system -> its compiler on this host, and Debian's package of that compiler.
 _COMPILERS = {
     "arm-linux-gnueabihf": ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),
     "aarch64-linux-gnu": ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
@@ -45,7 +46,7 @@ _COMPILERS = {
 
 
 class NotMade(Exception):
-    """A way that led to no kernel: what stands in the way, and what to do about it."""
+    """One way to make a kernel failed: the reason, and what to do about it."""
 
     def __init__(self, why: str, way_out: str = "") -> None:
         super().__init__(why)
@@ -54,7 +55,7 @@ class NotMade(Exception):
 
 @dataclass(frozen=True)
 class Brought:
-    """What came of bringing a kernel.
+    """The result of bringing a kernel.
 
     Attributes:
         report: what the engine will find there.
@@ -68,13 +69,13 @@ class Brought:
 
 
 def look(shell: Shell, python: str, home: str, code: str = "current", library: str = "") -> KernelReport:
-    """Ask the device which kernel it has; none where its engine is too old to know of any.
+    """Ask the device which kernel it has; none if its engine is too old to have one.
 
     Args:
         shell: to it.
         python: the interpreter there.
         home: our directory there.
-        code: what holds the engine's package, below `home`.
+        code: the directory below `home` that holds the engine's package.
         library: a file to try in place of the one that the engine would load, or ``off``.
 
     Raises:
@@ -106,7 +107,7 @@ def bring(
         waiting: as for `Shell.run`.
 
     Raises:
-        ShellError: the connection failed. A kernel that can't be made is none: the line says why.
+        ShellError: the connection failed. If no kernel can be made, nothing is raised: the line says why.
     """
     code = f"engines/{number}"
     where = f"{home}/{code}/csd_engine/kernels"
@@ -114,7 +115,7 @@ def bring(
         line = "none, as you chose (--kernel none): Pillow does the work"
         return Brought(KernelReport(why_not="--kernel none"), _remove(shell, where), line)
     found = look(shell, python, home, code)
-    if not found.system:  # a library that ends Python tells nothing
+    if not found.system:  # a library that crashes Python leaves no answer: ask without it
         found = look(shell, python, home, code, "off")
     ways = {"device": (_ON_THE_DEVICE, _compile_there), "cross": (_CROSS, _compile_here)}
     wanted = [ways[choice]] if choice in ways else list(ways.values())
@@ -135,13 +136,13 @@ def bring(
         shell.must(command, "putting the kernel into its place", timeout_s=60)
         brought = dataclasses.replace(tried, made=made)
         return Brought(brought, True, str(brought))
-    if found.variant:  # made in another way than was asked for now
+    if found.variant:  # the old one works, but was made in another way than is asked for now
         return Brought(found, False, f"{found}; not changed, because {'; '.join(map(str, failed))}")
     line = f"none: Pillow does the work, because {', and '.join(map(str, failed))}"
     ways_out = [error.way_out for error in failed if error.way_out]
     if ways_out:
         line += f". To make it faster: {', or '.join(ways_out)}; then deploy again"
-    # One that was there and does not work could end the workers.
+    # Remove an old kernel that does not work: it could crash the workers.
     return Brought(dataclasses.replace(found, why_not=line), _remove(shell, where), line)
 
 
@@ -214,7 +215,7 @@ def cross_compile(target: str, library: Path) -> str:
 
 
 def _told(text: str) -> str:
-    """The gist of a tool's words, on one line."""
+    """The most telling line of a tool's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower()] or lines or ["it says nothing"]
     return telling[0][-300:]

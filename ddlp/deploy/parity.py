@@ -22,6 +22,8 @@ from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
 from csd_engine.transforms import native_order
 from csd_engine.transforms.resample import FILTERS
+from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
+from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.advice import upgrade
 from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.place import engine_module
@@ -34,7 +36,7 @@ __all__ = ["Parity", "Row", "compare_device", "table"]
 
 TIMEOUT_S = 600.0  # a slow board takes ten seconds
 _BY_KERNEL = ("Resize bilinear", "Resize bicubic", "RandomResizedCrop bilinear", "RandomResizedCrop bicubic", "CenterCrop",
-              "RandomHorizontalFlip", "RandomVerticalFlip")  # fmt: skip
+              "RandomHorizontalFlip", "RandomVerticalFlip", "RandAugment v1", "timm's RandAugment (")  # fmt: skip
 KEYS = 3  # draws of each random operator on each image
 
 Data = dict[str, object]
@@ -48,9 +50,9 @@ class Row:
         name: what a person reads.
         values: uint8 values (and coordinates of boxes) compared.
         differ: how many of them differ.
-        largest: by how much at most.
+        largest: the largest difference.
         error: where it failed on one side only, or gave another shape.
-        ours: whether ddlp relies on it: False for what is there to show why ddlp does otherwise.
+        ours: whether ddlp relies on it. False: the row only shows why ddlp works in another way.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Parity:
-    """All rows, and what made them on either side."""
+    """All rows, and the versions that made them, here and there."""
 
     here: dict[str, str]
     there: dict[str, str]
@@ -103,7 +105,7 @@ def file_sources(pixels: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Image files of the kinds that data sets hold, as bytes."""
     wide, square = Image.fromarray(pixels["wide"]), Image.fromarray(pixels["wide"][:160, :160])
     exif = Image.Exif()
-    exif[0x0112] = 6  # orientation: to be turned, which nobody does
+    exif[0x0112] = 6  # this orientation asks for a rotation, which neither side does
     jpegs: dict[str, tuple[Image.Image, dict[str, object]]] = {
         "JPEG 4:2:0": (wide, {"subsampling": 2}),
         "JPEG 4:2:2": (wide, {"subsampling": 1}),
@@ -116,7 +118,7 @@ def file_sources(pixels: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         "JPEG restart markers": (wide, {"restart_marker_blocks": 3}),
     }
     found = {name: _encoded(image, "JPEG", **options) for name, (image, options) in jpegs.items()}
-    # The same blocks in another arrangement: what a camera's picture becomes that was turned without loss.
+    # The same blocks in another arrangement, as in a camera's picture after a rotation without loss.
     found["JPEG 4:4:0"] = _sampled(_encoded(square, "JPEG", subsampling=1), 0x21, 0x12)
     found["JPEG 4:1:1"] = _sampled(_encoded(square, "JPEG", subsampling=2), 0x22, 0x41)
     found["JPEG cut off"] = found["JPEG 4:2:0"][:-700]
@@ -134,7 +136,7 @@ def _encoded(image: Image.Image, kind: str, **options: object) -> np.ndarray:
 
 
 def _sampled(jpeg: np.ndarray, before: int, after: int) -> np.ndarray:
-    """The file with another sampling of its first component, of as many blocks."""
+    """The file with another sampling of its first component; the number of blocks stays the same."""
     changed = bytearray(jpeg.tobytes())
     at = changed.index(b"\xff\xc0") + 11  # SOF0: length, precision, height, width, components, then the first one's number
     assert changed[at] == before
@@ -178,6 +180,69 @@ def operator_rows() -> dict[str, list[Data]]:
     rows["RandomApply"] = [{"op": "RandomApply", "ops": flips[0] + flips[1], "p": 0.6}]
     rows["RandomChoice"] = [{"op": "RandomChoice", "groups": flips, "p": [0.2, 0.5, 0.3]}]
     rows["RandomOrder"] = [{"op": "RandomOrder", "groups": flips}]
+    rows["Views (the first)"] = [{"op": "Views", "groups": flips}]
+    return {**rows, **augmentation_rows(), **timm_rows()}
+
+
+def augmentation_rows() -> dict[str, list[Data]]:
+    """Colours, blur, rotation, maps, and torchvision's policies."""
+    rows: dict[str, list[Data]] = {}
+    factors: dict[str, object] = {"brightness": None, "contrast": None, "saturation": None}
+    for name in factors:
+        rows[f"ColorJitter {name} (Random)"] = [_op("ColorJitter", **{**factors, name: [0.3, 1.7]}, hue=None)]
+    rows["ColorJitter hue (Random)"] = [_op("ColorJitter", **factors, hue=[-0.5, 0.5])]
+    rows["Sharpness, sharper"] = [_op("Sharpness", factor=2.5)]
+    rows["Sharpness, blurred"] = [_op("Sharpness", factor=0.2)]
+    rows["Posterize"] = [_op("Posterize", bits=3)]
+    rows["Solarize"] = [_op("Solarize", threshold=130.5)]
+    rows["Invert"] = [_op("Invert")]
+    rows["AutoContrast"] = [_op("AutoContrast")]
+    rows["Equalize"] = [_op("Equalize")]
+    rows["GaussianBlur (Random)"] = [_op("GaussianBlur", kernel_size=[9, 23], sigma=[0.1, 2.0])]
+    for filter_name in WARP_FILTERS:
+        how: Data = {"interpolation": filter_name, "fill": [90]}
+        rows[f"RandomRotation {filter_name}"] = [_op("RandomRotation", degrees=[-60.0, 60.0], expand=False, center=None, **how)]
+        rows[f"RandomAffine {filter_name}"] = [
+            _op("RandomAffine", degrees=[-20.0, 20.0], translate=[0.1, 0.2], scale=[0.7, 1.4], shear=[-9.0, 9.0, -5.0, 5.0],
+                center=None, **how)
+        ]  # fmt: skip
+        rows[f"RandomPerspective {filter_name}"] = [_op("Perspective", distortion_scale=0.5, **how)]
+    rows["RandomRotation, expanded"] = [
+        _op("RandomRotation", degrees=[90.0, 180.0], expand=True, center=None, interpolation="bilinear", fill=[0])
+    ]
+    for v2 in (False, True):
+        how = {"interpolation": "bilinear", "fill": [128], "v2": v2}
+        version = "v2" if v2 else "v1"
+        rows[f"RandAugment {version} (Random)"] = [_op("RandAugment", num_ops=3, magnitude=14, bins=31, **how)]
+        rows[f"TrivialAugmentWide {version} (Random)"] = [_op("TrivialAugmentWide", bins=31, **how)] * 2
+        for policy in ("imagenet", "cifar10", "svhn"):
+            rows[f"AutoAugment {policy} {version} (Random)"] = [_op("AutoAugment", policy=policy, **how)]
+    return rows
+
+
+def timm_rows() -> dict[str, list[Data]]:
+    """timm's own: each operator of its policies, a policy with noise, its crops, its masks."""
+    rows: dict[str, list[Data]] = {}
+    how: Data = {"weights": None, "noise": 1.5, "most": 10.0, "interpolation": ["bilinear", "bicubic"], "fill": [120],
+                 "translate_const": 60, "translate_pct": 0.45}  # fmt: skip
+    for name in TIMM_OPERATORS:
+        always = name.startswith(("Posterize", "AutoContrast", "Equalize", "Invert"))  # the same, or nearly always
+        row = f"timm's {name}" + ("" if always else " (Random)")
+        rows[row] = [_op("TimmAugment", policies=[[[name, 1.0, 6.0]]], layers=1, **how)]
+    every = [[[name, 0.5, 9.0]] for name in TIMM_OPERATORS]
+    rows["timm's RandAugment (Random)"] = [_op("TimmAugment", policies=every, layers=4, **how)]
+    weighted = {**how, "weights": [1.0 + k % 3 for k in range(len(every))], "noise": "uniform"}
+    rows["timm's RandAugment, weighted (Random)"] = [_op("TimmAugment", policies=every, layers=4, **weighted)]
+    ratio: Data = {"longest": 0.3, "interpolation": "bicubic", "scale_p": 0.5, "scale": [0.8, 1.0], "scale_area": True,
+                   "aspect_p": 0.5, "aspect": [0.9, 1.11]}  # fmt: skip
+    rows["timm's ResizeKeepRatio (Random)"] = [_op("ResizeKeepRatio", size=[64, 80], **ratio)]
+    for mode in ("constant", "reflect"):
+        borders: Data = {"size": [140, 150], "fill": [7], "padding_mode": mode}
+        rows[f"timm's CenterCropOrPad {mode}"] = [_op("CenterCropOrPad", **borders)]
+        rows[f"timm's RandomCropOrPad {mode}"] = [_op("RandomCropOrPad", **borders)]
+    erased: Data = {"p": 0.9, "scale": [0.02, 0.33], "ratio": [0.3, 3.3], "count": [1, 3]}
+    rows["timm's RandomErasing (boxes)"] = [_op("ErasedBlocks", **erased, noise=False)]
+    rows["timm's RandomErasing, noise (boxes)"] = [_op("ErasedBlocks", **erased, noise=True)]
     return rows
 
 
@@ -198,7 +263,7 @@ def all_cases() -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
         for source in pixels:
             mode = "L" if source == "grey" else "RGB"
             cases += [(name, True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
-    for name, ops in operator_rows().items():  # from a file a kernel does the first ones of a pipeline in one call
+    for name, ops in operator_rows().items():  # from a file, a kernel does a pipeline's first operators in one call
         if name.startswith(_BY_KERNEL):
             keys = range(KEYS) if "Random" in name else range(1)
             for source, mode in (("JPEG 4:2:0", "RGB"), ("JPEG greyscale", "L")):
@@ -272,7 +337,7 @@ def compare_device(shell: Shell, record: DeviceRecord, timeout_s: float = TIMEOU
 
 
 def table(parity: Parity) -> str:
-    """The comparison in Markdown, with what made it in its head."""
+    """The comparison in Markdown. Its head names the versions on both sides."""
 
     def made_by(versions: Mapping[str, str]) -> str:
         return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -36,7 +36,7 @@ __all__ = [
 
 _HOME_NAMES = (
     "current", ".current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours", "lingering-is-ours",
-    homedir.MARK,  # the last: what is broken off goes on next time
+    homedir.MARK,  # removed last, so that a later run can finish a removal that broke off
 )  # fmt: skip
 
 
@@ -61,14 +61,14 @@ def engine_module(python: str, home: str, *words: str, code: str = "current", be
         home: our directory there.
         words: the module and its arguments.
         code: below `home`, the directory that holds the package.
-        before: further variables for it, as the shell writes them, with a space behind.
+        before: further environment variables in the shell's notation, with a space at the end.
     """
     path = shlex.quote(f"{home}/{code}")
     return f"cd / && {before}PYTHONPATH={path} PYTHONSAFEPATH=1 {shlex.quote(python)} -m {shlex.join(words)}"
 
 
 def own_build_is_there(survey: Survey) -> bool:
-    """This host's csd_engine is what `current` leads to, and whole."""
+    """Whether `current` leads to this host's csd_engine, and all its files are there."""
     return survey.current == build() and survey.whole == code_bytes()
 
 
@@ -76,7 +76,7 @@ def put_engine(shell: Shell, home: str) -> str:
     """Unpack this host's csd_engine under its build, beside what is there; returns the build."""
     number = build()
     engines = shlex.quote(f"{home}/engines")
-    # Under another name first: a connection that breaks off leaves nothing that looks whole.
+    # Unpack under another name first: if the connection breaks off, nothing is left that looks complete.
     script = (
         f"umask 022; mkdir -p {engines} && cd {engines} && rm -rf .new.* && mkdir .new.$$ && "
         f"tar -xzf - -C .new.$$ && rm -rf {number} && mv .new.$$ {number} || {{ rm -rf .new.$$; exit 1; }}"
@@ -86,7 +86,7 @@ def put_engine(shell: Shell, home: str) -> str:
 
 
 def switch(shell: Shell, home: str, number: str) -> None:
-    """Let `current` lead to a build, from one moment to the next."""
+    """Let `current` lead to a build; in one atomic step if the device's `mv` can do that."""
     shell.must(
         f"cd {shlex.quote(home)} && ln -sfn engines/{number} .current && "
         "{ mv -fT .current current 2> /dev/null || { rm -f .current; ln -sfn engines/" + number + " current; }; }",
@@ -110,9 +110,9 @@ def client_file(home: str, key: str, kind: str) -> str:
 
 
 def exchange_keys(shell: Shell, survey: Survey, name: str, number: str) -> bool:
-    """Both pairs made where they belong, and the public keys on the other side; True if that changed something.
+    """Make each side's pair of keys on that side, and copy the public keys across; True if that changed something.
 
-    The device's secret key never leaves it, nor this host's.
+    The secret keys of both sides stay where they were made.
     """
     changed = False
     here, home = book.directory(name), survey.home
@@ -146,7 +146,7 @@ def _is(path: Path, key: str) -> bool:
 
 
 def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
-    """Make the spool directory where it is not there, and remember that."""
+    """Make the spool directory if it is missing, and record on the device that we made it."""
     if not survey.place_spool.exists:
         shell.must(
             f"mkdir -p {shlex.quote(survey.home)} {shlex.quote(spool)} && "
@@ -157,16 +157,16 @@ def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
 
 
 def make_operators(shell: Shell, survey: Survey) -> None:
-    """Make the directory of operators: new files there need no restart."""
+    """Make the directory of operators now, so that operators added later need no restart."""
     directory = f"{survey.home}/operators"
     if survey.settings is None or directory not in survey.settings:
         shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
 
 
 def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]) -> dict[str, str]:
-    """Copy files of the user's operators under their hashes, these and those of earlier runs; returns hash -> name of the new.
+    """Copy the user's operator files under their hashes, also those of earlier runs; returns hash -> name of the new ones.
 
-    This host keeps a copy of each beside the device's record: the file itself may change, and the device be set up anew.
+    This host keeps a copy of each beside the device's record. It is needed if the file changes or the device is set up anew.
 
     Raises:
         DDLPError: a file can't be read.
@@ -194,13 +194,13 @@ def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]
 def remove_all(shell: Shell, home: str, spool: str | None) -> str:
     """Remove everything of ours: in the spool, and HOME itself. What is not ours stays, and so do directories that hold it.
 
-    Returns something that is in HOME where that is not ours at all, and stays as it is.
+    If HOME is not ours at all, it stays as it is, and the function returns a name in it.
 
     Raises:
         CommandFailed: something can't be removed.
     """
     there = shlex.quote(home)
-    # Only what has our marks is touched: HOME is the user's to name, and may be any directory.
+    # Touch only what has our marks: the user chooses HOME, and it may be any directory.
     lines = [f"home={there}"]
     if spool is not None:
         lines.append(spooldir.removal(spool))

@@ -1,4 +1,4 @@
-"""What only a running engine can show: it answers, makes the host's bits, sees the host's spool, and how fast it is."""
+"""Checks of a running engine: that it answers, makes the host's bits and sees the host's spool, and how fast it is."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def some_images(root: str, limit: int = _IMAGES) -> list[str]:
 
 def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
     """Whether the host's spool and the device's are the same directory: what either writes there, the other reads."""
-    name = f".ddlp-{secrets.token_hex(8)}"  # of this form it is known to be ours where it is left: csd_engine.service.spool
+    name = f".ddlp-{secrets.token_hex(8)}"  # csd_engine.service.spool knows a left file of this form as ours
     words = (secrets.token_hex(16), secrets.token_hex(16))
     here, there = Path(host_spool) / name, shlex.quote(f"{device_spool}/{name}")
     what = f"spool {host_spool} here, {device_spool} there"
@@ -82,7 +82,7 @@ def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
     except OSError as error:
         return warn(what, f"it can't be written here ({error.strerror})", stream)
     try:
-        # Listed first, so that a network file system's client asks its server again.
+        # List the directory first, so that a network file system's client asks its server again.
         script = (
             f"ls -a {shlex.quote(device_spool)} > /dev/null; cat {there} 2> /dev/null || {{ sleep 1; cat {there}; }}; "
             f"printf %s {words[1]} > {there}.back"
@@ -98,7 +98,7 @@ def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
 
 
 def _appears(path: Path, text: str) -> bool:
-    """Whether a file with this text is there, within the time for which NFS may not show a new file."""
+    """Whether a file with this text appears. NFS may hide a new file for a while, so this looks for three seconds."""
     for pause_s in (0.0, 1.0, 2.0):
         time.sleep(pause_s)
         os.listdir(path.parent)
@@ -184,7 +184,7 @@ class Trial:
             try:
                 prepare_sample(self._reader, self._pipeline, item, _SEED, 0, out)
             except SampleError:
-                continue  # unreadable here as well: tells nothing of the device
+                continue  # this host can't read it either, so it says nothing about the device
             if not theirs.digest:
                 unreadable.append(theirs.error)
                 continue
@@ -225,7 +225,7 @@ class Trial:
                 first = now  # from here on: caches and workers are warm
                 continue
             made += _BATCH
-            # Each worker's batches end together at first, so some rounds are needed.
+            # At first all workers finish their batches at the same time, so some rounds are needed.
             if now - first >= seconds and made >= 3 * self._workers * _BATCH:
                 return made / (now - first)
         return None

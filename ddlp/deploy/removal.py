@@ -16,12 +16,12 @@ __all__ = ["uninstall"]
 
 
 def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_all: bool = False) -> None:
-    """Remove the engine and all of ours from a device, and its record and keys here. What is gone already is no error.
+    """Remove the engine and all of ours from a device, and its record and keys here. It is no error if some are gone already.
 
-    An engine that other hosts use as well stays for them, and this host is taken out.
+    If other hosts use the engine as well, it stays, and only this host is taken out.
 
     Args:
-        record: of the device; where there is none any more, name, destination and home suffice.
+        record: of the device; if none is stored any more, name, destination and home suffice.
         steps: tells what was done.
         forget: remove only what this host knows: the device is gone.
         for_all: remove it even though other hosts use it.

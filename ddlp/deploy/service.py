@@ -19,7 +19,7 @@ _SYSTEM_UNITS = "/etc/systemd/system"
 _LINGERING_IS_OURS = "lingering-is-ours"
 _PAUSE = "if sleep 0.2 2> /dev/null; then i=$((i+2)); else sleep 1; i=$((i+10)); fi"  # i in tenths; not every sleep takes them
 
-# Whole arguments are compared: a shell that has these words in its script is none of ours. busybox's grep mostly has no -z.
+# Compare whole arguments: a shell with these words in its script is not our supervisor. Most busybox greps have no -z.
 KEEPS = r"""
 keeps() {
   case "
@@ -66,7 +66,7 @@ else
 fi
 """
 _LINGERS = 'loginctl show-user "$(id -un)" --property=Linger 2> /dev/null | grep -qx Linger=yes'
-_LINGER = '{ loginctl enable-linger || sudo -n loginctl enable-linger "$(id -un)"; } > /dev/null 2>&1'  # no polkit: by root
+_LINGER = '{ loginctl enable-linger || sudo -n loginctl enable-linger "$(id -un)"; } > /dev/null 2>&1'  # no polkit: as root
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Service:
 
     @property
     def _boot_line(self) -> str:
-        # @reboot comes once, and HOME may be on a disk that is mounted a little later. A line for every minute would start
-        # what the user has stopped.
+        # cron runs @reboot once, and HOME may be on a disk that is mounted a little later. A line for every minute would
+        # start an engine that the user has stopped.
         wait = f"i=0; until [ -e {shlex.quote(self.home + '/current')} ] || [ $i = 60 ]; do sleep 5; i=$((i+1)); done"
         return f"@reboot {wait}; {supervisor_command(self.python, self.home)} --detach".replace("%", r"\%")
 
@@ -107,10 +107,10 @@ class Service:
         """Have it started at boot; True if that changed something.
 
         Args:
-            cron: there is a cron to do it, where systemd is not.
+            cron: there is a cron to do it, if systemd is missing.
 
         Raises:
-            CommandFailed: there is no right to do so, say. The engine can run all the same, under our supervisor alone.
+            CommandFailed: this user may not do that, say. The engine can still run, under our supervisor alone.
             ShellError: as `Shell.run`.
         """
         if not self.systemd:
@@ -131,13 +131,13 @@ class Service:
         return shlex.quote(f"{self.home}/{_LINGERING_IS_OURS}")
 
     def not_lingering(self) -> str:
-        """The user whose systemd runs it, and ends it soon after the last SSH session; empty: it stays."""
+        """The user whose own systemd runs the engine, and stops it soon after the last SSH session; empty: it keeps running."""
         if not self.systemd:
             return ""
         return self.shell.run(f'{_SYSTEMD}[ "$ctl" = systemctl ] || {_LINGERS} || id -un', timeout_s=60).out.strip()
 
     def made_linger(self) -> str:
-        """The user who lingers by our doing; empty: nobody."""
+        """The user for whom we have switched lingering on; empty: nobody."""
         return self.shell.run(f"[ -e {self._lingering_is_ours} ] && {_LINGERS} && id -un", timeout_s=60).out.strip()
 
     def is_enabled(self) -> bool:
@@ -158,14 +158,14 @@ class Service:
 
     @property
     def _mark(self) -> str:
-        """What tells our line in the crontab, quoted."""
+        """The text that marks our line in the crontab, quoted."""
         return shlex.quote(f"csd_engine.supervisor {shlex.quote(self.home)} --detach")
 
     def start(self) -> str:
         """Start it and wait until the engine serves; returns the address on which it listens.
 
         Raises:
-            CommandFailed: it does not come up; says what the engine said. It is left trying: see `stop`.
+            CommandFailed: it does not come up; the message quotes the engine. The supervisor keeps trying until `stop`.
             ShellError: as `Shell.run`.
         """
         run = shlex.quote(f"{self.home}/run")
@@ -191,20 +191,23 @@ class Service:
 
     @property
     def _running(self) -> str:
-        """Defines `running`: sets $pid to the supervisor's process id, or to nothing. Its file may be gone, or name another."""
-        # The grep leaves one process or two to look at closely: there may be hundreds, on a slow board. Some busybox's -F ends
-        # at the first NUL.
+        """Defines `running`: sets $pid to the supervisor's process id, or to nothing.
+
+        It does not use the supervisor's own file, which may be gone, or name another process.
+        """
+        # There may be hundreds of processes on a slow board: after grep, one or two are left to examine. Without -F, since
+        # that ends at the first NUL in some busybox.
         return (
             f"{KEEPS}running() {{ pid=; for one in $(grep -l -e csd_engine.supervisor /proc/[0-9]*/cmdline 2> /dev/null); do "
             f'one=${{one%/cmdline}}; one=${{one#/proc/}}; keeps "$one" {shlex.quote(self.home)} && pid="$pid $one"; done; }}\n'
         )
 
     def stop(self) -> bool:
-        """Stop it, cleanly where that goes; True if it ran. Nothing there any more is no error."""
+        """Stop it, cleanly if possible; True if it ran. It is no error if nothing is there any more."""
         systemd = f"$ctl stop {self._unit} > /dev/null 2>&1; " if self.systemd else ""
         script = (
             f'{_SYSTEMD}{self._running}running; [ -n "$pid" ] && echo ran; {systemd}running; '
-            # Ended, it may stay in the list of processes for seconds: until process 1 looks, in a container perhaps never.
+            # An ended process may stay listed for seconds, until process 1 reaps it; in a container perhaps for ever.
             f'for one in $pid; do kill "$one"; i=0; '
             f'while grep -q . "/proc/$one/cmdline" 2> /dev/null && [ $i -lt {_STOP_TIMEOUT_S * 10:.0f} ]; do {_PAUSE}; done; '
             'kill -9 "$one" 2> /dev/null; done; exit 0'

@@ -3,8 +3,8 @@
 HOME/keys/clients/HASH.key     a host that may come in
 HOME/keys/clients/HASH.roots   the directories that it was deployed with; the engine may read those of all
 
-So a host that is deployed, or goes, leaves the others theirs. Spool, port and options belong to all: a second host has the
-engine's spool and port, and its options stay, unless others are given now.
+So the other hosts keep their directories when a host is deployed or removed. All hosts share spool, port and options: a
+second host uses the engine's spool and port, and the engine's options stay, unless that host gives others.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Settings:
 
     @property
     def port(self) -> int:
-        """On which the engine is to listen."""
+        """The port on which the engine is to listen."""
         return int(self.listen.rpartition(":")[2])
 
     @staticmethod
     def parse(text: str | None) -> Settings | None:
-        """The settings of such a text; None where there are none, or none that `ddlp deploy` has written."""
+        """The settings in such a text; None if it is missing, or `ddlp deploy` did not write it."""
         try:
             words = json.loads(text or "")["arguments"]
             pairs = list(zip(words[::2], words[1::2], strict=True))
@@ -76,7 +76,7 @@ def _own_key(name: str) -> str:
 
 
 def _roots_of(text: str) -> Roots:
-    """The directories of a host, by what its file there says; none where it says nothing that can be read."""
+    """The directories that a host's file on the device lists; none if the text makes no sense."""
     try:
         return tuple((str(host), str(device)) for host, device in json.loads(text))
     except (TypeError, ValueError):
@@ -95,7 +95,7 @@ def hosts(rest: Collection[str]) -> str:
 
 
 def check(survey: Survey, record: DeviceRecord) -> Iterator[Finding]:
-    """Whether the engine can serve this host beside the others that use it: before anything is changed."""
+    """Whether the engine can serve this host beside the others that use it. Called before anything is changed."""
     rest, there = others(survey, record.name), Settings.parse(survey.settings)
     if not rest:
         return
@@ -118,7 +118,7 @@ def check(survey: Survey, record: DeviceRecord) -> Iterator[Finding]:
 
 
 def _agree(one: tuple[str, str], two: tuple[str, str]) -> bool:
-    """Whether these say the same of every path that both know."""
+    """Whether two pairs name the same path on the device for every path on a host that both contain."""
     for (host, device), (above, there) in ((one, two), (two, one)):
         top = above.rstrip("/")
         if host == above or host.startswith(f"{top}/"):
@@ -129,13 +129,13 @@ def _agree(one: tuple[str, str], two: tuple[str, str]) -> bool:
 def make(
     survey: Survey, record: DeviceRecord, given: Mapping[str, str], *, ipv6: bool = False
 ) -> tuple[Settings, list[Finding]]:
-    """What the engine is to be started with, and what should be looked at.
+    """The settings to start the engine with, and findings that the user should look at.
 
     Args:
         survey: of the device.
-        record: of it, as this host wants it.
-        given: options of the engine that were given now: where other hosts use it all others stay as they are there.
-        ipv6: this host reaches it so.
+        record: of the device, as this host wants it.
+        given: options of the engine that were given now. If other hosts use the engine, its other options stay as they are.
+        ipv6: this host reaches the device by IPv6.
     """
     home = survey.home
     operators = {"--operators": f"{home}/operators"}
@@ -146,7 +146,7 @@ def make(
     if others(survey, record.name):
         own = dataclasses.replace(own, roots=_all_roots(survey, record.name, record.roots))
         if there is not None:
-            both = there.listen if "[::]" in there.listen else listen  # [::] hears IPv4 too
+            both = there.listen if "[::]" in there.listen else listen  # [::] accepts IPv4 too
             return dataclasses.replace(own, listen=both, options={**there.options, **given, **operators}), []
     fit = checks.workers_that_fit(survey)
     if "--workers" in options or fit >= survey.cores:
@@ -159,7 +159,7 @@ def make(
 
 
 def _all_roots(survey: Survey, name: str, own: Roots) -> Roots:
-    """All hosts' directories, with these as this host's; in their order there, so that the text is the same from each host."""
+    """All hosts' directories, with ``own`` as this host's. They keep the device's order, so each host writes the same text."""
     there = Settings.parse(survey.settings)
     theirs = [pair for roots in others(survey, name).values() for pair in roots]
     before = _roots_of(survey.clients.get(_own_key(name), ""))
@@ -168,7 +168,7 @@ def _all_roots(survey: Survey, name: str, own: Roots) -> Roots:
 
 
 def put(shell: Shell, survey: Survey, record: DeviceRecord, text: str) -> bool:
-    """Write engine.json, and which of its directories are this host's; True if that changed something for the engine."""
+    """Write engine.json, and the list of this host's directories; True if that changed something for the engine."""
     ours, roots = _own_key(record.name), json.dumps(record.roots)
     if survey.clients.get(ours) != roots:
         shell.put(roots.encode() + b"\n", client_file(survey.home, ours, "roots"))
@@ -179,9 +179,9 @@ def put(shell: Shell, survey: Survey, record: DeviceRecord, text: str) -> bool:
 
 
 def withdraw(shell: Shell, survey: Survey, name: str) -> None:
-    """Take this host out of an engine that others use: its key, and the directories that it alone had.
+    """Take this host out of an engine that others use: its key, and the directories that only this host had.
 
-    The engine runs on: it looks for the key at each connection, and reads its settings when it is started next.
+    The engine keeps running. It looks for the key at each connection, and reads its settings at its next start.
     """
     ours, there = _own_key(name), Settings.parse(survey.settings)
     if ours not in survey.clients:

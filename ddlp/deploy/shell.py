@@ -40,8 +40,8 @@ __all__ = [
 
 CONNECT_TIMEOUT_S = 15
 _READY = "ddlp-shell-ready"
-_MARK = f"{_READY}\n".encode()  # ends what a login shell (its .bashrc, say) prints before a command does
-_OWN_FAILURE = 255  # ssh's own exit status where it, and not the command, has failed
+_MARK = f"{_READY}\n".encode()  # stands between the output of a login shell (its .bashrc, say) and a command's
+_OWN_FAILURE = 255  # the exit status if ssh itself failed, not the command
 _TICK_S = 1.0
 _END_S = 2.0
 _LONGEST_BASE = 60  # of a control socket's directory: a socket's path has at most 107 bytes, and ssh adds some
@@ -61,7 +61,7 @@ class CommandFailed(ShellError):
 
 @dataclass(frozen=True)
 class Done:
-    """A command's end: exit status (minus the signal where this ssh was killed), what it printed."""
+    """A command that has ended: its exit status (minus the signal if ssh was killed here) and its output."""
 
     status: int
     out: str
@@ -77,7 +77,7 @@ def _file_of(data: bytes) -> IO[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close an ssh's input, which ends it; kill it where that does not."""
+    """End an ssh process by closing its input; kill it if that does not help."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -89,12 +89,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Shell:
-    """Commands on one device. Connects with the first one; `close` ends it, or this process's end, however that comes.
+    """Commands on one device.
+
+    The first command connects. `close` ends the connection, and so does the end of this process, however it ends.
 
     Args:
         destination: as for ssh: ``user@host``, or a name from ~/.ssh/config.
-        ssh_options: given to ssh before the destination, and stronger than what is set here (BatchMode=yes, so that nothing
-            waits for a person; ConnectTimeout).
+        ssh_options: given to ssh before the destination. They override the options set here: ConnectTimeout, and
+            BatchMode=yes, so that nothing waits for a person.
     """
 
     def __init__(self, destination: str, ssh_options: Sequence[str] = ()) -> None:
@@ -126,7 +128,7 @@ class Shell:
         return [*self._ssh("-o", "ControlMaster=no"), self.destination, f"exec /bin/sh -c {shlex.quote(script)}"]
 
     def connect(self) -> None:
-        """Connect, unless that is done; raises ShellError with the reason and the way out."""
+        """Connect, if not connected yet; raises ShellError with the reason and the way out."""
         if self._master is not None:
             return
         if shutil.which("ssh") is None:
@@ -147,7 +149,7 @@ class Shell:
             raise
 
     def _await_ready(self) -> None:
-        """Wait for the remote shell's first word: a login shell's own greetings may come before it."""
+        """Wait until the remote shell prints `_READY`. A login shell may print greetings before it."""
         assert self._master is not None and self._master.stdout is not None
         patience_s = None if "batchmode=no" in " ".join(self.ssh_options).lower() else 4.0 * CONNECT_TIMEOUT_S
         until = None if patience_s is None else time.monotonic() + patience_s
@@ -182,14 +184,14 @@ class Shell:
 
         Args:
             command: for /bin/sh; quote what comes from elsewhere with `shlex.quote`.
-            input: its standard input: bytes, or a file that is open for reading, sent from where it stands.
-            timeout_s: then `Slow` is raised; the command may go on over there.
+            input: its standard input: bytes, or a file that is open for reading, sent from its present position.
+            timeout_s: after this time `Slow` is raised; the command may go on running on the device.
             waiting: called about once a second with the seconds since the start and the bytes of the input sent so far.
 
         Raises:
-            ShellError: not connected, the connection was lost, or the time is over. A command's failure is none: see `Done`.
+            ShellError: not connected, connection lost, or the time is over. A failed command does not raise: see `Done`.
         """
-        if isinstance(input, bytes):  # not a pipe: communicate() forgets what it has not sent when its time is over
+        if isinstance(input, bytes):  # into a file: after a timeout, communicate() loses the bytes that it has not sent
             with _file_of(input) as file:
                 return self.run(command, input=file, timeout_s=timeout_s, waiting=waiting)
         self.connect()
@@ -214,12 +216,12 @@ class Shell:
                         "overloaded, or its disk or network file system stuck? Try again."
                     )
                 if waiting is not None:
-                    waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # shared with ssh
+                    waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-                # Not read to their end: the master has them as well, for as long as the command runs over there.
+                # Do not read the pipes to their end: the master has them open as well, while the command runs on the device.
                 for stream in (process.stdout, process.stderr):
                     if stream is not None:
                         with contextlib.suppress(OSError):
@@ -237,7 +239,7 @@ class Shell:
             doing: for the message: "unpacking the engine".
 
         Raises:
-            CommandFailed: it did not; says what it said.
+            CommandFailed: it failed; the message quotes its output.
             ShellError: as `run`.
         """
         done = self.run(command, input=input, timeout_s=timeout_s)
@@ -251,23 +253,23 @@ class Shell:
     def stream(
         self, command: str, doing: str, *, input: bytes = b"", timeout_s: float | None = None
     ) -> Iterator[Callable[[int], bytes]]:
-        """Run a command that has to succeed, and read the bytes that it prints while it runs.
+        """Run a command that has to succeed, and read its output while it runs. Use with ``with``.
 
-        Gives a function that returns the next bytes, at most as many as asked for, none at the end. Where the block ends the
-        command's end is waited for, unless the block ends by an exception.
+        Gives a function that returns the next bytes of output: at most as many as asked for, none at the end. At the end of
+        the block this method waits for the command's end. If the block raises an exception, it does not wait.
 
         Args:
             command, input: as for `run`.
             doing: for the message: "comparing data sets".
-            timeout_s: of the whole; None: it may take as long as it takes.
+            timeout_s: for the whole command; None: no limit.
 
         Raises:
-            CommandFailed: it ended with an error; says what it said.
+            CommandFailed: it ended with an error; the message quotes it.
             ShellError: as `run`.
         """
         self.connect()
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        with _file_of(input) as stdin, tempfile.TemporaryFile() as words:  # of two pipes both could be full at once
+        with _file_of(input) as stdin, tempfile.TemporaryFile() as words:  # no second pipe: unread, it could fill up
             process = subprocess.Popen(
                 self._command(f"echo {_READY}; {command}"),
                 stdin=stdin,
@@ -279,7 +281,7 @@ class Shell:
 
             def read(count: int) -> bytes:
                 while not select.select([out], [], [], _TICK_S)[0]:
-                    if process.poll() is not None:  # the master may hold the other end for longer
+                    if process.poll() is not None:  # the master may hold the pipe's other end for longer
                         return b""
                     if until is not None and time.monotonic() > until:
                         raise Slow(
@@ -290,7 +292,7 @@ class Shell:
 
             try:
                 before = b""
-                while not before.endswith(_MARK) and (one := read(1)):  # what is behind the mark is the caller's to read
+                while not before.endswith(_MARK) and (one := read(1)):  # the caller reads what follows the mark
                     before += one
                 yield read
                 while read(1 << 16):
@@ -308,10 +310,11 @@ class Shell:
             raise CommandFailed(f"{doing} failed on {self.destination}: {said or f'exit status {done.status}'}.", done)
 
     def _check_connected(self, done: Done) -> None:
-        """Raise ConnectionLost where a command ended because the connection did."""
+        """Raise ConnectionLost if a command ended because the connection ended."""
         if done.status == _OWN_FAILURE and self._master is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._master.wait(_TICK_S)  # where the connection has ended, both hear of it, and this one perhaps later
+                # If the connection has ended, the master ends as well, perhaps a little later than the command's ssh.
+                self._master.wait(_TICK_S)
         if done.status == _OWN_FAILURE and (self._master is None or self._master.poll() is not None):
             raise ConnectionLost(
                 f"the connection to {self.destination} broke off ({' '.join(done.err.split())[-200:] or 'without a word'}). "
@@ -328,19 +331,19 @@ class Shell:
         there, part = shlex.quote(path), shlex.quote(f"{path}.part")
         command = (
             f"umask 077; mkdir -p {shlex.quote(os.path.dirname(path) or '.')} && cat > {part} "
-            # a connection that breaks off ends the input just as well
+            # compare the size: a connection that breaks off ends the input as well
             f"&& [ $(wc -c < {part}) -eq {len(data)} ] && chmod {mode:o} {part} && mv -f {part} {there} "
             f"|| {{ rm -f {part}; exit 1; }}"
         )
         self.must(command, f"writing {path}", input=data, timeout_s=timeout_s)
 
     def attach(self, command: str) -> int:
-        """Run one program, as a shell would call it, with its output on this process's own; its exit status.
+        """Run one program, given as a line of shell; its output goes to this process's own. Returns its exit status.
 
-        It is ended over there when this process is interrupted, or is gone.
+        The program is ended on the device when this process is interrupted, or is gone.
         """
         self.connect()
-        # Without a terminal sshd leaves a command alone when its client goes: the end of the input is what tells it.
+        # Without a terminal, sshd does not end a command when its client is gone. So the end of the input ends it here.
         script = (
             f"exec 3<&0; {{ exec {command}\n}} 3<&- & c=$!; (cat; kill $c) <&3 3<&- >/dev/null 2>&1 & w=$!; exec 3<&-; "
             "wait $c; s=$?; kill $w 2>/dev/null; exit $s"

@@ -1,4 +1,4 @@
-"""What in a spool directory is ddlp's, in the words of a POSIX shell on the device; `csd_engine.service.spool` makes it."""
+"""Which files in a spool directory are ddlp's, as functions of a POSIX shell; `csd_engine.service.spool` makes these files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _grep(options: str, pattern: str) -> str:
 FOREIGN = f"""\
 foreign() {{ [ -f "$spool/{MARK}" ] || {{ {_LIST}; }} | {_grep("-vE", OURS)} | head -n 1; }}
 """
-"""Defines `foreign`, which prints the path below $spool of something that is not ours, if that is no spool of ours already."""
+"""Defines `foreign`, which prints a path below $spool that is not ours. It prints nothing if $spool has our mark."""
 
 REMOVE = f"""\
 {FOREIGN}if [ -d "$spool" ] && [ -z "$(foreign)" ]; then
@@ -38,13 +38,13 @@ fi
 
 
 def removal(spool: str) -> str:
-    """The shell's lines that remove what is ours in a spool, and the directory itself where we made it; $home is set."""
+    """The shell script that removes our files in a spool, and the spool itself if we made it. $home must be set."""
     made_by_us = 'grep -qxF -e "$spool" "$home/spool-is-ours" 2> /dev/null'
     return f'spool={shlex.quote(spool)}\n{REMOVE}{made_by_us} && rmdir "$spool" 2> /dev/null'
 
 
 def clear_replaced(shell: Shell, steps: Steps, now: DeviceRecord) -> None:
-    """Remove what is ours in the spool that this engine had when it was last deployed, where it runs with another one now.
+    """Remove our files in the spool that the engine had at its last deployment, if it has another spool now.
 
     Raises:
         ShellError: as `Shell.must`.
@@ -57,13 +57,13 @@ def clear_replaced(shell: Shell, steps: Steps, now: DeviceRecord) -> None:
     if before.device_spool == now.device_spool or (before.destination, before.ssh_options, before.home) != there:
         return
     old = before.device_spool
-    # An engine that ends takes its lock away: where there is one, another engine has this spool, or ours by another path.
+    # An engine removes its lock when it ends. A lock means: another engine uses this spool, or ours does by another path.
     locked = f"[ -e {shlex.quote(f'{old}/.lock')} ] && echo locked && exit 0"
     with steps.step("old spool") as step:
         try:
             script = f"{locked}\nhome={shlex.quote(now.home)}\n{removal(old)}; exit 0"
             said = shell.must(script, f"clearing the spool {old}", timeout_s=60)
-        except Slow as error:  # its disk or network file system may be why there is another one
+        except Slow as error:  # a slow disk or network file system may be the reason for the new spool
             step.say(warn(f"{old}: what is ddlp's there stays", str(error), "Remove it by hand."))
             return
         step.say(f"{old}: left as it is, an engine uses it" if said else f"{old}: what was ddlp's there is removed")

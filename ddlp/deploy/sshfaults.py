@@ -56,7 +56,7 @@ class Slow(ShellError):
 
 _Kind = type[ShellError]
 _LOAD_KEY = "Load it into an agent (eval $(ssh-agent); ssh-add ~/.ssh/KEY), or name it with -i KEY or in ~/.ssh/config"
-# What ssh says, in the order in which it counts; {d} is the destination, {0} what the pattern has caught.
+# ssh's messages; the first match counts. {d} is the destination, {0} the first group of the pattern.
 _FAULTS: tuple[tuple[str, _Kind, str], ...] = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -108,7 +108,7 @@ def explain(target: str, ssh_options: Sequence[str], err: str, out: str = "") ->
 
     Args:
         target: the destination that ssh was given.
-        ssh_options: what it was given before.
+        ssh_options: the options that ssh was given before the destination.
         err, out: its standard error, and what came from the device.
     """
     options = " ".join(map(shlex.quote, ssh_options))

@@ -34,7 +34,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What one device said; `error` where it said nothing, `warnings` what a person should look at."""
+    """One device's answer. `error` says why there is none; `warnings` are for a person to look at."""
 
     name: str
     address: str
@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def power_w(self) -> float | None:
-        """What the device draws now, where it has a sensor that tells."""
+        """The power that the device draws now; None if no sensor tells."""
         watts = [one.watts for one in whole(self.sensors) if one.watts is not None]
         return sum(watts) if watts else None
 
@@ -62,7 +62,7 @@ class Answer:
 
 
 def ask(name: str, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Ask the device of that name, or the engine at that address. Raises nothing that has to do with the device."""
+    """Ask the device of that name, or the engine at that address. A failure of the device is in the answer, and not raised."""
     address = name
     try:
         device = replace(Device.at(name), connect_timeout_s=timeout_s)

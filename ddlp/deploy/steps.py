@@ -15,7 +15,7 @@ __all__ = ["Step", "Steps"]
 
 _WIDTH = 11
 _TICK_S = 1.0
-_SILENCE_S = 15.0  # where no terminal shows the seconds, a line this often
+_SILENCE_S = 15.0  # without a terminal, a line is printed this often
 
 
 class Step:
@@ -56,7 +56,7 @@ class Steps:
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
-        """A step; what it says is printed at its end, whether that is good or bad."""
+        """A step. Its results are printed at its end, also if it fails."""
         step = Step(title)
         over = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(step, over), daemon=True)

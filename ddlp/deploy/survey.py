@@ -116,7 +116,7 @@ class Python:
         path: absolute.
         version: (3, 11, 2); empty where it does not run.
         modules: of numpy, PIL and zmq: the version, or None where it can't be imported.
-        broken: why a module that is there can't be imported, by its name.
+        broken: module -> why it can't be imported although it is there.
         curve: zmq has CURVE.
         jpeg: Pillow reads JPEG.
         venv, ensurepip, pip: these modules are there.
@@ -153,7 +153,7 @@ class Directory:
     Attributes:
         path: as asked for.
         exists, is_directory: what is there.
-        readable, writable: for this user; of what is nearest above it where it is not there.
+        readable, writable: for this user; if the path is missing, of the nearest directory above it.
         free_bytes: of its file system, for this user; None: not known.
     """
 
@@ -178,23 +178,23 @@ class Survey:
         clock_ahead_s: its clock against this host's, right to a second or so.
         place_home, place_spool, roots: directories.
         claimed: our mark is in HOME.
-        foreign_home: something in HOME, if that is somebody's directory and none of ours; empty: it is ours, or may become so.
-        foreign: a path below the spool directory of something that is not ddlp's; empty: it is a spool, or may become one.
+        foreign_home: a name in HOME, if HOME is somebody else's directory; empty: HOME is ours, or may become ours.
+        foreign: a path below the spool directory that is not ddlp's; empty: the directory is a spool, or may become one.
         python: the interpreter that suits best; None: there is none at all.
         apt: there is apt-get.
         root: commands can be run as root: ``""`` directly, ``"sudo -n "`` through sudo; None: they can't.
         systemd: ``system`` or ``user`` where it runs and we may use it; else None.
-        cron: ``running`` (``busybox`` where it is that one's), ``installed`` or None.
+        cron: ``running`` (``busybox`` if busybox's cron runs), ``installed`` or None.
         boot: our line is in the crontab.
         current: the build that `current` leads to; None.
         whole: bytes of its code.
         builds: those unpacked.
         settings: text of engine.json; None.
         server_key: the engine's public key; None where there is no pair.
-        clients: public keys on its allow-list, each with what its file says of the directories of that host.
+        clients: public key on the engine's allow-list -> text of the file with that host's directories.
         operators: hashes.
         supervisor: its process id; None: it does not run.
-        state: what it last said.
+        state: what the supervisor last reported.
     """
 
     system: str
@@ -237,7 +237,7 @@ def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: st
         shell: to it.
         home: our directory there; ``~/`` is its user's home.
         spool, roots: paths there.
-        python: the interpreter to use, or its environment HOME/venv where that has more; None: the one that suits best.
+        python: the interpreter to use, or its environment HOME/venv if that has more modules; None: the best one.
 
     Raises:
         DeviceNotReady: no POSIX shell and tools there.
@@ -248,7 +248,7 @@ def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: st
     functions = [spooldir.FOREIGN, homedir.FOREIGN_HOME, KEEPS]
     script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", *functions, _SCRIPT])
     began = time.time()
-    # On standard input: some shells and sshds take no such long command line.
+    # The script goes to standard input: some shells and sshds refuse so long a command line.
     done = shell.run("exec /bin/sh -s", input=script.encode(), timeout_s=300)
     if "\ndone=yes" not in done.out:
         said = " ".join((done.err or done.out or "nothing").split())[-300:]

@@ -1,4 +1,4 @@
-"""What a user wants deployed: the command line, once what was given before is added."""
+"""What a user wants deployed: the command line, completed by the values given before."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Wanted:
     """What is to be deployed.
 
     Attributes:
-        record: name, destination, ssh_options, roots, spools, home, engine_options, and what was given, as wanted; what is
-            found out later is taken from the run before, where there was one.
+        record: name, destination, ssh_options, roots, spools, home, engine_options and the given values, as wanted. Values
+            that are found out later are those of the run before, if there was one.
         given_options: those of engine_options that were given now, with their values.
-        changes: the options given now that ask for other settings of the engine than those given before.
+        changes: the options given now that would change the engine's settings.
         reserve_bytes: what the engine leaves free on the spool's disk.
         install: ``apt``, ``pip`` or ``no``.
         bundle: directory of .whl and .deb files to install from; None.

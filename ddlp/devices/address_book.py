@@ -102,7 +102,7 @@ def ddlp_home() -> Path:
 
 
 def is_name(name: str) -> bool:
-    """Whether a device may be called so: 1 to 64 letters, digits, '.', '_' or '-'."""
+    """Whether this may be a device's name: 1 to 64 letters, digits, '.', '_' or '-'."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -176,13 +176,13 @@ def save(record: DeviceRecord) -> None:
 
 
 def remove(name: str) -> None:
-    """Forget a device, its keys with it; one that is not there is no error."""
+    """Forget a device and its keys. It is no error if there is no such device."""
     shutil.rmtree(directory(name), ignore_errors=True)
 
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
-    """One `ddlp deploy` for a device at a time. Raises DDLPError while there is another."""
+    """Let only one `ddlp deploy` work on a device at a time. Raises DDLPError while there is another."""
     where = directory(name)
     where.mkdir(parents=True, exist_ok=True)
     where.chmod(0o700)
@@ -195,4 +195,4 @@ def locked(name: str) -> Iterator[None]:
             yield
         finally:
             if not (where / _RECORD).exists() and not any(where.glob("*.key*")):
-                remove(name)  # nothing came of it
+                remove(name)  # the deployment stored no record and no keys

@@ -31,7 +31,7 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Its name for messages: ``name``, else the address."""
         return self.name or self.address
 
     @staticmethod
@@ -41,7 +41,7 @@ class Device:
         The keys' default is ~/.config/ddlp/keys.
 
         Raises:
-            ValueError: neither a name nor an address; or (`book.UnknownDevice`) no device of this name.
+            ValueError: neither a name nor an address; or (`address_book.UnknownDevice`) no device of this name.
             DDLPError: its record can't be used, or its deployment was not finished.
         """
         if which.startswith(("tcp://", "ipc://")):

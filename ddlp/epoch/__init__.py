@@ -1,1 +1,1 @@
-"""One epoch at work: the iterator that the training loop asks, the threads behind it, what is ready and what is told."""
+"""One running epoch: the iterator that the training loop uses, its threads, the ready batches, and the messages to the user."""

@@ -1,4 +1,4 @@
-"""What an epoch knows of one device, beside the ledger's account and the rates."""
+"""The state of one device in an epoch, beside the ledger's account and the rates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class DeviceState:
     """One device in one epoch.
 
     Attributes:
-        source: takes its leases; that of a lost device stays, for the batches it has published.
-        gone: it was lost, and may come back.
-        barred: it is not used again in this epoch.
+        source: takes the device's leases. It stays here after a loss, for the batches that it has published.
+        gone: the device was lost, and may come back.
+        barred: the device is not used again in this epoch.
     """
 
     source: AttachedSource | None = None

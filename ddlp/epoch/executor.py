@@ -1,11 +1,12 @@
-"""One epoch at work: the ledger and the strategy, and the threads that act on what they say.
+"""Runs one epoch: the ledger, the strategy, and the threads that act on the strategy's answers.
 
-A monitor: one lock around the ledger, and a condition for each kind of thread (`ddlp.epoch.waiting`). Each thread asks the
-strategy one question and does what it answers, outside the lock. The training thread asks `next_delivery`; the host's workers
-`next_claim`; the fetchers `next_fetch`; leases are given whenever something has changed. Nobody polls: who waits is woken when
-there is an answer for it, and looks up once a second for what only the clock can tell (a lease has stalled, a fetch hangs).
+The executor is a monitor: one lock around the ledger, and a condition for each kind of thread (`ddlp.epoch.waiting`). Each
+thread asks the strategy one question, and acts on the answer outside the lock. The training thread asks `next_delivery`, the
+host's workers ask `next_claim`, and the fetchers ask `next_fetch`. Leases are given whenever something has changed. No thread
+polls: a waiting thread is woken when there is an answer for it. The training thread and the workers also look once a second for
+events that only the clock can show (a lease has stalled, a fetch hangs).
 
-The way of a batch, each step with its position:
+The steps of a batch, each with its position:
 
     host's worker     `_host_worker` claims it; `_prepare`: the source prepares it, `_apply_epilogue`; `_hand_in`
     device            `_give_leases`; the source calls `published`; a fetcher: `_fetch`, `_apply_epilogue`, hands in
@@ -47,12 +48,12 @@ from ddlp.stats.report import Counts, EpochReport
 __all__ = ["FETCHERS", "EpochExecutor"]
 
 LOOK_UP_S = 1.0
-FETCHERS = 2  # one batch comes over the network, or waits for a slow file system, while another one is finished
-WAITING_S = 0.05  # a wait longer than this is told to the devices, so that they work for us first
+FETCHERS = 2  # while one batch comes over the network or waits for a slow file system, another one is finished
+WAITING_S = 0.05  # the devices are told of a longer wait, so that they work for this epoch first
 
 
 class _Fetch(NamedTuple):
-    """A published batch that a fetcher has in hand."""
+    """A published batch that a fetcher fetches."""
 
     position: int
     device: str
@@ -62,21 +63,21 @@ class _Fetch(NamedTuple):
 
 
 class EpochExecutor:
-    """An epoch from its first batch to its last, or to `close`. To its lease sources it is the `EpochSink`.
+    """Runs an epoch from its first batch to its last, or to `close`. It is the `EpochSink` of its lease sources.
 
     Args:
-        spec: of the epoch.
-        ledger: who holds which batch; with the devices that are expected.
-        strategy: the choice of the next source.
-        rates: how fast each side is; the loader's, which outlive the epoch.
+        spec: the epoch's spec.
+        ledger: records who holds which batch. It has the devices that are expected already.
+        strategy: chooses the next source.
+        rates: how fast each side is. They are the loader's, and outlive the epoch.
         host: prepares the host's batches.
-        workers: threads that ask it.
+        workers: the number of threads that ask ``host``.
         on_cpu: batches are finished in the CPU's memory, the host's own sample by sample.
-        pin: a kind of device, for which batches are copied to page-locked memory of torch's; None: they are not. Torch's,
-            since it knows of the copies that the training starts from there: that memory is not used again before they are
-            done. Of the pool's, only copies of our own are started.
-        full_batch: samples of a full batch; 0: not known yet.
-        hooks: are told what the threads do.
+        pin: a kind of device, for which batches are copied to torch's page-locked memory; None: they are not copied. torch's
+            memory is used since torch knows of the copies that training starts from there, and does not use the memory again
+            before they are done. From the pool's page-locked memory only ddlp starts copies.
+        full_batch: the number of samples in a full batch; 0: not known yet.
+        hooks: told what the threads do.
         on_closed: called when the epoch is over and all threads have ended.
     """
 
@@ -97,20 +98,19 @@ class EpochExecutor:
     ) -> None:
         self.spec, self.ledger, self.strategy, self.rates, self.hooks = spec, ledger, strategy, rates, hooks
         self._host, self._on_cpu, self._pin, self._on_closed = host, on_cpu, pin, on_closed
-        rates.full_batch = full_batch or rates.full_batch
-        rates.host.parallel = workers
+        rates.epoch_begins(workers, full_batch, math.prod(spec.shape) * spec.plan.views)
         self._chunks = ClaimChunker(ledger, strategy, rates.host)
         self._ready: dict[int, PreparedBatch | PendingTransfer] = {}
         self._prefetcher = None if spec.gpu_transfer is None else GpuPrefetcher(self._ready, ledger, strategy)
         self._waiting = Waiting(ledger, strategy, self._chunks, self._prefetcher)
         self._lock = self._waiting.lock
         self._devices: dict[str, DeviceState] = {device: DeviceState() for device in ledger.devices}
-        self._published: dict[int, tuple[AttachedSource, Any]] = {}  # lease -> who fetches it, and its handle
-        self._ends = threading.Condition(self._lock)  # of a device's part in the epoch, or of the epoch
+        self._published: dict[int, tuple[AttachedSource, Any]] = {}  # lease -> the source that fetches it, and its handle
+        self._ends = threading.Condition(self._lock)  # notified when a device's part in the epoch ends, or the epoch
         self._messages = UserMessages()
         self.counts = Counts(ledger, spec.epoch)
-        self.handing: int | None = None  #: delivered last, until the iterator has made of it what the training loop gets
-        self._given: tuple[float, float] | None = None  # the training thread was given a batch: when, part of a full one
+        self.handing: int | None = None  #: the last delivered batch, until the iterator gives it to the training loop
+        self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
         self._closing = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
@@ -122,17 +122,17 @@ class EpochExecutor:
                 self._threads.start(partial(self._work, partial(self._host_worker, number)))
             for _ in range(FETCHERS if ledger.devices else 0):
                 self._start_fetcher()
-        except BaseException:  # as many threads as there may be, or Ctrl-C
+        except BaseException:  # no more threads can be started, or Ctrl-C
             self.close()
             raise
 
     # -- the training thread -------------------------------------------------------------------------------------
 
     def next_batch(self, timeout_s: float = 0.0) -> Delivered | None:
-        """The next batch; None once all are delivered.
+        """Return the next batch; None once all are delivered.
 
-        Raises the error of a sample that can't be prepared, in its batch's place and once; RuntimeError after
-        ``timeout_s`` (0: never), as DataLoader does.
+        If a sample can't be prepared, raises its error once, in its batch's place. Raises RuntimeError after ``timeout_s``
+        (0: never), as DataLoader does.
         """
         if os.getpid() != self._pid:
             raise RuntimeError("this iterator belongs to the parent process; call iter() on the loader in this one")
@@ -150,11 +150,11 @@ class EpochExecutor:
                     try:
                         raise error
                     finally:
-                        del error  # it holds this frame by its traceback: a circle would keep the loader
+                        del error  # its traceback holds this frame: the cycle would keep the loader
                 if self.ledger.done:
                     self.counts.ended_s = self.counts.ended_s or time.monotonic()
                     return None
-                if self._closing:  # what was ready is gone
+                if self._closing:  # the ready batches are gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
                 if (position := self.strategy.next_delivery()) is not None:
                     break
@@ -167,14 +167,14 @@ class EpochExecutor:
                     raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
                 if not told and now - began >= WAITING_S:
                     told = True
-                    at_end.callback(self._tell_waiting, False)  # also where it ends by an error, or by Ctrl-C
+                    at_end.callback(self._tell_waiting, False)  # also if it ends by an error, or by Ctrl-C
                     self._tell_waiting(True)
                 self.counts.asked_s = began
                 limit = min(LOOK_UP_S if told else WAITING_S, math.inf if deadline is None else max(0.0, deadline - now))
                 self._waiting.rest(self._waiting.training, limit)
             batch = self._ready[position]
             if isinstance(batch, PendingTransfer):
-                batch = batch.there()  # no room: raises, and the batch is the next one still
+                batch = batch.there()  # if there is no room this raises, and the batch stays the next one
             failed = batch.state is BatchState.FAILED
             self.handing = None if failed else position
             side = self.ledger.deliver(position)
@@ -192,21 +192,23 @@ class EpochExecutor:
         return Delivered(position, side, batch)
 
     def extend(self, batches: int, ended: bool) -> None:
-        """The sampler gave further batches, or has ended."""
+        """Note that the sampler gave further batches, or has ended."""
         with self._lock:
+            if batches:
+                self.rates.first_batches(self.spec.plan.largest)  # before the first of them is made
             self.ledger.extend(batches)
             if ended:
                 self.ledger.close()
             self._act()
 
     def report(self) -> EpochReport:
-        """What the epoch did so far."""
+        """Return the report of the epoch so far."""
         with self._lock:
             notes = self._messages.for_report()
             return self.counts.report(self.strategy.name, self.rates, self.full_batch, notes)
 
     def live(self, life: Life) -> Live:
-        """Where the epoch stands at this moment; ``life``: its loader's."""
+        """Return the epoch's numbers at this moment. ``life``: the numbers of its loader."""
         with self._lock:
             ledger = self.ledger
             return Live(
@@ -216,13 +218,13 @@ class EpochExecutor:
             )  # fmt: skip
 
     def delivered(self) -> list[tuple[int, int]]:
-        """Positions delivered, as ranges."""
+        """Return the delivered positions, as ranges."""
         with self._lock:
             return self.ledger.delivered.ranges()
 
     def take_warnings(self) -> list[str]:
-        """What the training thread should tell the user, once."""
-        if not self._messages:  # mostly: not worth the lock
+        """Return the warnings that the training thread should give to the user, each once."""
+        if not self._messages:  # the usual case: saves taking the lock
             return []
         with self._lock:
             return self._messages.take(time.monotonic(), self.ledger.done)
@@ -243,8 +245,10 @@ class EpochExecutor:
             self._ends.notify_all()
         try:
             for source in sources:
-                source.close()  # first: a batch that is on the way is not waited for
-            if not self._threads.join(STALLED_AT_LEAST_S) and not self._messages.hanging:  # else it was told
+                source.close()  # first, so that nobody waits for a batch that is being fetched
+            if self.spec.own_steps is not None:
+                self.spec.own_steps.close()
+            if not self._threads.join(STALLED_AT_LEAST_S) and not self._messages.hanging:  # else the user was told
                 warn_user("ddlp: a device's spool does not answer; the threads that read from it are left to themselves")
         finally:  # Ctrl-C: the threads end by themselves
             self._ready.clear()
@@ -255,7 +259,7 @@ class EpochExecutor:
             self.hooks.closed()
 
     def _work(self, loop: Callable[[], None]) -> None:
-        """A thread's life. An error that its loop does not reckon with ends the epoch: what it had in hand never comes."""
+        """Run a thread. An error that its loop does not expect ends the epoch, since the thread's batches would never come."""
         try:
             loop()
         except BaseException as error:  # raised again in the training thread
@@ -266,7 +270,7 @@ class EpochExecutor:
     # -- the host's workers --------------------------------------------------------------------------------------
 
     def _host_worker(self, number: int) -> None:
-        """Claim some batches, prepare each, hand them in."""
+        """Claim some batches, prepare each, and hand them in."""
         cpu = time.thread_time()
         chunk: list[tuple[int, int]] = []
         while chunk := chunk or self._next_chunk(number):
@@ -278,10 +282,10 @@ class EpochExecutor:
                 if not self._closing and self._prefetcher is None:
                     chunk = self._chunks.claim(time.monotonic())  # while the lock is held anyway
                 self._act()
-            made.clear()  # an error holds its raiser's frames, the loader among them: not while this thread waits
+            made.clear()  # an error's traceback keeps the loader: drop it before this thread waits
 
     def _next_chunk(self, number: int) -> list[tuple[int, int]]:
-        """Wait for batches to prepare. Returns (position, claim) of each; of none where the epoch is over."""
+        """Wait for batches to prepare. Returns (position, claim) of each; an empty list if the epoch is over."""
         self.hooks.rest_began("host", number)
         chunk: list[tuple[int, int]] = []
         while True:
@@ -299,7 +303,7 @@ class EpochExecutor:
         return chunk
 
     def _prepare(self, worker: int, position: int, claim: int) -> tuple[PreparedBatch | PendingTransfer | None, float]:
-        """Prepare a batch. Returns it (None: it is not wanted any more) and the seconds that it took (0: it was not made)."""
+        """Prepare a batch. Returns it (None: not wanted any more) and the seconds that it took (0: not made)."""
         began, outcome = time.monotonic(), "failed"
         self.hooks.host_batch_began(worker, position)
         try:
@@ -316,11 +320,13 @@ class EpochExecutor:
             self.hooks.host_batch_ended(worker, position, outcome)
 
     def _apply_epilogue(self, position: int, batch: PreparedBatch) -> PreparedBatch | PendingTransfer:
-        """Make of a batch what the training thread takes: in the thread that has prepared or fetched it."""
+        """Make a batch ready for the training thread. The thread that has prepared or fetched it calls this."""
         spec = self.spec
         if batch.state is BatchState.ON_DEVICE:
             return batch
-        if spec.gpu_transfer is not None:  # finished there, as its turn nears
+        if spec.own_steps is not None:
+            return spec.own_steps.finish(spec, position, batch)
+        if spec.gpu_transfer is not None:  # it is finished on the GPU, shortly before its turn
             return pending_transfer(spec.gpu_transfer, spec.epilogue, batch)
         if self._on_cpu and batch.state is BatchState.BYTES:
             images = spec.epilogue(batch.images, batch.boxes, pool=spec.pool)
@@ -332,7 +338,10 @@ class EpochExecutor:
     def _hand_in(
         self, chunk: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | None, float]]
     ) -> None:
-        """Under the lock: a worker of the host has prepared these batches. A method, so that no name keeps one afterwards."""
+        """Hand in batches that a worker of the host has prepared. Called under the lock.
+
+        It is a method of its own so that no local name keeps a batch afterwards.
+        """
         for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
             if busy_s:
                 self.rates.host.add(busy_s, self._part(position))
@@ -340,17 +349,17 @@ class EpochExecutor:
                 self._ready[position] = batch
 
     def _wanted(self, claim: int) -> bool:
-        """Asked before each sample, so without the lock: the ledger looks up two entries, and `made` has the last word."""
+        """Whether a claimed batch is wanted still. It is asked before each sample, so without the lock; `made` decides."""
         return not self._closing and self.ledger.wanted(claim)
 
     # -- the devices' batches ------------------------------------------------------------------------------------
 
     def _start_fetcher(self) -> None:
-        number = next(self._fetcher_numbers) % FETCHERS  # more: in the place of one that hangs
+        number = next(self._fetcher_numbers) % FETCHERS  # a later one replaces a fetcher that hangs
         self._threads.start(partial(self._work, partial(self._fetcher, number)), may_hang=True)
 
     def _fetcher(self, number: int) -> None:
-        """Take a published batch, fetch it from its source, hand it in."""
+        """Take a published batch, fetch it from its source, and hand it in."""
         cpu = time.thread_time()
         fetch: _Fetch | None = None
         while (fetch := fetch or self._next_fetch(number)) is not None:
@@ -360,7 +369,7 @@ class EpochExecutor:
                 cpu = self.counts.cpu(cpu)
                 given_up = lease not in self.ledger.fetching
                 if batch is None:
-                    # A lost device's end was told already, and a file may go once the host's copy was first.
+                    # The loss of a device was told already, and a file may be removed once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
                         text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
                         if vanished:
@@ -371,12 +380,12 @@ class EpochExecutor:
                     self._ready[position] = batch
                 fetch = None if given_up else self._take_fetch()  # while the lock is held anyway
                 self._act()
-            batch = None  # not kept while this thread waits
+            batch = None  # dropped before this thread waits
             if given_up:
-                return  # another thread is in this one's place
+                return  # another thread has replaced this one
 
     def _next_fetch(self, number: int) -> _Fetch | None:
-        """Wait for a published batch; None where the epoch is over."""
+        """Wait for a published batch. Returns None if the epoch is over."""
         self.hooks.rest_began("transfer", number)
         fetch: _Fetch | None = None
         with self._lock:
@@ -389,7 +398,7 @@ class EpochExecutor:
         return fetch
 
     def _take_fetch(self) -> _Fetch | None:
-        """Under the lock: take the published batch that should be brought in now, if any."""
+        """Take the published batch that should be fetched now, if any. Called under the lock."""
         if self._closing or (position := self.strategy.next_fetch()) is None:
             return None
         device, lease = self.ledger.fetch(position, time.monotonic())
@@ -397,7 +406,7 @@ class EpochExecutor:
         return _Fetch(position, device, lease, source, handle)
 
     def _fetch(self, number: int, fetch: _Fetch) -> tuple[PreparedBatch | PendingTransfer | None, str, bool]:
-        """Fetch a published batch. Returns it; or None, what went wrong, and whether its file is gone."""
+        """Fetch a published batch. Returns it; or None with the error's text, and whether the file is gone."""
         position, device, lease, source, handle = fetch
         ready: PreparedBatch | PendingTransfer | None = None
         trouble, vanished = "", False
@@ -405,9 +414,12 @@ class EpochExecutor:
         try:
             batch = source.fetch(lease, position, handle)
             self.hooks.fetch_read(lease, position, batch)
+            if self.spec.own_steps is not None:  # the user's steps may be slow: the fetch must not count as hanging
+                with self._lock:
+                    self.ledger.read(lease)
             ready = self._apply_epilogue(position, batch)
             if isinstance(ready, PendingTransfer):
-                ready.call()  # at once: of a device's batches there are few in memory
+                ready.call()  # at once, since only few of the devices' batches are in memory
         except WrongPixels as error:
             trouble = str(error)
             self._distrust(device, trouble)
@@ -416,29 +428,29 @@ class EpochExecutor:
         self.hooks.fetch_ended(number, device, lease, position, trouble)
         return ready, trouble, vanished
 
-    # -- what the sources tell (EpochSink) -----------------------------------------------------------------------
+    # -- calls by the sources (EpochSink) ------------------------------------------------------------------------
 
     def joined(self, name: str, source: AttachedSource, capacity: Capacity) -> None:
-        """A device may be given leases from now on; one that was lost comes back so. Unless it was lost meanwhile."""
+        """Give a device leases from now on, unless its source was lost meanwhile. A lost device comes back by this call."""
         self.hooks.joined(name, capacity, self.rates.device(name).ranks)
         with self._lock:
             before: AttachedSource | None = source
             device = self._devices[name]
             if not self._closing and not device.barred and source.open:
                 device.gone = False
-                if not self.ledger.devices[name].failing:  # else its first batch tells
+                if not self.ledger.devices[name].failing:  # else its next published batch tells that it is back
                     self._messages.back(name)
                 before = device.source
-                self.rates.device(name).parallel = capacity.workers
+                self.rates.joined(name, capacity.workers)
                 self.ledger.join(name, quota=capacity.batches, window=capacity.workers + 1)
-                self._drain()  # what it published before goes with the source that it had then
+                self._drain()  # so that the previous source gets the releases of the batches that it has published
                 device.source = source
                 self._act()
         if before is not None:
             before.close()
 
     def published(self, name: str, lease: int, handle: Any, busy_s: float) -> None:
-        """A device's batch is there: in its spool, say."""
+        """Note that a device's batch is ready, for example in its spool."""
         with self._lock:
             position, source = self.ledger.devices[name].outstanding.get(lease), self._devices[name].source
             self.hooks.published(name, lease, -1 if position is None else position, busy_s)
@@ -450,43 +462,47 @@ class EpochExecutor:
             self._act()
 
     def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
-        """A device could not make a batch: the host does, and says if it is the sample's fault. ``told``: it is known why."""
+        """Note that a device could not make a batch. ``told``: the user knows the reason already.
+
+        The host makes the batch. If the sample is at fault, it raises the sample's error.
+        """
         self.hooks.lease_failed(name, lease, "" if told else reason)
         with self._lock:
             account = self.ledger.devices[name]
             if lease not in account.outstanding:
-                return  # taken back meanwhile
+                return  # the lease was taken back meanwhile
             self.ledger.failed(name, lease, fatal)
-            if account.failing:  # it would take up all that is free, and leave it to the host
+            if account.failing:  # it would take all free batches, and leave each to the host
                 self.lost(name, f"it can't prepare batches: {reason}")
             elif not told:
                 self._messages.warn(f"{name} could not prepare a batch, the host does: {reason}")
             self._act()
 
     def progressed(self, name: str, done: dict[int, int]) -> None:
-        """Samples that a device has made of its leases."""
+        """Note how many samples of each lease a device has made."""
         with self._lock:
             for lease, samples in done.items():
                 position = self.ledger.devices[name].outstanding.get(lease)
                 if position is not None:
-                    self.ledger.progressed(name, lease, samples / max(1, self.spec.plan.size(position)), time.monotonic())
+                    images = self.spec.plan.size(position) * self.spec.plan.views
+                    self.ledger.progressed(name, lease, samples / max(1, images), time.monotonic())
 
     def measured(self, name: str, batches: Iterable[tuple[int, float]]) -> None:
-        """How long (busy seconds) batches of so many samples took that a device has made for other ranks."""
+        """Note (samples, busy seconds) of batches that a device has made for other ranks."""
         with self._lock:
             for samples, busy_s in batches:
                 self.rates.device(name).add(busy_s, samples / self.full_batch)
             self._act()
 
     def shared(self, name: str, ranks: int) -> None:
-        """So many ranks share a device."""
+        """Note that ``ranks`` ranks share a device."""
         with self._lock:
-            self.rates.device(name).ranks = ranks
+            self.rates.shared(name, ranks)
 
     def absent(self, name: str, error: Exception, told: bool) -> bool:
-        """An engine of our own does not start: its batches are the host's until it does, if the strategy allows that.
+        """Note that the embedded engine does not start. The host makes its batches until it does, if the strategy allows that.
 
-        Warns of it unless it was ``told`` before; returns whether it is told now. The report of each epoch says it.
+        Warns of it unless it was ``told`` before, and returns whether it is told now. The report of each epoch tells it.
         """
         reason = str(error)
         if self.strategy.needs_device:
@@ -505,9 +521,9 @@ class EpochExecutor:
             return True
 
     def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
-        """A device is gone: its batches go back to the host. With ``error`` it is the user's to know at once.
+        """Note that a device is gone: its unpublished batches go back to the host. ``error`` is raised in the training thread.
 
-        Warns of it, unless it was ``told``.
+        Warns of the loss, unless it was ``told`` or there is an ``error``.
         """
         if not self._closing:
             self.hooks.lost(name, reason)
@@ -526,24 +542,24 @@ class EpochExecutor:
             self._act()
 
     def note(self, name: str, text: str) -> None:
-        """What a device says of itself (its spool is full, ...): for the report."""
+        """Keep, for the report, what a device says about itself (its spool is full, ...)."""
         with self._lock:
             self._messages.notes[name] = text
             self.ledger.hold_back(name, bool(text))
             self._act()
 
     def remark(self, name: str, text: str, about: str = "") -> None:
-        """What the report should tell about a device, in the place of what it told of the same thing before."""
+        """Keep a remark about a device for the report. It replaces an earlier remark ``about`` the same subject."""
         with self._lock:
             self._messages.remarks[name, about] = text
 
     def warn(self, text: str) -> None:
-        """Have the training thread tell the user."""
+        """Have the training thread warn the user."""
         with self._lock:
             self._messages.warn(text)
 
     def lost_or_over(self, name: str) -> bool:
-        """Wait until a device is lost, or the epoch is over for it. True where it was lost and may come back."""
+        """Wait until a device is lost, or the epoch is over for it. True if it was lost and may come back."""
         with self._lock:
             device = self._devices[name]
             while not (self._closing or device.gone):
@@ -551,12 +567,12 @@ class EpochExecutor:
             return not self._closing and not device.barred
 
     def over_within(self, seconds: float) -> bool:
-        """Wait, but not longer than the epoch. True where it is over."""
+        """Wait for ``seconds``, but not beyond the epoch's end. True if the epoch is over."""
         with self._lock:
             return self._ends.wait_for(lambda: self._closing, seconds)
 
     def _distrust(self, name: str, reason: str) -> None:
-        """A device, which may be lost by now, has computed wrong pixels."""
+        """Note that a device has computed wrong pixels. The device may be lost by now."""
         with self._lock:
             self.ledger.distrust(name, time.monotonic())
             for position in [position for position in self._ready if not self.ledger.is_ready(position)]:
@@ -572,26 +588,26 @@ class EpochExecutor:
 
     @property
     def full_batch(self) -> int:
-        """Samples of a full batch."""
+        """The number of samples in a full batch."""
         return max(1, self.rates.full_batch)
 
     def _part(self, position: int) -> float:
-        """A batch as a part of a full one."""
+        """Return a batch's size as a part of a full batch."""
         return self.spec.plan.size(position) / self.full_batch
 
     def _too_late(self, name: str) -> None:
-        """A device is about to join, for too long to be waited for. Once it joins it is used all the same."""
+        """Stop waiting for a device that takes too long to join. It is used all the same once it joins."""
         self.ledger.no_longer_expect(name)
         self._messages.warn(f"device {name} is not ready yet; the host prepares its batches until it is.")
         self._act()
 
     def _act(self) -> None:
-        """After every event: give up what hangs, pass on what the ledger has dropped, give leases, wake who can go on."""
+        """Act after every event: give up hanging fetches, tell sources of dropped leases, give leases, wake threads."""
         while not self._closing and (hanging := self.strategy.hanging_fetch(time.monotonic())) is not None:
             self._messages.hangs(self.ledger.give_up(hanging))
-            with contextlib.suppress(RuntimeError):  # no more threads may be started: one fetcher less
-                self._start_fetcher()  # in the place of the one that hangs
-        self._drain()  # first: the space that a lease needs is given back before it
+            with contextlib.suppress(RuntimeError):  # no more threads can be started: one fetcher less
+                self._start_fetcher()  # replaces the one that hangs
+        self._drain()  # before the leases, since it gives back the space that they need
         if not self._closing:
             self._give_leases()
         self._waiting.wake(self._error is not None)
@@ -609,7 +625,7 @@ class EpochExecutor:
                 source.release(effect.lease)
 
     def _give_leases(self) -> None:
-        for name, device in self._devices.items():  # one without a source has not joined; a lost one takes none
+        for name, device in self._devices.items():  # without a source it has not joined; a lost one takes no leases
             while device.source is not None and (position := self.strategy.next_lease(name)) is not None:
                 lease = self.ledger.lease(name, position, time.monotonic())
                 self.hooks.lease_given(name, lease, position)

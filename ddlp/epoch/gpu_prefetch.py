@@ -1,8 +1,8 @@
-"""The host's batches on their way to an accelerator: they wait as bytes in the host's memory until their turn nears.
+"""Brings the host's batches to an accelerator. They wait as bytes in the host's memory until shortly before their turn.
 
-Finished, a batch takes up to four times the room, and it is the accelerator's. So only the next few are brought there before
-training asks for them. One for which there is no room stays as it is until its turn. It is delivered when it is there and not
-before: if there is no room then either, the training loop is told so, and may ask for it again.
+A finished batch takes up to four times the memory, and it is the accelerator's memory. So only the next few batches are brought
+there before training asks for them. If there is no room for a batch, it stays in the host's memory until its turn. If there is
+no room then either, the training loop gets an error, and may ask for the batch again.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ AHEAD = 3  # finished batches of the host on the accelerator, beside the one tha
 
 
 class PendingTransfer:
-    """A batch that is ready, and brought to where it is delivered by whichever thread is first.
+    """A batch that is ready in the host's memory. The first thread that needs it brings it to where it is delivered.
 
     Args:
-        bring: does it. Raises `NoRoom`, and may be called again then.
+        bring: brings the batch there. It may raise `NoRoom`, and may be called again then.
     """
 
     def __init__(self, bring: Callable[[], PreparedBatch]) -> None:
         self._bring: Callable[[], PreparedBatch] | None = bring
         self._batch: PreparedBatch | None = None
         self._lock = threading.Lock()
-        self.called = False  # before its turn
-        self.refused = False  # there was no room for it
+        self.called = False  # `call` was called, before its turn
+        self.refused = False  # there was no room for it at that time
 
     def call(self) -> None:
-        """Bring it before its turn, if there is room."""
+        """Bring the batch before its turn, if there is room."""
         try:
             self.there()
         except NoRoom:
             self.refused = True
 
     def there(self) -> PreparedBatch:
-        """The batch where it is delivered, or what went wrong on the way. Raises `NoRoom`."""
+        """Return the batch where it is delivered, or a failed batch if an error came up. Raises `NoRoom`."""
         with self._lock:
             if self._bring is not None:
                 try:
                     self._batch = self._bring()
                 except NoRoom:
                     raise
-                except Exception as error:  # raised again in the training thread, in this batch's place; Ctrl-C is there
+                except Exception as error:  # raised again in the training thread, in this batch's place; Ctrl-C comes there
                     self._batch = PreparedBatch.failed(error)
-                self._bring = None  # the bytes may go
+                self._bring = None  # frees the bytes
             assert self._batch is not None
             return self._batch
 
 
 def pending_transfer(gpu_transfer: GpuTransfer, epilogue: Epilogue, batch: PreparedBatch) -> PendingTransfer:
-    """A batch of bytes that is brought to the accelerator, and finished there, when it is called for."""
+    """Return the pending transfer of a batch of bytes: it is brought to the accelerator, and finished there."""
 
     def bring() -> PreparedBatch:
         there = gpu_transfer.bring(epilogue, batch.images, batch.boxes)
@@ -70,19 +70,19 @@ def pending_transfer(gpu_transfer: GpuTransfer, epilogue: Epilogue, batch: Prepa
 
 
 class GpuPrefetcher:
-    """Which of the host's ready batches are brought before their turn: the next few in the order of delivery.
+    """Brings the host's ready batches to the accelerator before their turn: the next few in the order of delivery.
 
     Args:
-        ready: the epoch's batches in memory, by position; those that are `PendingTransfer` count.
+        ready: the epoch's batches in memory, by position; only those that are `PendingTransfer` count.
     """
 
     def __init__(self, ready: Mapping[int, PreparedBatch | PendingTransfer], ledger: Ledger, strategy: Strategy) -> None:
         self._ready, self._ledger, self._strategy = ready, ledger, strategy
 
     def bring(self, lock: threading.RLock) -> None:
-        """Bring them, with the epoch's lock held for the choice alone.
+        """Bring these batches. The epoch's lock is held only for the choice.
 
-        By a worker: the training thread's modes (inference, a default device) are its own.
+        A worker calls it, not the training thread, which may have modes of its own (inference, a default device).
         """
         while True:
             with lock:
@@ -93,7 +93,7 @@ class GpuPrefetcher:
             one.call()
 
     def next(self) -> PendingTransfer | None:
-        """The one to bring now; None where there is none, or where as many as may be there are. Under the lock."""
+        """Return the batch to bring now; None if none waits, or `AHEAD` are there already. Called under the lock."""
         room, waiting = AHEAD, RangeSet()
         for position in self._ledger.ready_host:
             batch = self._ready.get(position)

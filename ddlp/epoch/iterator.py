@@ -1,12 +1,11 @@
-"""The iterator over one epoch of portable batches: what the training loop asks for the next one.
+"""The iterator over one epoch of portable batches, which the training loop asks for the next batch.
 
-It reads the sampler as DataLoader does, makes the epoch's parts (plan, ledger, spec, sources, executor), takes each batch from
-the executor, and makes of it what the training loop gets.
+It reads the sampler as DataLoader does, and makes the epoch's parts (plan, ledger, spec, sources, executor). It takes each
+batch from the executor, and turns it into the batch that the training loop gets.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -33,25 +32,28 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy
-from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, PreparedBatch
+from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, PreparedBatch, StepRunner
+from ddlp.sources.host import own_steps
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.native import NativeHost
 from ddlp.stats.live import Life
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import MemoryPool
+from ddlp.transfer.shared_pool import SharedPool
 from ddlp.transfer.to_device import move
 from ddlp.translate.portable import Portable
 
 __all__ = ["EpochArguments", "EpochIterator", "EpochMemory"]
 
-SPARE_BLOCKS = 2  # of memory for batches, of each size: what the training drops a worker soon takes
+SPARE_BLOCKS = 2  # blocks of each size that wait in the memory pool: a worker soon takes a block that training drops
 FETCH_SLOTS = 3  # batches of devices in this process's memory
 
 
 def _host_slots(workers: int, prefetch_factor: int, devices: bool) -> int:
-    """Batches that the host may hold: as many as DataLoader's workers prefetch, and one in work.
+    """Return how many batches the host may hold: as many as DataLoader's workers prefetch, and one more in work.
 
-    With devices, their batches in memory count among these. In any case each worker has one in work, and one is ready.
+    With devices, the devices' batches in memory are taken from this number. In any case each worker may have one batch in work,
+    and at least one more may be ready.
     """
     slots = max(2, workers * prefetch_factor + 1)
     return min(slots, max(workers + 2, slots - FETCH_SLOTS)) if devices else slots
@@ -59,17 +61,17 @@ def _host_slots(workers: int, prefetch_factor: int, devices: bool) -> int:
 
 @dataclass(frozen=True)
 class EpochMemory:
-    """What a loader keeps of its last epoch: its report and its state outlive the iterator."""
+    """The part of its last epoch that a loader keeps, since the epoch's report and state outlive the iterator."""
 
     executor: EpochExecutor
     order: States | None
     seed_drawn: bool
     whole: bool
-    # While no batch may be forgotten. A signal's handler may ask for the state in the midst of it.
+    # Held while no batch may be forgotten. Reentrant, since a signal's handler may ask for the state at any moment.
     keeping: threading.RLock = field(default_factory=threading.RLock)
 
     def state(self) -> dict[str, Any] | None:
-        """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is closed."""
+        """Return the epoch's state. None once it is over: all was delivered, and the iterator has told its end or is closed."""
         spec, finished = self.executor.spec, self.executor.ledger.done and self.executor.handing is None
         if finished and self.executor.counts.ended_s is not None:
             return None
@@ -88,14 +90,14 @@ class EpochMemory:
             )
 
     def forget_delivered(self) -> None:
-        """Drop from memory what was delivered and used, where it would pile up."""
+        """Drop delivered batches from the plan, if the plan would grow without end."""
         if self.executor.spec.plan.grows:
             with self.keeping:
                 self.executor.spec.plan.forget(self.executor.ledger.delivered.first_missing())
 
 
 class _LoaderView:
-    """The loader as torch's base iterator sees it: its sampler on a resume, and no base seed drawn where there is one."""
+    """The loader as torch's base iterator sees it: with the sampler of a resume, and without a second draw of the base seed."""
 
     def __init__(self, loader: DataLoader, sampler: SamplerStart, base_seed: int | None) -> None:
         self._loader = loader
@@ -108,24 +110,25 @@ class _LoaderView:
 
 @dataclass(frozen=True)
 class EpochArguments:
-    """What one epoch is made of, as the loader has decided it.
+    """The loader's decisions for one epoch.
 
     Attributes:
         portable: the data set and the transform, in the form that both sides run.
-        seed: of the draws within samples; None: the base seed that torch draws.
-        base_seed: that one, where it is drawn already.
+        seed: the seed of the draws within samples; None: the base seed that torch draws.
+        base_seed: the base seed, if it is drawn already.
         epoch: its number.
-        resume: where it goes on.
-        strategy: makes the epoch's.
-        rank_after_rank: of several ranks, a shared source works for the lowest first.
-        sources: that take leases.
+        resume: where the epoch goes on.
+        strategy: makes the epoch's strategy.
+        rank_after_rank: a source that several ranks share works for the lowest rank first.
+        sources: the sources that take leases.
         gpu_transfer: brings batches into an accelerator's memory.
-        graphs: DALI's pipelines, where it prepares the host's batches.
+        graphs: DALI's pipelines, if DALI prepares the host's batches.
         life: the loader's numbers.
-        target: where batches are delivered; None: CPU tensors.
+        target: where batches are delivered; None: as CPU tensors.
         batch_transform: called with each finished batch.
+        own_steps: where the unknown steps of the transform run, `DDLPLoader`'s argument.
         hooks: watch the epoch.
-        on_closed: called when it is over.
+        on_closed: called when the epoch is over.
     """
 
     portable: Portable
@@ -141,20 +144,21 @@ class EpochArguments:
     life: Life
     target: torch.device | None
     batch_transform: Callable[[Any], Any] | None
+    own_steps: str
     hooks: EpochHooks
     on_closed: Callable[[], None]
 
 
 class EpochIterator(_BaseDataLoaderIter):
-    """Gives the batches of one epoch. Ends its threads and the sources' part when it is exhausted, closed or dropped."""
+    """Gives the batches of one epoch. When it is exhausted, closed or dropped, it ends the threads and the sources' part."""
 
     _pin_memory_thread = None
-    keep: Any = None  # what must live as long as this iterator
-    on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
+    keep: Any = None  # objects that must live as long as this iterator
+    on_end: Callable[[], None] | None = None  # called when training has asked for a batch after the last one
 
     def __init__(self, loader: Any, given: EpochArguments) -> None:
         start = SamplerStart(loader, given.resume, seed_drawn=given.base_seed is None)
-        # Begins to read the sampler, then draws the base seed, as DataLoader does.
+        # This begins to read the sampler, then draws the base seed, as DataLoader does.
         super().__init__(_LoaderView(loader, start, given.base_seed))  # type: ignore[arg-type]
         self._index_sampler = loader._index_sampler
         if given.base_seed is not None:
@@ -163,21 +167,27 @@ class EpochIterator(_BaseDataLoaderIter):
         self._hooks = given.hooks
         self._portable = given.portable
         self._transforms_targets = given.portable.dataset.has_target_transform
-        # "cuda" alone would be another GPU after torch.cuda.set_device.
+        # "cuda" without a number would mean another GPU after torch.cuda.set_device.
         self._device = given.target if given.gpu_transfer is None else given.gpu_transfer.stream.device
         self._batch_transform = given.batch_transform
         prefetch_factor = 2 if loader.prefetch_factor is None else loader.prefetch_factor
         workers = max(1, loader.num_workers)
         self._ahead = prefetch_factor * loader.num_workers
-        self._asked = self._ahead  # how often DataLoader would have asked the sampler by now
+        self._asked = self._ahead  # how often DataLoader would have asked its sampler by now
         self._whole = is_built_in(self._index_sampler)
         order, delivered = self._read_plan(loader, start, given)
         seed = int(self._base_seed) if given.seed is None else given.seed
-        self.spec = _spec(given, seed, self._plan)
+        rest, self._own_steps = given.portable.rest, None
+        elsewhere = rest is not None and own_steps.in_processes(given.own_steps, loader.num_workers)
+        pinned = given.gpu_transfer is not None and given.gpu_transfer.pinned
+        pool = SharedPool(SPARE_BLOCKS) if elsewhere else MemoryPool(SPARE_BLOCKS, pinned)
+        if rest is not None:  # its processes must start before any thread of the epoch
+            base = int(self._base_seed)
+            self._own_steps = own_steps.start(given.own_steps, loader, rest, given.portable.epilogue, base, pool)
+        self.spec = _spec(given, seed, self._plan, pool, self._own_steps)
         length = len(self._plan) if self._whole or given.resume.finished else None
         ledger = _ledger(length, given.sources, workers, prefetch_factor, delivered)
         strategy = given.strategy(ledger, given.life.rates)
-        strategy.sample_bytes = math.prod(self.spec.shape)
         host: HostSource = NativeHost(self.spec) if given.graphs is None else DaliHost(self.spec, given.graphs)
         self.executor = EpochExecutor(
             self.spec,
@@ -186,7 +196,7 @@ class EpochIterator(_BaseDataLoaderIter):
             given.life.rates,
             host,
             workers=workers,
-            on_cpu=given.gpu_transfer is None and (self._device is None or self._device.type == "cpu"),
+            on_cpu=rest is None and given.gpu_transfer is None and (self._device is None or self._device.type == "cpu"),
             pin=self._pin_memory_device if self._pin_memory and self._device is None else None,
             full_batch=loader.batch_size or (self._plan.largest if self._whole else 0),
             hooks=given.hooks,
@@ -206,8 +216,8 @@ class EpochIterator(_BaseDataLoaderIter):
         )  # fmt: skip
 
     def _read_plan(self, loader: Any, start: SamplerStart, given: EpochArguments) -> tuple[States | None, RangeSet]:
-        """Read the sampler. Returns what makes its order again, and the positions that were delivered before a resume."""
-        resume, dataset = given.resume, given.portable.dataset
+        """Read the sampler. Returns the states that make its order again, and the positions delivered before a resume."""
+        resume, dataset, views = given.resume, given.portable.dataset, given.portable.views
         delivered = RangeSet()
         order: States | None
         if self._whole:
@@ -215,7 +225,7 @@ class EpochIterator(_BaseDataLoaderIter):
             with resume.order_restored(loader):
                 at_once = bool(given.sources) or given.hooks.wants_whole
                 self._plan = EpochPlan(
-                    self._index_sampler, dataset, whole=True, batched=self._auto_collation, at_once=at_once
+                    self._index_sampler, dataset, whole=True, batched=self._auto_collation, at_once=at_once, views=views
                 )
                 delivered = RangeSet([(0, len(self._plan))]) if resume.finished else resume.delivered
                 self._asked += len(delivered)
@@ -224,24 +234,22 @@ class EpochIterator(_BaseDataLoaderIter):
         else:
             order = start.order
             self._plan = EpochPlan(
-                self._sampler_iter, dataset, whole=False, batched=self._auto_collation, skip=resume.drawn
+                self._sampler_iter, dataset, whole=False, batched=self._auto_collation, skip=resume.drawn, views=views
             )
         resume.prepend(self._plan)
         return order, delivered
 
     def _read_ahead(self, batches: int) -> None:
-        """Keep so many undelivered batches of a sampler that is read as it goes."""
+        """Read on in a sampler that is read as it goes, until there are ``batches`` undelivered batches."""
         executor, plan, ledger = self.executor, self._plan, self.executor.ledger
         while not (plan.ended or ledger.closed) and len(plan) - len(ledger.delivered) < batches:
             plan.read()
         more = len(plan) - ledger.length
-        if more:
-            executor.rates.full_batch = executor.rates.full_batch or plan.largest  # before the first of them is made
         if more or (plan.ended and not ledger.closed):
             executor.extend(more, plan.ended)
 
     def __next__(self) -> Any:
-        # DataLoader's opens a scope for torch's profiler around each batch, a tenth of what a small one costs in all.
+        # DataLoader's method opens a scope for torch's profiler around each batch: a tenth of a small batch's whole cost.
         if torch.autograd._profiler_enabled():
             return super().__next__()
         batch = self._next_data()
@@ -249,9 +257,9 @@ class EpochIterator(_BaseDataLoaderIter):
         return batch
 
     def _next_data(self) -> Any:
-        """The next batch: read the sampler on, take the batch, join targets, move it, run the user's batch_transform."""
+        """Return the next batch: read the sampler on, take the batch, join targets, move it, run the batch_transform."""
         self._asked += 1
-        self.executor.handing = None  # who asks for the next one does without it
+        self.executor.handing = None  # training asks for the next batch, so it does without this one
         self.memory.forget_delivered()
         if self._whole:
             self._plan.read_as_far_as(self._asked)
@@ -283,19 +291,30 @@ class EpochIterator(_BaseDataLoaderIter):
         return batch
 
     def _assemble(self, position: int, prepared: PreparedBatch) -> Any:
-        """The batch in the form that DataLoader gives it: images, and the targets joined."""
+        """Return the batch in DataLoader's form: images, and the targets joined."""
+        if self._own_steps is not None:
+            return self._pinned(self._own_steps.whole(self.spec, position, prepared))
         images = prepared.images
         if prepared.event is not None:
             prepared.event.before_use(images)
         elif prepared.state is BatchState.BYTES:
             images = self._portable.epilogue(images, prepared.boxes, self._device)
         targets = self._targets(position)
+        keys = self._portable.dataset.keys
+        batch: Any
         if self._auto_collation:
-            batch: Any = [images, _collated(self._collate_fn, targets)]
+            collated = _collated(self._collate_fn, targets)
+            views = images if self._plan.views == 1 else list(images.chunk(self._plan.views))
+            batch = [views, collated] if keys is None else keys.join(views, collated)
         else:
-            batch = self._collate_fn((images[0], targets[0]))  # type: ignore[arg-type]
+            views = images[0] if self._plan.views == 1 else list(images)
+            sample: Any = (views, targets[0]) if keys is None else keys.join(views, targets[0])
+            batch = self._collate_fn(sample)
+        return self._pinned(batch)
+
+    def _pinned(self, batch: Any) -> Any:
         if self._pin_memory and self._device is None:
-            batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
+            return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
         return batch
 
     def _targets(self, position: int) -> list[Any]:
@@ -314,19 +333,20 @@ class EpochIterator(_BaseDataLoaderIter):
         self._closer.detach()
 
 
-def _spec(given: EpochArguments, seed: int, plan: EpochPlan) -> EpochSpec:
+def _spec(
+    given: EpochArguments, seed: int, plan: EpochPlan, pool: MemoryPool, steps: StepRunner | None
+) -> EpochSpec:
     portable, gpu_transfer = given.portable, given.gpu_transfer
-    pool = MemoryPool(SPARE_BLOCKS, pinned=gpu_transfer is not None and gpu_transfer.pinned)
     return EpochSpec(
         portable.dataset, portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, given.epoch,
-        plan, pool, gpu_transfer, given.rank_after_rank,
+        plan, pool, gpu_transfer, given.rank_after_rank, steps,
     )  # fmt: skip
 
 
 def _ledger(
     length: int | None, sources: tuple[LeaseSource, ...], workers: int, prefetch_factor: int, delivered: RangeSet
 ) -> Ledger:
-    """The epoch's ledger, in which each source is expected to join."""
+    """Return the epoch's ledger. Each source is expected to join it."""
     host_slots = _host_slots(workers, prefetch_factor, bool(sources))
     ledger = Ledger(length, host_slots=host_slots, fetch_slots=FETCH_SLOTS, delivered=delivered.ranges())
     for source in sources:
@@ -341,16 +361,16 @@ def _closed(gpu_transfer: GpuTransfer | None, on_closed: Callable[[], None]) -> 
 
 
 def _collated(collate: Callable[[Any], Any], targets: list[Any]) -> Any:
-    """Targets joined as ``collate`` joins them; a batch of plain integers in a fifth of torch's time.
+    """Join targets as ``collate`` joins them. A batch of plain integers takes a fifth of torch's time.
 
-    torch looks at each through its own checks of types: 40 us of 256 integers, in the training thread.
+    torch checks the type of each one, which takes 40 us for 256 integers, in the training thread.
     """
     usual = collate is default_collate and default_collate_fn_map.get(int) is collate_int_fn
     if usual and type(targets[0]) is int:
         try:
             numbers = np.array(targets)
-        except ValueError:  # of several shapes
+        except ValueError:  # targets of several shapes
             numbers = np.empty(0)
         if numbers.dtype == np.int64 and numbers.ndim == 1:
-            return torch.as_tensor(numbers)  # where torch's own would be: a default device
+            return torch.as_tensor(numbers)  # on torch's default device, like torch's own result
     return collate(tuple(targets))

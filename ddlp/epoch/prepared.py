@@ -12,7 +12,7 @@ __all__ = ["Delivered"]
 
 @dataclass(frozen=True)
 class Delivered:
-    """What the executor gives to the training thread: the batch at this position, and which side made it."""
+    """A batch that the executor gives to the training thread, with its position and the side that made it."""
 
     position: int
     side: Side

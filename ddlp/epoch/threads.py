@@ -1,4 +1,4 @@
-"""The threads of an epoch: started together, ended together."""
+"""The threads of an epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Threads:
         self._may_hang: set[threading.Thread] = set()
 
     def start(self, loop: Callable[[], None], may_hang: bool = False) -> None:
-        """Start one. ``may_hang``: a system call of its may never return."""
+        """Start a thread. ``may_hang``: one of its system calls may never return."""
         thread = threading.Thread(target=loop, name=f"ddlp-{len(self._all)}", daemon=True)
         self._all.append(thread)
         if may_hang:
@@ -25,7 +25,7 @@ class Threads:
         thread.start()
 
     def join(self, limit_s: float) -> bool:
-        """Wait until all have ended, but not longer than ``limit_s`` for those that may hang. False where some are left."""
+        """Wait until all have ended, but not longer than ``limit_s`` for those that may hang. False if some are left."""
         until = time.monotonic() + limit_s
         for thread in self._all:
             if thread is not threading.current_thread() and thread.ident is not None:  # None: it could not be started
@@ -34,5 +34,5 @@ class Threads:
 
     @property
     def at_work(self) -> bool:
-        """Whether any is left, beside the one that asks."""
+        """Whether any thread still runs, apart from the caller's."""
         return any(thread.is_alive() for thread in self._all if thread is not threading.current_thread())

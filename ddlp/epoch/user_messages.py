@@ -1,6 +1,6 @@
-"""What an epoch has to tell the user: warnings, told once by the training thread, and what the report says of the devices.
+"""An epoch's messages to the user: warnings, which the training thread gives once, and the report's lines on the devices.
 
-Pure; called under the epoch's lock.
+This module is pure. It is called under the epoch's lock.
 """
 
 from __future__ import annotations
@@ -9,43 +9,43 @@ from dataclasses import dataclass, field
 
 __all__ = ["UserMessages"]
 
-VANISHED_S = 2.0  # a file that is gone is told after this long, unless its device turns out to be gone as well
+VANISHED_S = 2.0  # the warning of a missing file waits this long; it is dropped if the device turns out to be gone as well
 _RETURN = "return"
 
 
 @dataclass
 class UserMessages:
-    """Gathered by any thread; times are a monotonic clock's."""
+    """The messages of one epoch. Any thread may add some. Times are those of a monotonic clock."""
 
     _warnings: list[str] = field(default_factory=list)
     _vanished: list[tuple[float, str, str]] = field(default_factory=list)  # (when, device, warning)
-    hanging: set[str] = field(default_factory=set)  # devices of which `hangs` told
-    notes: dict[str, str] = field(default_factory=dict)  # what a device says of itself now
-    remarks: dict[tuple[str, str], str] = field(default_factory=dict)  # (device, what about) -> what there is to say of it
-    _away: set[str] = field(default_factory=set)  # devices whose loss was told, and their return not yet
+    hanging: set[str] = field(default_factory=set)  # devices for which `hangs` has warned
+    notes: dict[str, str] = field(default_factory=dict)  # what a device says about itself now
+    remarks: dict[tuple[str, str], str] = field(default_factory=dict)  # (device, subject) -> the remark
+    _away: set[str] = field(default_factory=set)  # devices whose loss was told, and whose return was not
 
     def __bool__(self) -> bool:
         """Whether there is a warning, due or not yet."""
         return bool(self._warnings or self._vanished)
 
     def warn(self, text: str) -> None:
-        """Tell this."""
+        """Add a warning."""
         self._warnings.append(text)
 
     def hangs(self, device: str) -> None:
-        """A device's batch is read and read: told once."""
+        """Warn, once, that reading a batch of this device does not end."""
         if device not in self.hanging:
             self.hanging.add(device)
             self.warn(f"the spool of device {device} does not answer; the host prepares its batches until it does.")
 
     def vanished(self, device: str, text: str, now: float) -> None:
-        """Tell of a file that is gone, unless `gone` tells that its device is gone as well."""
+        """Warn of a missing file, unless `gone` is told soon that its device is gone as well."""
         self._vanished.append((now, device, text))
 
     def gone(self, device: str, reason: str | None) -> None:
-        """A device is lost: an engine that ends removes its files.
+        """Note that a device is lost. Its missing files are not told any more: an engine that ends removes its files.
 
-        Told with the reason, unless there is none to tell or it was told before, and the device is not `back` since.
+        Warns with the reason, unless ``reason`` is None, or the loss was told before and the device was not `back` since.
         """
         self._vanished = [one for one in self._vanished if one[1] != device]
         self.remarks.pop((device, _RETURN), None)
@@ -54,19 +54,19 @@ class UserMessages:
             self.warn(f"device {device} is gone ({reason}); the host prepares its batches.")
 
     def back(self, device: str) -> None:
-        """A device takes part, again where its loss was told: the report says so, and nobody is warned of good news."""
+        """Note that a device takes part. If its loss was told, the report tells its return; there is no warning for that."""
         if device in self._away:
             self._away.remove(device)
             self.remarks[device, _RETURN] = "it was gone, and is back"
 
     def take(self, now: float, over: bool) -> list[str]:
-        """The warnings that are due, once; all of them where the epoch is over."""
+        """Return the warnings that are due, each once. If the epoch is over, all of them are due."""
         due = [one for one in self._vanished if over or now - one[0] > VANISHED_S]
         self._vanished = [one for one in self._vanished if one not in due]
         warnings, self._warnings = self._warnings, []
         return warnings + [text for _, _, text in due]
 
     def for_report(self) -> tuple[str, ...]:
-        """A line for each thing that there is to say of a device."""
+        """Return one line for each remark and note about a device."""
         said = [(device, text) for (device, _), text in self.remarks.items()]
         return tuple(f"{device}: {text}" for device, text in (*said, *self.notes.items()) if text)

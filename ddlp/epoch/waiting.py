@@ -1,4 +1,4 @@
-"""Where an epoch's threads wait until the strategy has an answer for them."""
+"""The conditions on which an epoch's threads wait until the strategy has an answer for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Waiting:
 
     def __init__(self, ledger: Ledger, strategy: Strategy, runs: ClaimChunker, ahead: GpuPrefetcher | None = None) -> None:
         self._ledger, self._strategy, self._runs, self._ahead = ledger, strategy, runs, ahead
-        # The lock itself in `with`, never a condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
+        # Use the lock itself in `with`, never a condition: Ctrl-C in Condition.__enter__ would leave it locked for ever.
         self.lock = threading.RLock()
         self.training = threading.Condition(self.lock)
         self.workers = threading.Condition(self.lock)
@@ -30,16 +30,16 @@ class Waiting:
         self._resting[condition] += 1
         try:
             if condition is self.training:
-                self.wake(False)  # a worker that had no room for a whole run
+                self.wake(False)  # a worker may rest because there was no room for a whole run
             condition.wait(seconds)
         finally:
             self._resting[condition] -= 1
 
     def wake(self, error: bool) -> None:
-        """One of each kind that can go on (training also where there is an error to raise).
+        """Wake one thread of each kind that can go on. Training can go on also if there is an ``error`` to raise.
 
-        It wakes the next one by what it does. A thread that is woken for nothing costs more than to ask for it; and a worker
-        that is woken for less than a run more than to let it rest, unless training waits.
+        The woken thread wakes the next one by its own actions. To wake a thread for nothing costs more than to ask the strategy
+        first. To wake a worker for less than a run costs more than to let it rest, unless training waits.
         """
         resting, ledger, strategy = self._resting, self._ledger, self._strategy
         if resting[self.training] and (error or ledger.done or strategy.next_delivery() is not None):
@@ -54,6 +54,6 @@ class Waiting:
             self.fetchers.notify()
 
     def wake_all(self) -> None:
-        """Everybody, at the end."""
+        """Wake all threads, at the end of the epoch."""
         for condition in self._resting:
             condition.notify_all()

@@ -1,8 +1,8 @@
-"""Seeing where the time goes, and whether all is as promised: recording a run, analysing it, drawing it, checking it.
+"""Showing where the time of an epoch goes, and checking that the loader keeps its promises.
 
-It watches from the side: `watched` puts itself between an epoch and its threads where somebody asked for it, and nothing in
-here decides anything. `events` is what is recorded, `record` writes it, `run` reads it; `analyse`, `trace`, `report` and
-`check` use it. Must not live here: whatever an epoch needs to run.
+These modules only watch: none of them decides anything. `ddlp.recording` watches an epoch and writes its events, `run` reads
+them again, and `analysis`, `trace` and `report` use them. `check` watches an epoch itself. Must not live here: anything that
+an epoch needs to run.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ READ, CPU, CSD, TRANSFER, TRAINING, WAITING = (
 )  # fmt: skip
 SPOOL, START = "spool space", "start"
 OUTSIDE = "before and after"
-LIMIT = 0.05  # of the epoch: training that waits less than this for batches is what limits
+LIMIT = 0.05  # part of the epoch: if training waits less than this for batches, training limits
 
 ADVICE = {
     READ: "faster storage for the data set, more of it in memory, or files opened by more workers (num_workers=)",
@@ -34,9 +34,9 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Resource:
-    """What one resource did, in seconds of its ``lanes`` (workers, threads) together: wall_s is lanes times the epoch's.
+    """The seconds of one resource, summed over its ``lanes`` (workers, threads): wall_s is lanes times the epoch's.
 
-    busy: at work on a batch. waiting: it could have worked and had to wait for others. idle: nothing (left) to do for it.
+    busy: at work on a batch. waiting: it could have worked, but had to wait for others. idle: it had nothing (left) to do.
     """
 
     name: str
@@ -48,16 +48,16 @@ class Resource:
 
     @property
     def unaccounted_s(self) -> float:
-        """What none of the three explains: its own book-keeping, messages, a device's other jobs."""
+        """Seconds that are none of the three: book-keeping, messages, a device's other jobs."""
         return self.wall_s - self.busy_s - self.waiting_s - self.idle_s
 
 
 @dataclass(frozen=True)
 class StageRates:
-    """Images a second of each stage with all its workers at work, and nothing else in its way. None: it made nothing."""
+    """Images a second of each stage if all its workers work and nothing else delays them. None: it made nothing."""
 
     host: float | None
-    devices: dict[str, float]  # those that published something; of one that several ranks share, this rank's part
+    devices: dict[str, float]  # that published something; if several ranks share one, this rank's part
     transfer: float | None  # of the devices' batches, by the fetchers
     training: float | None
 
@@ -73,11 +73,11 @@ class Analysis:
 
     Attributes:
         stages: work of each stage in seconds, over all workers together; more than the wall's where they work side by side.
-        seconds: each second of the wall once, as training saw it: training, transfer (targets joined, copies begun), waiting
-            for a stage, and what came before the first batch was asked for and after the last.
+        seconds: each second of the wall once, from training's point of view: training, transfer (targets joined, copies begun),
+            waiting for a stage, and the time before it asked for the first batch and after the last one.
         resources: host workers, engine, transfer, accelerator, training thread.
-        overlap: seconds in which two stages were at work at once; a stage with itself: at work at all.
-        limit: the stage that limits, with ``advice`` on what would move it.
+        overlap: seconds in which two stages were at work at once; a stage with itself: all its seconds at work.
+        limit: the stage that limits the epoch; ``advice`` says how to make it faster.
         rates: each stage's, in images a second.
         bound_s: the least time for these samples at the measured rates: n / (r_cpu + r_csd), or training alone if that is more.
         training_parts: forward, backward, optimizer, where a profile of torch on the CPU is given.
@@ -115,7 +115,7 @@ class Analysis:
 
 
 def analyse(trace: EpochTrace, profile: Profile | None = None) -> Analysis:
-    """Where the time of an epoch went; with a profile of torch, the accelerator's part from there."""
+    """Where the time of an epoch went. The accelerator's part comes from the profile of torch, if there is one."""
     return _Epoch(trace, profile).analysis()
 
 
@@ -189,7 +189,7 @@ class _Epoch:
         }
 
     def _overlap(self) -> dict[str, dict[str, float]]:
-        """The paper's question which stages run side by side, answered by measurement. Reading is part of the host's."""
+        """How long each two stages ran side by side, as measured: the paper asks this. Reading counts as the host's."""
         training = self.training if self.busy is None else self.busy
         stages = {
             CPU: self.host_spans,
@@ -226,7 +226,7 @@ class _Epoch:
                 waits[TRANSFER] += length(clip(wait, back, step.got_at))
                 waits[CSD] += length(clip(wait, out, back))
                 earlier = clip(wait, 0.0, out)
-            else:  # its making was not recorded
+            else:  # how it was made was not recorded
                 earlier = wait
             self._blame_who_works(waits, earlier)
             if step is self.steps[0]:
@@ -241,14 +241,14 @@ class _Epoch:
 
     @staticmethod
     def _blame_host(waits: dict[str, float], batch: HostBatch, spans: list[Span]) -> None:
-        """Time with a host batch in work: reading has its share of it."""
+        """Count time in which a host batch was in work: reading gets its share of it."""
         took = batch.ended_at - batch.began_at
         part = min(1.0, batch.read_s / took) if took > 0 else 0.0
         waits[READ] += part * length(spans)
         waits[CPU] += (1.0 - part) * length(spans)
 
     def _blame_who_works(self, waits: dict[str, float], spans: list[Span]) -> None:
-        """Time before the batch that came was begun: who was at work on others is what training waited for."""
+        """Count time before the delivered batch was begun: training waited for the stages at work on other batches."""
         left = spans
         for name, at_work in ((CPU, self.host_spans), (CSD, self.csd_spans), (TRANSFER, self.fetch_spans)):
             found = [piece for begin, end in left for piece in within(at_work, begin, end)]
@@ -258,7 +258,7 @@ class _Epoch:
         waits[START] += length(left)
 
     def _limit(self, seconds: dict[str, float]) -> str:
-        """What training waited for most; training itself where it hardly waited. The first batch is no stage's fault."""
+        """The stage that training waited for most; training itself if it hardly waited. The first batch's waits don't count."""
         waits = {name: seconds[f"{WAITING} for {name}"] - s for name, s in self.first_waits.items()}
         first_s = sum(self.first_waits.values())
         if sum(waits.values()) < LIMIT * self.wall_s:
@@ -269,7 +269,7 @@ class _Epoch:
         return SPOOL if most in (CPU, CSD, READ) and self._spool_is_full() else most
 
     def _spool_is_full(self) -> bool:
-        """The devices rested for a tenth of the epoch or more, and mostly with a full spool."""
+        """Whether the devices rested for more than a tenth of the epoch, and the spool was full at most steps."""
         quota = sum(device.quota for device in self.devices)
         rested = sum(d.waiting_s for d in self.devices) > 0.1 * self.wall_s * sum(d.workers for d in self.devices)
         return bool(quota) and rested and 2 * sum(step.held >= quota for step in self.steps) > len(self.steps)
@@ -304,14 +304,14 @@ class _Epoch:
         yield Resource("training thread", 1, self.wall_s, trained + handed, asked, idle)
 
     def _asking(self) -> tuple[float, float]:
-        """When training asked for the first batch, and when it knew that there are no more."""
+        """When training asked for the first batch, and when it asked again after the last one."""
         if not self.steps:
             return self.wall_s, self.wall_s
         ended = self.trace.of(Exhausted)
         return self.steps[0].asked_at, ended[0].asked_at if ended else self.wall_s
 
     def _threads(self, name: str, who: str, lanes: int, work: Iterable[tuple[int, float, float]]) -> Resource:
-        """Threads of ours: what they did and how long they rested was recorded, each by itself."""
+        """A resource made of our own threads. The work and the rests of each thread were recorded."""
         rested = [e for e in self.trace.of(Rested) if e.who == who]
         done = list(work)
         first, last = [self.wall_s] * lanes, [0.0] * lanes
@@ -333,7 +333,7 @@ class _Epoch:
             took = [end - begin for begin, end in spans]
             return workers * a_batch * len(took) / sum(took) if a_batch and sum(took) > 0 else None
 
-        # What several ranks share is there for each of them in part, as in a loader's own report.
+        # If several ranks share a device, each counts a part of it, as a loader's own report does.
         devices = {d.device: rate(d.workers / d.ranks, (work.span for work in d.work if work.published)) for d in self.devices}
         return StageRates(
             host=rate(self.trace.began.workers, ((b.began_at, b.ended_at) for b in self.host if b.outcome == "made")),

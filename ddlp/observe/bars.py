@@ -32,8 +32,8 @@ from ddlp.stats.report import Counts
 __all__ = ["Progress", "figures", "progress"]
 
 STYLES = ("auto", "tqdm", "rich")
-_WINDOW_S = 10.0  # images/s and waiting are of this time, while the epoch runs
-_WORTH_A_CAUSE = 0.05  # of the time: what training waited for is named from there on
+_WINDOW_S = 10.0  # while the epoch runs, images/s and waiting are of the last so many seconds
+_WORTH_A_CAUSE = 0.05  # part of the time: if training waits longer, the cause is named
 
 
 def progress(
@@ -52,9 +52,9 @@ def progress(
     line now and then instead: after 5 s, 15 s, 35 s and so on, in the end once a minute, and at the end.
 
     Args:
-        loader: a DDLPLoader. Anything else that gives batches will do, but its sides' rates, and so the bound, are not known.
+        loader: a DDLPLoader. Anything else that gives batches works too, but without rates of its sides and without the bound.
         desc, total, leave, file: as in tqdm; ``total`` is in batches. By default the loader's length, and standard error.
-        disable: True: nothing is shown. False: every rank shows. None: of several ranks the first one alone does.
+        disable: True: nothing is shown. False: every rank shows. None: of several ranks only the first one shows.
         style: ``"tqdm"``; ``"rich"``, which has to be installed; ``"auto"`` is tqdm's.
 
     Raises:
@@ -68,7 +68,7 @@ def progress(
 
 
 class Progress:
-    """What `progress` returns. ``loader``: what it goes through."""
+    """What `progress` returns. ``loader``: the loader whose batches it gives."""
 
     def __init__(
         self, loader: Any, desc: str, total: int | None, leave: bool, file: TextIO | None, disable: bool | None, style: str
@@ -98,7 +98,7 @@ class Progress:
 
 
 def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iterator[Any], Callable[[], Live]]:
-    """The iterator, and how to look at it; who does not count himself is counted from here on."""
+    """The iterator, and a function that gives its numbers. An iterator without counts of its own gets a counter."""
     executor, life = getattr(inner, "executor", None), getattr(loader, "_life", None)
     if isinstance(executor, EpochExecutor) and isinstance(life, Life):
         return inner, partial(executor.live, life)
@@ -110,7 +110,7 @@ def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iter
 
 
 class _Counted:
-    """Batches of anybody's, counted."""
+    """Counts the batches of any iterator."""
 
     def __init__(self, inner: Iterator[Any], counts: Counts, in_batches: bool) -> None:
         self._inner, self._counts, self._in_batches = inner, counts, in_batches
@@ -127,7 +127,7 @@ class _Counted:
 
 
 class _Shown:
-    """The iterator over one epoch. Keeps no batch, and passes errors on: one may go on after them, as without it."""
+    """The iterator over one epoch. It keeps no batch. It passes errors on; the user may go on after them, as without a bar."""
 
     def __init__(self, inner: Iterator[Any], bar: _Bar) -> None:
         self._inner, self._bar = inner, bar
@@ -150,21 +150,21 @@ class _Shown:
 
 
 class _Display(Protocol):
-    pause_s: float  # until it wants to show something again
+    pause_s: float  # between two displays
 
     def show(self, done: int, live: Live, pace: Pace) -> None:
-        """This is how it is, with so many batches done."""
+        """Show the numbers after ``done`` batches."""
 
     def close(self, done: int, live: Live, pace: Pace) -> None:
-        """This is how it was; nothing is shown any more."""
+        """Show the last numbers, and end."""
 
 
 class _Bar:
-    """What is shown of one epoch. Holds no iterator: one that nobody uses must be free to go."""
+    """What is shown of one epoch. It holds no iterator, so that an unused one can be freed."""
 
     def __init__(self, display: _Display, look: Callable[[], Live]) -> None:
-        self.steps = -1  # batches asked for: the training is done with all of them but the last
-        self._before = look().delivered  # of a resumed epoch
+        self.steps = -1  # batches asked for; training is done with all but the last
+        self._before = look().delivered  # batches delivered before a resume
         self._display, self._look = display, look
         self._window = Window(_WINDOW_S)
         self._over = False
@@ -176,7 +176,7 @@ class _Bar:
         self.due_s = time.monotonic() + self._display.pause_s
 
     def close(self) -> None:
-        """The end, however it came. May be called twice."""
+        """End the bar, however the epoch ended. May be called twice."""
         if self._over:
             return
         self._over, self.due_s = True, float("inf")
@@ -185,7 +185,7 @@ class _Bar:
 
 
 def figures(live: Live, pace: Pace, long: bool = False) -> str:
-    """What is said of a moment, in a few words."""
+    """The figures of one moment, in a few words."""
     report, bound = live.report, live.bound
     parts = [f"{_rate(pace.samples_per_s)} img/s"]
     if bound:
@@ -237,7 +237,7 @@ class _Rich:
             TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[figures]}", markup=False),
             console=Console(file=file), auto_refresh=False, transient=not leave,
-            # Prints go above the bar where they come onto the same terminal; else they stay where they are redirected to.
+            # Prints onto the same terminal go above the bar; other prints stay where they are redirected to.
             redirect_stdout=sys.stdout.isatty(), redirect_stderr=file is sys.stderr,
         )  # fmt: skip
         self._bars.start()
@@ -254,7 +254,7 @@ class _Rich:
 
 
 class _Lines:
-    """Lines for a file: soon the first ones, then fewer."""
+    """Lines for a file: the first ones come soon, later ones more rarely."""
 
     def __init__(self, desc: str, total: int | None, done: int, file: TextIO) -> None:
         self._desc, self._total, self._file = desc, total, file

@@ -3,9 +3,9 @@
     for images, labels in ddlp.observe.checked(loader):
         ...                                     # the verdict is printed at the epoch's end
 
-It keeps its own books: what was delivered, in which order, whether a device's file was published and had the checksum of what
-was read from it. A sample of batches is made again by Pillow's operators and compared, targets are looked up again, what was
-delivered is looked at again one step later.
+It keeps its own books: what was delivered, in which order, and whether a device's batch was published. If the batch has a file,
+the file's checksum must be that of the bytes that were read. Pillow's operators make a sample of batches again, for comparison.
+Targets are looked up again. Delivered tensors are looked at again one step later.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ddlp.translate.portable import Portable
 
 __all__ = ["Checked", "Refuted", "Verdict", "checked"]
 
-FIRST = 2  # batches of each side that are examined closely, before every so many-th is
-KEPT = 8  # delivered tensors that are looked at again, those delivered last: images and labels of four batches
+FIRST = 2  # so many first batches of each side are examined closely, later only every so many-th
+KEPT = 8  # the last so many delivered tensors are looked at again: images and labels of four batches
 
 
 def checked(
@@ -53,10 +53,10 @@ def checked(
 
     Args:
         loader: its data set and transforms must be such that ddlp prepares them itself (``loader.explain()`` tells).
-        every: the first batches of each side and every so many-th are made again and looked at again later. 1: all.
+        every: the first batches of each side, and later every so many-th, are made again and looked at again. 1: all.
         rows: samples of such a batch that are made again; None: all.
         raises: raise `Refuted` at the first finding, in place of the batch; else iteration goes on.
-        say: is given the verdict's text at the end of each epoch; None: nobody is.
+        say: called with the verdict's text at the end of each epoch; None: not called.
 
     Raises:
         DDLPError: at iter(), where torch's own workers prepare the batches.
@@ -78,7 +78,7 @@ class Checked:
 
     @property
     def verdict(self) -> Verdict:
-        """The last epoch's, or that on the one under way so far. Raises DDLPError before the first."""
+        """The verdict on the last epoch, or so far on the epoch under way. Raises DDLPError before the first."""
         if not self.verdicts:
             raise DDLPError("verdict: no epoch has begun; iterate over it first")
         return self.verdicts[-1]
@@ -154,10 +154,10 @@ class EpochCheck(Observer):
         self._leased: dict[int, int] = {}  # lease -> position
         self._published: set[int] = set()  # leases
         self._headers: dict[int, Header | None] = {}
-        self._verified: set[int] = set()  # positions of which a device's file was read, and was what it says
+        self._verified: set[int] = set()  # positions of batches that were fetched and proved right
         self._delivered = RangeSet()
         self._before = 0  # batches delivered before a resume
-        self._down = False  # from both ends: the second part has begun
+        self._down = False  # for an order from both ends: the second part has begun
         self._steps = {Side.HOST: 0, Side.CSD: 0}
         self._kept: list[tuple[int, weakref.ref[torch.Tensor], int, str]] = []
 
@@ -184,18 +184,22 @@ class EpochCheck(Observer):
     def reading(self, lease: int, position: int, handle: Any) -> None:
         """As `Observer.reading`."""
         if lease not in self._published:
-            self._refute(COMPLETE, f"the file of batch {position} was read before the device said that it is published")
+            self._refute(COMPLETE, f"batch {position} was fetched before its source said that it is published")
         if self._leased.get(lease) != position:
-            self._refute(COMPLETE, f"lease {lease} is of batch {self._leased.get(lease)}, and was read as batch {position}")
-        self._headers[lease] = read_header(handle) if isinstance(handle, Path) else None  # else a source's that has no files
+            self._refute(COMPLETE, f"lease {lease} is of batch {self._leased.get(lease)}, and was fetched as batch {position}")
+        if isinstance(handle, Path):  # else the source has no files
+            self._headers[lease] = read_header(handle)
 
     def read(self, lease: int, position: int, batch: PreparedBatch) -> None:
         """As `Observer.read`."""
-        header = self._headers.pop(lease, None)
-        if header is None:
-            self.verdict.claims[COMPLETE].unseen = "files that this host does not see were not summed up again"
+        claim = self.verdict.claims[COMPLETE]
+        has_file, header = lease in self._headers, self._headers.pop(lease, None)
+        if not has_file:
+            claim.leave_out("a source without files gives no checksum to compare")
+        elif header is None:
+            claim.leave_out("files that this host does not see were not summed up again")
         elif batch.state is not BatchState.BYTES and header.lease == lease and header.whole:
-            self.verdict.claims[COMPLETE].unseen = "what a device summed up was not summed up again"
+            claim.leave_out("what a device summed up was not summed up again")
         elif header.lease != lease or not header.whole:
             self._refute(COMPLETE, f"batch {position} was taken from a file that is not whole, or not of lease {lease}")
         elif header.checksum != checksum(batch):
@@ -211,9 +215,18 @@ class EpochCheck(Observer):
         claim = self.verdict.claims[COMPLETE]
         claim.looked_at += 1
         if position not in (self._made if side is Side.HOST else self._verified):
-            by = "a worker of the host had finished it" if side is Side.HOST else "its file was read and verified"
+            by = "a worker of the host had finished it" if side is Side.HOST else "it was fetched and verified"
             self._refute(COMPLETE, f"batch {position} was delivered before {by}")
-        images, targets = (batch[0], batch[1]) if self._batched else (batch[0][None], batch[1])
+        if self._portable.rest is not None:
+            for name in (BITS, LABELS):
+                self.verdict.claims[name].unseen = "the transform's own steps made them"
+            return
+        keys = self._portable.dataset.keys
+        images, targets = (batch[0], batch[1]) if keys is None else keys.split(batch)
+        if self._spec.plan.views > 1:
+            images = torch.cat(images) if self._batched else torch.stack(images)
+        elif not self._batched:
+            images = images[None]
         close = self._steps[side] < FIRST or sum(self._steps.values()) % self._every == 0
         self._steps[side] += 1
         self._check_labels(position, targets, close)
@@ -222,14 +235,14 @@ class EpochCheck(Observer):
             self._keep(position, batch)
 
     def raised(self, delivered: list[tuple[int, int]]) -> None:
-        """A batch raised its error in its place; these positions are delivered by now."""
+        """A batch raised its error in its place. ``delivered``: the spans of positions that are delivered by now."""
         for begin, end in delivered:
             for position in range(begin, end):
                 if position not in self._delivered:
                     self._arrived(position)
 
     def look_again(self) -> None:
-        """Whether what was delivered is still what it was, as far as somebody holds it and has not changed it himself."""
+        """Check that delivered tensors are unchanged. Those that were freed, or changed through torch, are left out."""
         kept, self._kept = self._kept, []
         for position, reference, version, before in kept:
             tensor = reference()
@@ -243,7 +256,7 @@ class EpochCheck(Observer):
         self._kept = self._kept[-KEPT:]
 
     def over(self) -> None:
-        """The epoch has ended: what is missing?"""
+        """The epoch has ended: check that no batch is missing, and check the sampler's indices."""
         self.verdict.over = True
         length = len(self._spec.plan)
         missing = [str(p) for p in range(length) if p not in self._delivered]
@@ -265,7 +278,7 @@ class EpochCheck(Observer):
     def _check_order(self, position: int) -> None:
         claim, strategy = self.verdict.claims[ORDER], self.verdict.strategy
         if self._order is Order.ANY:
-            claim.unseen = f"{strategy} promises none"
+            claim.leave_out(f"{strategy} promises none")
             return
         claim.looked_at += 1
         first, last = self._delivered.first_missing(), self._delivered.last_missing(len(self._spec.plan))
@@ -278,14 +291,14 @@ class EpochCheck(Observer):
             self._refute(ORDER, f"batch {position} came where {strategy} promises batch {expected}")
 
     def _check_sampler(self) -> None:
-        """The plan's own indices, where the sampler is one that gives each sample once."""
+        """Check the plan's own indices, if the sampler gives each sample once."""
         outer: Any = self._sampler
         size, drop_last = 1, False
         if type(outer) is BatchSampler:
             outer, size, drop_last = outer.sampler, outer.batch_size, outer.drop_last
         random = type(outer) is RandomSampler and not outer.replacement
         if not (random or type(outer) is SequentialSampler):
-            self.verdict.claims[ONCE].unseen = f"{type(outer).__name__} says which samples come, and how often"
+            self.verdict.claims[ONCE].leave_out(f"{type(outer).__name__} says which samples come, and how often")
             return
         plan = self._spec.plan
         indices = np.array([i for p in range(len(plan)) for i in plan.indices(p)], dtype=np.int64)
@@ -306,8 +319,8 @@ class EpochCheck(Observer):
         if close and not self._portable.dataset.has_target_transform:
             index = self._spec.plan.indices(position)[0]
             try:
-                own = own_target(self._dataset, index)
-            except Exception:  # noqa: S110 - a sample that can't be read has no say
+                own = own_target(self._dataset, index, self._portable.dataset.keys)
+            except Exception:  # noqa: S110 - a sample that can't be read proves nothing
                 return
             if not self._equal(self._collate([own]), self._collate([expected[0]])):
                 self._refute(LABELS, f"the data set itself gives another label for index {index} (batch {position})")
@@ -323,7 +336,7 @@ class EpochCheck(Observer):
     def _check_bits(self, position: int, side: Side, images: torch.Tensor) -> None:
         claim = self.verdict.claims[BITS]
         if (self._dali and side is Side.HOST) or (self._bits_may_differ and side is Side.CSD):
-            claim.unseen = "not of DALI's batches, nor of a device's that may make other pixels"
+            claim.leave_out("not of DALI's batches, nor of a device's that may make other pixels")
             return
         n = len(images)
         count = n if self._rows is None else min(self._rows, n)
@@ -338,7 +351,7 @@ class EpochCheck(Observer):
         for k, row in enumerate(rows):
             if not torch.equal(found[k], expected[k]):
                 values = int((found[k] != expected[k]).sum())
-                where = self._spec.reader.where(self._spec.plan.items(position)[row][0])
+                where = self._spec.reader.where(self._spec.plan.image_items(position)[row][0])
                 self._refute(BITS, f"{where} (batch {position}, row {row}, by the {side.value}) differs in {values} values")
 
     def _keep(self, position: int, batch: Any) -> None:

@@ -13,7 +13,7 @@ __all__ = ["DeviceTime", "DeviceWork", "device_times", "on_workers"]
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """A batch that a device was at. A published one's time is its worker's own word; of others it is what the host saw."""
+    """A device's work on a batch. The worker reports the time of a published batch; for the others it is what the host saw."""
 
     lease: int
     position: int
@@ -23,7 +23,7 @@ class DeviceWork:
 
 @dataclass
 class DeviceTime:
-    """One device in one epoch; seconds are worker-seconds: so many as ``workers`` have in the wall's time."""
+    """One device in one epoch. Seconds are worker-seconds: their sum is ``workers`` times the wall's time."""
 
     device: str
     workers: int = 1
@@ -31,8 +31,8 @@ class DeviceTime:
     ranks: int = 1  # that share it
     work: list[DeviceWork] = field(default_factory=list)
     busy_s: float = 0.0
-    waiting_s: float = 0.0  # without a lease while others were to come, or with one that its workers were not at: it was on
-    # its way, or other jobs had their turn
+    waiting_s: float = 0.0  # without a lease although others followed, or with one that no worker had begun: it was on its
+    # way, or other jobs had their turn
     idle_s: float = 0.0  # not there yet, lost, or nothing left to do
 
 
@@ -55,9 +55,9 @@ def device_times(trace: EpochTrace) -> list[DeviceTime]:
 
 
 def on_workers(device: DeviceTime) -> list[tuple[int, DeviceWork]]:
-    """A device's work on so many lanes as it has workers, none overlapping: which worker it was is not known here.
+    """A device's work on one lane for each worker, without overlaps. Which worker did it is not known here.
 
-    A message that took longer than the one before it moves a batch's time into the next one's; that one begins later then.
+    If a message took longer than the one before it, a batch's time reaches into the next one's; the next one begins later then.
     """
     until = [0.0] * device.workers
     result = []

@@ -21,7 +21,7 @@ class Happened(NamedTuple):
 
 
 def happened(trace: EpochTrace) -> Iterator[Happened]:
-    """In the order in which it was recorded."""
+    """All that happened, in the order in which it was recorded."""
     delivered = {step.position: step.got_at for step in trace.of(Step)}
     for event in trace.events:
         if isinstance(event, LeaseCancelled):
@@ -34,7 +34,7 @@ def happened(trace: EpochTrace) -> Iterator[Happened]:
         elif isinstance(event, Lost):
             yield Happened(event.at, "lost", f"{event.device} lost: {event.reason}")
         elif isinstance(event, Fetched) and event.trouble and delivered.get(event.position, math.inf) < event.ended_at:
-            # The host's copy was delivered while this one was being fetched, and so its file was let go.
+            # The host's copy was delivered while this one was being fetched, so its file was released.
             text = f"batch {event.position} of {event.device} was not needed any more: the host's was first"
             yield Happened(event.ended_at, "not needed", text)
         elif isinstance(event, Fetched) and event.trouble:

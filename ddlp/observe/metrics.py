@@ -138,7 +138,7 @@ def _escaped(text: str) -> str:
 
 
 class MetricsServer:
-    """What `serve_metrics` returns: serves until `close`, the end of ``with``, or the process's. ``url``: what to scrape."""
+    """What `serve_metrics` returns. It serves until `close`, the end of ``with`` or of the process. ``url``: what to scrape."""
 
     def __init__(self, text: Callable[[], str], host: str, port: int) -> None:
         class Server(ThreadingHTTPServer):
@@ -146,7 +146,7 @@ class MetricsServer:
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10.0  # of a client that says nothing
+            timeout = 10.0  # for a client that sends nothing
 
             def do_GET(self) -> None:
                 _answer(self, text)
@@ -154,7 +154,7 @@ class MetricsServer:
             do_HEAD = do_GET
 
             def log_message(self, format: str, *arguments: Any) -> None:
-                """Not between the lines of a training."""
+                """Print nothing: requests must not appear between the lines of a training."""
 
         try:
             self._server = Server((host, port), Handler)
@@ -182,7 +182,7 @@ class MetricsServer:
         self._server.shutdown()
         self._thread.join()
         with contextlib.suppress(OSError):  # closed already
-            # A worker that was forked meanwhile has the socket, too: it must not keep the port.
+            # A worker that was forked meanwhile holds the socket as well; it must not keep the port.
             self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
@@ -204,7 +204,7 @@ def serve_metrics(loaders: DDLPLoader | Mapping[str, DDLPLoader], port: int, hos
 
     Args:
         loaders: one, or several by name.
-        port: 0 takes one that is free; the answer's ``port`` is it. Ranks on one computer need one each.
+        port: 0 takes a free one; the server's ``port`` tells which. Ranks on one computer need one each.
         host: the address to listen at. By default this computer alone may ask: there is no password. ``"0.0.0.0"`` lets all in.
 
     Raises:

@@ -20,7 +20,7 @@ def live(loader: DDLPLoader) -> Live:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of some seconds: samples a second, and the parts of the time, 0 to 1, that training waited, by `CAUSES`."""
+    """The pace over some seconds: samples a second, and the parts (0 to 1) of the time that training waited, by `CAUSES`."""
 
     seconds: float
     samples_per_s: float
@@ -28,7 +28,7 @@ class Pace:
 
     @property
     def waited(self) -> float:
-        """The part of the time that training waited, whatever for."""
+        """The part of the time that training waited, for all causes."""
         return sum(self.waiting.values())
 
 
@@ -49,12 +49,12 @@ def _pace(since: _Mark, until: _Mark) -> Pace:
 
 
 def overall(live: Live) -> Pace:
-    """Of the epoch so far."""
+    """The pace of the epoch so far."""
     return _pace(_BEGIN, _mark(live))
 
 
 class Window:
-    """The last ``seconds`` of an epoch, as far back as one has looked; the whole time since the last look if they were more."""
+    """The pace over the last ``seconds`` of an epoch, or over the whole time since the last look if that is longer ago."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -62,7 +62,7 @@ class Window:
         self._marks: deque[_Mark] = deque()
 
     def pace(self, live: Live) -> Pace:
-        """Look: what it is now. A new epoch begins a new window."""
+        """Look at the numbers now; returns the pace. A new epoch begins a new window."""
         if live.total.epochs != self._epoch:
             self._epoch, self._marks = live.total.epochs, deque([_BEGIN])
         self._marks.append(_mark(live))

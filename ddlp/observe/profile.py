@@ -91,5 +91,5 @@ def _profile(path: Path, base_s: float, events: list[dict[str, Any]]) -> Profile
 
 
 def _is_work(event: dict[str, Any]) -> bool:
-    """An operator, or an optimizer's step: other annotations are the user's own, and may hold anything."""
+    """Whether this is an operator or an optimizer's step. Other annotations are the user's own, and may hold anything."""
     return event.get("cat") == "cpu_op" or event["name"].startswith(_OPTIMIZER)

@@ -1,4 +1,4 @@
-"""What a batch must be, made a second time by the slow and plain way: Pillow's operators, the user's own data set, the file."""
+"""What a batch must be, made again in the slow and plain way: Pillow's operators, the user's own data set, the file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from csd_engine.batchfile.checksum import Checksum
 from csd_engine.keyed import Keyed
 from ddlp.sampling.keyed_generators import keyed_globals
 from ddlp.sources.base import EpochSpec, PreparedBatch
+from ddlp.translate.leaf import DictSample
 from ddlp.translate.portable import Portable
 
 __all__ = ["Header", "checksum", "digest", "expected_images", "expected_targets", "own_target", "read_header"]
@@ -54,14 +55,14 @@ def checksum(pixels: PreparedBatch) -> str:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of a tensor's values, wherever it is."""
+    """The digest of a tensor's values, on any device."""
     values = tensor.detach().cpu().contiguous()
     return hashlib.blake2b(values.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
 def expected_images(spec: EpochSpec, portable: Portable, position: int, rows: list[int]) -> torch.Tensor:
     """Some rows of a batch as the pipeline's reference (Pillow's operators, no kernel) and the epilogue make them."""
-    items, reader = spec.plan.items(position), portable.dataset.reader()
+    items, reader = spec.plan.image_items(position), portable.dataset.reader()
     images = np.empty((len(rows), *spec.shape), np.uint8)
     boxes = np.zeros((len(rows), spec.pipeline.boxes, 4), np.int32) if spec.pipeline.boxes else None
     for k, row in enumerate(rows):
@@ -81,7 +82,7 @@ def expected_targets(spec: EpochSpec, portable: Portable, position: int) -> list
     return found
 
 
-def own_target(dataset: Any, index: int) -> Any:
-    """What the user's data set itself gives as the target of this index of its own; the global generators stay as they are."""
+def own_target(dataset: Any, index: int, keys: DictSample | None) -> Any:
+    """The target that the user's data set itself gives for this index; the global random generators stay as they are."""
     with keyed_globals(0):
-        return dataset[index][1]
+        return dataset[index][1] if keys is None else keys.split(dataset[index])[1]

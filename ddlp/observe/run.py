@@ -18,7 +18,7 @@ _E = TypeVar("_E")
 
 @dataclass(frozen=True)
 class EpochTrace:
-    """One recorded epoch. ``wall_s``: from its beginning to its end; where that is not there, to the last that was seen."""
+    """One recorded epoch. ``wall_s``: from its beginning to its end; if no end was recorded, to the last event."""
 
     path: Path
     began: EpochBegan
@@ -33,7 +33,7 @@ class EpochTrace:
 
 
 def training_spans(trace: EpochTrace) -> list[Span]:
-    """Each step's training: from having its batch until the next was asked for, or the epoch was broken off."""
+    """The training of each step: from having its batch until it asked for the next, or until the epoch was broken off."""
     steps = trace.of(Step)
     asked = [step.asked_at for step in steps[1:]]
     asked += [e.asked_at for e in trace.of(Exhausted)][:1] or [trace.wall_s]

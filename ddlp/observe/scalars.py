@@ -34,7 +34,7 @@ class Scalars:
     Args:
         writer: has ``add_scalar(tag, value, step)``.
         loader: the loader.
-        every: of so many calls of `step` one writes; the curves' values are of the time since the one before.
+        every: one call of `step` in so many writes; the values are of the time since the write before.
         tag: the first part of all names.
     """
 

@@ -1,4 +1,4 @@
-"""What the checker found: for each promise whether the epoch kept it, and on how much that rests."""
+"""What the checker found: for each promise whether the epoch kept it, and how many cases were examined."""
 
 from __future__ import annotations
 
@@ -25,11 +25,16 @@ class Claim:
     looked_at: int = 0
     of: str = ""  # what the cases are
     against: list[str] = field(default_factory=list)
-    unseen: str = ""  # why it could not be examined, or not all of it
+    unseen: str = ""  # why some or all cases could not be examined
+
+    def leave_out(self, why: str) -> None:
+        """Note why a case could not be examined. Each reason is noted once."""
+        if why not in self.unseen:
+            self.unseen = "; ".join(filter(None, (self.unseen, why)))
 
     @property
     def state(self) -> str:
-        """refuted; proved: for what was looked at; not checked: nothing was."""
+        """``refuted``; ``proved`` for the cases that were examined; ``not checked`` if none was."""
         return "refuted" if self.against else "proved" if self.looked_at else "not checked"
 
     def __str__(self) -> str:
@@ -41,7 +46,7 @@ class Claim:
 
 @dataclass
 class Verdict:
-    """On one epoch, or its part so far (``over`` tells which)."""
+    """The verdict on one epoch, or on its part so far (``over`` tells which)."""
 
     epoch: int
     strategy: str

@@ -1,4 +1,4 @@
-"""What can be said about an epoch without running it: the simulator.
+"""The simulator: predicts an epoch without running it.
 
-Drives the very ledger and strategies that the loader runs. No threads, sockets, files or clocks live here.
+It drives the same ledger and strategies as the loader. No threads, sockets, files or clocks live here.
 """

@@ -1,8 +1,8 @@
 """An epoch in simulated time: the loader's ledger and strategy with given durations and faults.
 
 The simulator plays the parts around them (the host's workers, the devices, the fetches, the accelerator) as events on
-a heap, so that a schedule of thousands of batches takes milliseconds and replays exactly. The property tests plant
-faults through `World`; `paper_epoch` has the event rules of the DDLP paper for comparison.
+a heap, so that a schedule of thousands of batches takes milliseconds and replays exactly. The property tests set faults in
+`World`. `paper_epoch` follows the event rules of the DDLP paper, for comparison.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddlp.schedule.strategies import Strategy
 
 @dataclass
 class World:
-    """Durations in seconds for a batch's position, and what goes wrong. Callables, so that they may be random."""
+    """Durations in seconds by a batch's position, and the faults. They are callables, so that they may be random."""
 
     host_s: Callable[[int], float]
     train_s: Callable[[int], float] = lambda position: 0.0
@@ -33,7 +33,7 @@ class World:
     fetch_ok: Callable[[int], bool] = lambda position: True
     lease_fails: Callable[[int], bool] = lambda position: False
     late_copy: Callable[[int], bool] = lambda lease: False  # a cancelled lease is published all the same
-    doubled: Callable[[int], bool] = lambda lease: False  # the message of its publishing comes twice
+    doubled: Callable[[int], bool] = lambda lease: False  # the message that it is published comes twice
     device_dies_s: dict[str, float] = field(default_factory=dict)
     device_returns_s: dict[str, float] = field(default_factory=dict)  # after it has died
     sampler: tuple[int, int] | None = None  # (batches, window): the sampler is read as the epoch goes
@@ -62,7 +62,7 @@ class Locked(RuntimeError):
 class Simulation:
     """One epoch. ``make`` builds the strategy for the ledger and the rates; ``run`` plays it to its end.
 
-    Raises `Locked` where the schedule has come to a stand.
+    Raises `Locked` if nothing is left to happen and the epoch is not over.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Simulation:
             return False
         position = self.strategy.next_claim(self.now)
         if position is None:
-            # A real worker asks again after a while: what is late is known by the clock alone.
+            # A real worker asks again after a while: only the clock tells that something is late.
             joining = any(account.joining for account in self.ledger.devices.values())
             late = joining or self.ledger.fetching or any(True for _ in self.ledger.leased())
             if not self._heap and not self.ledger.done and late:
@@ -187,7 +187,7 @@ class Simulation:
 
     def _join(self, name: str) -> None:
         if name not in self._dead and not self.ledger.devices[name].alive:
-            self.rates.device(name).parallel = self.world.device_workers
+            self.rates.joined(name, self.world.device_workers)
             self.ledger.join(name, quota=self.world.quota, window=self.world.device_workers + 1)
 
     def _die(self, name: str) -> None:
@@ -198,7 +198,7 @@ class Simulation:
             self._at(self.world.device_returns_s[name], partial(self._return, name))
 
     def _return(self, name: str) -> None:
-        """It starts anew: with all its workers, whatever those before it were at."""
+        """The device starts anew, with all its workers idle, whatever the former ones were doing."""
         self._dead.remove(name)
         self._lives[name] += 1
         self._device_idle[name] = self.world.device_workers
@@ -274,11 +274,11 @@ def paper_epoch(
 ) -> tuple[float, int, int]:
     """An epoch by the paper's own event rules; returns (seconds, batches trained, of them from the device).
 
-    ``host_s`` is one CPU batch prepared and trained on, ``csd_train_s`` one device batch fetched and trained on.
+    ``host_s`` is the time to prepare a CPU batch and train on it, ``csd_train_s`` to fetch a device batch and train on it.
     The device starts at 0 and never blocks; the host is serial and polls only before a step: if a device's batch is
     ready it takes one, and then always a CPU batch (WRR, Algorithm 2). With ``host_batches`` it is MTE (Algorithm 1).
-    ``literal`` keeps Algorithm 2's fault: the total is compared with ``n`` for equality, and only after a CPU batch, so
-    that an odd device batch at the end steps over it.
+    ``literal`` keeps Algorithm 2's fault: it compares the total with ``n`` for equality, and only after a CPU batch. An odd
+    device batch at the end then takes the total past ``n`` unnoticed.
     """
     now, total, used = 0.0, 0, 0
     if host_batches is not None:
@@ -295,5 +295,5 @@ def paper_epoch(
                 return now, total, used
         total += 1
         now += host_s
-        if total == n or total - used == n:  # the latter: the host's own sampler has run out
+        if total == n or total - used == n:  # in the second case the host's own sampler has run out
             return now, total, used

@@ -1,4 +1,4 @@
-"""What concerns this process and no epoch: its rank, its operating system, its end, warnings at the user's own line.
+"""This process, apart from any epoch: its rank, operating system and end, and warnings at the user's own line.
 
-Everything here may be imported from anywhere; it imports nothing of ddlp but `ddlp.errors`.
+Any module may import from here. This package imports nothing of ddlp but `ddlp.errors`.
 """

@@ -1,4 +1,4 @@
-"""Ends of things that the garbage collector finds, and of what is left when the interpreter goes."""
+"""Closes objects that the garbage collector finds, and those that are left when the interpreter exits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 WAIT_S = 2.0
 
 _pending: set[weakref.finalize[Any, Any]] = set()
-_left: list[tuple[int, Callable[[], None]]] = []  # what `_end_aside` had no thread for
+_left: list[tuple[int, Callable[[], None]]] = []  # calls for which `_end_aside` could start no thread
 
 
 def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[Any, Any]:
-    """Have ``close`` called once ``thing`` is dropped, at the interpreter's end at the latest; in this process alone.
+    """Call ``close`` once ``thing`` is dropped, or at the interpreter's exit. Forks of this process don't call it.
 
     ``close`` may join threads and take locks; it must not hold ``thing``. Returns the finalizer, for `detach`.
     """
@@ -26,7 +26,7 @@ def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[A
     left, _left[:] = _left[:], []
     for one in left:
         _end_aside(*one)
-    _pending.difference_update([one for one in list(_pending) if not one.alive])  # a copy: other threads add
+    _pending.difference_update([one for one in list(_pending) if not one.alive])  # a copy, since other threads add to it
     finalizer = weakref.finalize(thing, _end_aside, os.getpid(), close)
     finalizer.atexit = False  # _end_all calls it
     _pending.add(finalizer)
@@ -36,16 +36,16 @@ def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[A
 def _end_aside(pid: int, close: Callable[[], None]) -> None:
     """Run ``close`` in a thread of its own, and wait for it, but not for ever.
 
-    The collector calls a finalizer in whatever thread allocates next, with whatever locks of ours that thread holds; a
-    ``close`` that joins threads or takes locks could wait there for itself. Where no thread can be started it is left for
-    later. In a fork of the process ``pid`` nothing is done.
+    The collector calls a finalizer in any thread that allocates memory, and that thread may hold locks of ours. A ``close``
+    that joins threads or takes locks could wait there for itself. If no thread can be started, ``close`` is left for later. In
+    a fork of the process ``pid`` nothing is done.
     """
     if os.getpid() != pid:
         return
     thread = threading.Thread(target=close, name="ddlp-end", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # there are as many as there may be, or the interpreter is shutting down
+    except RuntimeError:  # no more threads are allowed, or the interpreter is shutting down
         _left.append((pid, close))
         return
     if not threading.current_thread().name.startswith("ddlp-"):
@@ -58,11 +58,10 @@ def _register() -> None:
 
 
 def _end_all() -> None:
-    """At exit: end what is left, and see our threads off.
+    """At exit: close what is left, and wait for our threads to end.
 
-    A daemon thread that is still there when the interpreter goes is ended by force where it waits for the interpreter's
-    lock; in torch's code, say while a last tensor is freed, that aborts the whole process ("terminate called without an
-    active exception").
+    When the interpreter exits, it ends by force each daemon thread that waits for the GIL. In torch's code, for example while a
+    last tensor is freed, that aborts the whole process ("terminate called without an active exception").
     """
     for finalizer in list(_pending):
         finalizer()

@@ -1,4 +1,4 @@
-"""Locks and forks: a child has the descriptors of the process that it was forked from, and with them what they lock."""
+"""Locks and forks: a forked child has its parent's descriptors, and with them holds the parent's locks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["unlocked_in_children"]
 
 class _Locked(Protocol):
     def unlock(self) -> None:
-        """Close what is locked, in a child; nothing happens where it is closed already."""
+        """Close the locked descriptor in a child. Does nothing if it is closed already."""
 
 
 _all: weakref.WeakSet[_Locked] = weakref.WeakSet()
 
 
 def unlocked_in_children(one: _Locked) -> None:
-    """Have ``one.unlock()`` called in each child that is forked from now on: a DataLoader's worker may live for days."""
+    """Call ``one.unlock()`` in each child that is forked from now on: a DataLoader's worker may live for days."""
     _all.add(one)
     _register()
 
@@ -31,5 +31,5 @@ def _unlock() -> None:
 
 @functools.cache
 def _register() -> None:
-    """Once, with the first lock: importing this has no side effects."""
+    """Register the hook once, with the first lock, so that importing this module has no side effects."""
     os.register_at_fork(after_in_child=_unlock)

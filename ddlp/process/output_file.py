@@ -1,4 +1,4 @@
-"""A file that a command writes at its end: seen to be writable before hours are spent on what goes into it."""
+"""Checks that a command can write its output file, before it spends hours on the content."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["try_file"]
 
 
 def try_file(path: Path, option: str) -> None:
-    """See that a file can be written, its directory made where it is missing; what is in the file stays.
+    """Check that a file can be written. A missing directory is made; the file's content stays.
 
     Raises:
-        DDLPError: it can't; in the words of the ``option`` that named it.
+        DDLPError: it can't be written. The message names the ``option``.
     """
     try:
         there = path.exists()

@@ -1,4 +1,4 @@
-"""Other systems than Linux: there `DDLPLoader` does what torch's DataLoader does, and nothing else of ddlp runs."""
+"""Other systems than Linux: `DDLPLoader` works there as torch's DataLoader does, and nothing else of ddlp runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAY = "for ddlp's own workers, devices and commands run it on Linux (on Windows
 
 
 class OtherSystem(Untranslatable):
-    """Nothing travels: this is not Linux."""
+    """ddlp prepares nothing itself, because this is not Linux."""
 
     def __init__(self, system: str) -> None:
         super().__init__(system, "is not Linux, and ddlp prepares batches itself, and reaches devices, on Linux only", (_WAY,))
@@ -28,12 +28,12 @@ class OtherSystem(Untranslatable):
 
 
 def other_system() -> OtherSystem | None:
-    """What to raise where this is not Linux; None where it is."""
+    """Return the error to raise on another system than Linux; None on Linux."""
     return None if sys.platform == "linux" else OtherSystem(_NAMES.get(sys.platform, sys.platform))
 
 
 @functools.cache
 def warn_once(system: str) -> None:
-    """Say what works here: once a process."""
+    """Warn, once a process, and say what works on this system."""
     works = "DDLPLoader works as torch's DataLoader does, whatever the strategy: its workers run your data set's own code"
     warn_user(f"ddlp: {OtherSystem(system)} Here {works}.")

@@ -14,10 +14,10 @@ __all__ = ["Ranks", "here"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its run; there are at least two.
+    """The place of this process among the ranks of its run, which are at least two.
 
     Attributes:
-        run: 32 hex digits, the same in all ranks of the run and, where torchrun starts them again, others from then on.
+        run: 32 hex digits, the same in all ranks of the run. They change when torchrun starts the ranks again.
         rank, ranks: over all machines.
         local_rank, local_ranks: on this one.
     """
@@ -34,11 +34,12 @@ def _this_machine(address: str) -> bool:
 
 
 def here(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """Return which rank this process is; None where it is the only one, or where that can't be known.
+    """Return which rank this process is; None if it is the only one, or if that can't be known.
 
-    torch.distributed says it where it is initialised, else torchrun's environment. A run's name is made of what all its ranks
-    have in common: where its first rank listens, and torchrun's id and count of restarts. Without LOCAL_RANK and
-    LOCAL_WORLD_SIZE (processes that were not started by torchrun) all of them run here if the first one does.
+    The rank comes from torch.distributed if that is initialised, else from torchrun's environment. A run's name is made of what
+    all its ranks have in common: the address at which the first rank listens, and torchrun's id and count of restarts. Without
+    LOCAL_RANK and LOCAL_WORLD_SIZE (processes that torchrun did not start), all ranks count as ranks of this machine if the
+    first one runs here.
     """
     distributed = sys.modules.get("torch.distributed")  # not imported: not initialised
     known = distributed is not None and distributed.is_available() and distributed.is_initialized()

@@ -1,7 +1,7 @@
-"""Which running system this is: what a lock or a process number tells of another one, in a directory that both see, is nothing.
+"""Identifies the running system. One system's locks and process numbers mean nothing to another, even in a shared directory.
 
-A network file system may keep locks on each machine apart (NFS with local_lock=, Lustre with localflock), and a number that is
-a process there is another one here.
+A network file system may keep each machine's locks apart (NFS with local_lock=, Lustre with localflock). A process number
+belongs to other processes on other machines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX = "ddlp-"
 
 
 def boot(root: str | os.PathLike[str] = "/") -> str:
-    """8 hex digits, the same for all that this kernel runs until it is started again. ``root``: where /proc is, for tests."""
+    """8 hex digits, the same for all processes of this kernel until a restart. ``root``: where /proc is, for tests."""
     try:
         told = (Path(root) / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -26,7 +26,7 @@ def boot(root: str | os.PathLike[str] = "/") -> str:
 
 
 def processes(root: str | os.PathLike[str] = "/") -> str:
-    """The same for all to whom a process number is the same process: `boot`, and the container's namespace of them."""
+    """`boot` and the container's process namespace: where these are the same, a process number is the same process."""
     try:
         return f"{boot(root)} {os.readlink(Path(root) / 'proc/self/ns/pid')}"
     except OSError:
@@ -34,5 +34,5 @@ def processes(root: str | os.PathLike[str] = "/") -> str:
 
 
 def own_prefix() -> str:
-    """What the names of this user's directories begin with, as made on this machine since it was started."""
+    """The prefix for names of directories that this user makes on this machine until it is started again."""
     return f"{PREFIX}{os.getuid()}-{boot()}-"

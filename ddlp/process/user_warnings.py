@@ -16,7 +16,7 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def user_frame() -> tuple[FrameType, int]:
-    """The innermost frame that is neither ours, torch's nor a framework's, and its stacklevel in a warning of the caller's.
+    """The innermost frame that is not ours, torch's or a framework's, and the stacklevel at which the caller warns for it.
 
     A fixed stacklevel can't do that: iterators are reached through torch's base classes and through frameworks, and
     ``skip_file_prefixes`` exists from Python 3.12 only.

@@ -1,4 +1,4 @@
-"""What an epoch's threads did, as events: watching an epoch through its hooks, and writing what was seen.
+"""What an epoch's threads did, as events: watching an epoch through its hooks, and writing the events.
 
-`ddlp.observe` reads it again. The loader needs this room for ``record=``, and must not need that one.
+`ddlp.observe` reads them again. The loader needs this package for ``record=``. It must not need `ddlp.observe`.
 """

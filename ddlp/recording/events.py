@@ -50,7 +50,7 @@ class EpochBegan(NamedTuple):
 
 
 class HostBatch(NamedTuple):
-    """A host worker was at a batch. ``read_s``: of that time, opening and reading files; ``cpu_s``: its processor time."""
+    """A host worker worked on a batch. ``read_s``: its time for opening and reading files; ``cpu_s``: its processor time."""
 
     worker: int
     position: int
@@ -62,7 +62,7 @@ class HostBatch(NamedTuple):
 
 
 class Rested(NamedTuple):
-    """A thread had nothing that it could do. ``last``: and nothing came any more."""
+    """A thread had nothing to do for a while. ``last``: it got no more work in this epoch."""
 
     who: str  # host, transfer
     number: int
@@ -108,7 +108,7 @@ class LeaseFailed(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A device's batch stands in its spool; ``busy_s`` is its worker's own time on it. ``position`` -1: nobody wants it."""
+    """A device's batch is in its spool; ``busy_s`` is the worker's own time on it. ``position`` -1: it is no longer wanted."""
 
     device: str
     lease: int
@@ -153,11 +153,11 @@ class Step(NamedTuple):
     ready_host: int
     ready_csd: int
     in_spool: int
-    held: int  # of the spools' quota: those being written included
+    held: int  # of the spools' quota: includes batches that are being written
 
 
 class Exhausted(NamedTuple):
-    """The training thread asked, and all batches were delivered."""
+    """The training thread asked for a batch after all were delivered."""
 
     asked_at: float
     at: float

@@ -17,7 +17,7 @@ from ddlp.recording.watch import Observer, Watch
 __all__ = ["Recorder", "Recording", "hooks_of"]
 
 LIMIT = 1 << 16  # events that wait to be written: some 10 MB
-_LOOK_S = 1.0  # what a process loses at most that is killed
+_LOOK_S = 1.0  # a killed process loses at most this much
 
 
 class Recorder:
@@ -74,7 +74,7 @@ class Recording(Observer):
         self._writer: threading.Thread | None = None
 
     def began(self, beginning: Beginning, event: EpochBegan) -> None:
-        """Write that first, though the epoch's threads are at work already."""
+        """Write this event first, although the epoch's threads are at work already."""
         self._events.appendleft(event)
         self._writer = threading.Thread(target=self._write, name="ddlp-record", daemon=True)
         self._writer.start()
@@ -109,7 +109,7 @@ class Recording(Observer):
                 while not over:
                     self._wake.wait(_LOOK_S)
                     self._wake.clear()
-                    over = self._closing  # before the look at the events: the last one was added before that
+                    over = self._closing  # read it before the events: the last event is added before it is set
                     while self._events:
                         file.write(to_line(self._events.popleft(), self._origin) + "\n")
                     file.flush()

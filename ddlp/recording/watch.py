@@ -1,4 +1,4 @@
-"""An epoch that is watched: what its hooks tell becomes events, which observers see."""
+"""Watching an epoch: calls of its hooks become events for observers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = ["Observer", "Watch"]
 
 
 class Observer:
-    """What can be watched of an epoch. Methods are called by the epoch's threads, several at once, some under its lock."""
+    """Sees what happens in an epoch. The epoch's threads call its methods, several at once, some under the epoch's lock."""
 
-    clock: float | None = None  # the wall clock at its beginning, where the observer keeps time
-    wants_whole = False  # it looks at all batches' indices when the epoch is over
+    clock: float | None = None  # the wall clock at the epoch's beginning, if the observer has it
+    wants_whole = False  # whether it looks at all batches' indices when the epoch is over
 
     def began(self, beginning: Beginning, event: EpochBegan) -> None:
-        """The epoch is ready; its threads run already, and may have been seen."""
+        """The epoch is ready. Its threads run already, so other methods may have been called before."""
 
     def saw(self, event: Event) -> None:
         """Something happened."""
@@ -50,7 +50,7 @@ class Observer:
         """A device's batch is about to be read."""
 
     def read(self, lease: int, position: int, batch: PreparedBatch) -> None:
-        """It was read and verified; bytes as they came, or finished in an accelerator's memory."""
+        """The batch was read and verified: its bytes as they came, or finished in an accelerator's memory."""
 
     def assembled(self, delivered: Delivered, batch: Any) -> None:
         """The training thread has a batch, targets joined; the user's batch_transform comes after this."""
@@ -60,7 +60,7 @@ class Observer:
 
 
 class _Begun(threading.local):
-    """What the thread that looks has begun: when, and what its clocks showed."""
+    """What the calling thread has begun: when, and what its clocks showed then."""
 
     rest_at = 0.0
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)  # began_at, read and processor seconds
@@ -69,7 +69,7 @@ class _Begun(threading.local):
 
 
 class Watch(EpochHooks):
-    """Tells observers of an epoch. Holds nothing of the epoch that holds this: it must be free to go."""
+    """Tells observers of an epoch. The epoch holds this object, which does not hold the epoch: it can be freed."""
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
         self._observers = observers

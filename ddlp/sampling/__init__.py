@@ -1,1 +1,1 @@
-"""Which samples an epoch has, in which order, and from which random numbers: samplers, checkpoints, keyed generators."""
+"""The samples of an epoch, their order and their random numbers: samplers, checkpoints and keyed generators."""

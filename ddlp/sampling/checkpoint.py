@@ -1,9 +1,9 @@
-"""The state of a loader in mid-epoch: which batches were delivered, and what makes their order again.
+"""The state of a loader in mid-epoch: which batches were delivered, and how to make their order again.
 
-The batches of torch's own samplers are drawn again from the generator's state. Any other sampler is run again as well,
-from the states that torch's, numpy's and random's generators had, as far as it had been read; one with a ``state_dict`` of
-its own from that as well. A batch is known by its position in that order, so a state says how its loader cut the epoch into
-batches, and fits no loader that does it otherwise.
+The batches of torch's own samplers are drawn again from the generator's state. Any other sampler is run again up to the point
+to which it had been read. It runs from the states that torch's, numpy's and random's generators had, and, if it has a
+``state_dict``, from its own state. A batch is identified by its position in that order. So a state records how its loader cut
+the epoch into batches, and fits only a loader that cuts it in the same way.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ FORMAT = 2
 
 
 def is_stateful(thing: Any) -> bool:
-    """True for what has both ``state_dict`` and ``load_state_dict``, as torchdata's ``Stateful`` asks."""
+    """True for an object with both ``state_dict`` and ``load_state_dict``, as torchdata's ``Stateful`` asks."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
 @dataclass(frozen=True)
 class OrderSource:
-    """What an order is drawn from, as a loader has it, without the loader: that must be free to be dropped."""
+    """The sampler and the generator of a loader. It does not hold the loader, which must be free to be dropped."""
 
     _index_sampler: Any
     generator: torch.Generator | None
 
 
 def sampler_of(loader: DataLoader | OrderSource) -> Any:
-    """The sampler of single indices, or the batch sampler that has none."""
-    batches = getattr(loader._index_sampler, "batch_sampler", loader._index_sampler)  # accelerate's part of one
+    """Return the sampler of single indices, or the batch sampler if it has none."""
+    batches = getattr(loader._index_sampler, "batch_sampler", loader._index_sampler)  # accelerate's shard has such an attribute
     return getattr(batches, "sampler", batches)
 
 
 def _with_epochs(loader: DataLoader | OrderSource) -> list[Any]:
-    """The batch sampler and the sampler within it, those of them that have ``set_epoch``."""
+    """Return the batch sampler and the sampler within it, if they have ``set_epoch``."""
     outer, inner = loader._index_sampler, sampler_of(loader)
     both = [outer] if inner is outer else [outer, inner]
     return [one for one in both if callable(getattr(one, "set_epoch", None))]
 
 
 def set_epoch(loader: DataLoader | OrderSource, epoch: int) -> None:
-    """Tell the epoch to the batch sampler and to the sampler within it, as far as they have ``set_epoch``."""
+    """Call ``set_epoch`` of the batch sampler and of the sampler within it, if they have it."""
     for sampler in _with_epochs(loader):
         sampler.set_epoch(epoch)
 
 
 def _generators(loader: DataLoader | OrderSource) -> dict[str, torch.Generator]:
-    """The torch generators that the loader's order may be drawn from: only that of a sampler of torch's own."""
+    """Return the torch generators that the order may be drawn from. For torch's own samplers that is only the sampler's."""
     own = getattr(sampler_of(loader), "generator", None)
     own = own if isinstance(own, torch.Generator) else torch.default_generator
     if is_built_in(loader._index_sampler):
@@ -71,7 +71,7 @@ def _generators(loader: DataLoader | OrderSource) -> dict[str, torch.Generator]:
 
 
 def _order_state(loader: DataLoader | OrderSource) -> States:
-    """What makes the order again that is drawn next."""
+    """Return the states from which the order that is drawn next can be made again."""
     states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
     epochs = (getattr(sampler, "epoch", None) for sampler in _with_epochs(loader))
     states["sampler_epoch"] = next((epoch for epoch in epochs if isinstance(epoch, int)), None)
@@ -80,7 +80,7 @@ def _order_state(loader: DataLoader | OrderSource) -> States:
 
 
 def _stateful_sampler(loader: DataLoader | OrderSource) -> Any:
-    """The user's batch sampler, else the sampler within it, that has a ``state_dict``; None where neither has."""
+    """Return the user's batch sampler, else the sampler within it, if it has a ``state_dict``; None if neither has one."""
     outer = loader._index_sampler
     if is_built_in(outer):
         return None
@@ -88,27 +88,28 @@ def _stateful_sampler(loader: DataLoader | OrderSource) -> Any:
 
 
 def sampler_state(loader: DataLoader | OrderSource) -> Any:
-    """What the user's sampler says of itself, to be asked between two epochs; None where it says nothing."""
+    """Return the state of the user's sampler; None if it has none. It is to be called between two epochs."""
     sampler = _stateful_sampler(loader)
     if sampler is None:
         return None
     try:
         return copy.deepcopy(sampler.state_dict())
-    except Exception:  # DataLoader never calls it: training must not end by it
+    except Exception:  # DataLoader never calls state_dict: an error in it must not end the training
         return None
 
 
 def load_sampler_state(loader: DataLoader | OrderSource, state: Any) -> None:
-    """Give the user's sampler what `sampler_state` kept; nothing where that was None."""
+    """Give the user's sampler the state that `sampler_state` returned. Do nothing if that was None."""
     sampler = _stateful_sampler(loader)
     if state is not None and sampler is not None:
         sampler.load_state_dict(copy.deepcopy(state))
 
 
 def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
-    """How the loader cuts an epoch into batches, as plain data: where it differs, a position is another batch.
+    """Describe, as plain data, how the loader cuts an epoch into batches. If that differs, a position is another batch.
 
-    Of an epoch that begins now, ``portable`` tells the mode, and what may change between two epochs is there as well.
+    ``portable`` is given for an epoch that begins now, and tells its mode. Then the description also has the values that may
+    change between two epochs.
     """
     index_sampler, sampler = loader._index_sampler, sampler_of(loader)
     own = not is_built_in(index_sampler)
@@ -120,9 +121,9 @@ def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
     }
     if portable is not None:
         found["len(dataset)"] = length(loader.dataset)
-        if not (own and _with_epochs(loader)):  # else it may depend on the epoch
+        if not (own and _with_epochs(loader)):  # else the length may depend on the epoch
             found["len(sampler)"] = length(sampler)
-        if own:  # of torch's the positions are the same in both modes
+        if own:  # with torch's samplers the positions are the same in both modes
             found["mode"] = "portable" if portable else "user code"
     return found
 
@@ -134,15 +135,15 @@ def _number(owner: Any, name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where an epoch goes on; the default is its beginning.
+    """The point at which an epoch goes on; the default is its beginning.
 
-    ``order`` is the state of the generators, and the epoch of the sampler, from before the order was drawn;
-    ``seed_drawn`` tells whether DataLoader's base seed was drawn in between. Of a sampler that is read as it goes,
-    ``drawn`` batches had been read; ``pending`` are those of them that were not delivered, each as (indices,
-    occurrences), and ``seen`` how often each source index was drawn. ``seed`` is that of the samples' draws; None: not
-    drawn yet. ``finished``: nothing is left of the epoch. ``cut`` is what `cut` said when the epoch began.
-    ``workers`` is what `ddlp.sources.host.stateful_workers` keeps of data sets with a state of their own, ``sampler`` the
-    state of the user's sampler between two epochs.
+    ``order``: the state of the generators, and the sampler's epoch, from before the order was drawn. ``seed_drawn``: whether
+    DataLoader's base seed was drawn after that and before the order. The next three are for a sampler that is read as it goes.
+    ``drawn``: how many batches had been read. ``pending``: those of them that were not delivered, each as (indices,
+    occurrences). ``seen``: how often each source index was drawn. ``seed``: the seed of the samples' draws; None: not drawn
+    yet. ``finished``: nothing of the epoch is left. ``cut``: the result of `cut` when the epoch began. ``workers``: the states
+    that `ddlp.sources.host.stateful_workers` keeps for data sets with a state of their own. ``sampler``: the state of the
+    user's sampler between two epochs.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
@@ -159,11 +160,11 @@ class Resume:
 
     @property
     def partly(self) -> bool:
-        """True where a part of the epoch was delivered. Else all of it comes, or nothing, and no position counts."""
+        """True if a part of the epoch was delivered. Otherwise all of it comes, or nothing, and no position counts."""
         return bool(self.delivered) or self.drawn > 0
 
     def check(self, now: dict[str, Any]) -> None:
-        """Raise ValueError where positions are other batches by ``now``, which is what `cut` says of the loader."""
+        """Raise ValueError if positions mean other batches by ``now``, the result of `cut` for the loader."""
         if not self.partly:
             return
         other = [name for name, was in self.cut.items() if name in now and now[name] != was]
@@ -176,12 +177,12 @@ class Resume:
             )
 
     def order_of(self, loader: DataLoader | OrderSource) -> States:
-        """What `state_dict` must keep to make this epoch's order again. To be asked just before it is drawn."""
+        """Return what `state_dict` must keep to make this epoch's order again. Call it just before the order is drawn."""
         return _order_state(loader) if self.order is None else self.order
 
     @contextlib.contextmanager
     def order_restored(self, loader: DataLoader | OrderSource) -> Iterator[None]:
-        """While the order is drawn, the generators stand where they stood then; afterwards as before."""
+        """Give the generators, while the order is drawn, the states that they had then. Afterwards they are put back."""
         if self.order is None:
             yield
             return
@@ -191,16 +192,16 @@ class Resume:
             yield
 
     def prepend(self, plan: EpochPlan) -> None:
-        """Put the undelivered batches of a sampler that is read as it goes first."""
+        """Begin the plan with the undelivered batches that had been read, of a sampler that is read as it goes."""
         plan.go_on_after(self.seen)
         for indices, occurrences in self.pending:
             plan.append(np.asarray(indices, dtype=np.int64), np.asarray(occurrences, dtype=np.int64))
 
 
 class OnlyNext:
-    """The user's iterator as DataLoader asks it: next, and no second iter(), at which some samplers begin anew.
+    """Wraps the user's iterator. It calls only next, as DataLoader does: some samplers begin anew at a second iter().
 
-    It keeps in ``order`` what came first, by which a resume knows that the order is made again.
+    It keeps the first item in ``order``. By that item a resume can tell whether the order was made again.
     """
 
     def __init__(self, iterator: Iterator[Any], order: States | None) -> None:
@@ -218,7 +219,7 @@ class OnlyNext:
 
 
 def _plain(item: Any) -> list[int] | None:
-    """A batch's indices, or the single index, as plain data; None where they are objects of the user's."""
+    """Return a batch's indices, or the single index, as plain data; None if they are objects of the user's."""
     try:
         return [operator.index(index) for index in (item if isinstance(item, (list, tuple)) else [item])]
     except TypeError:
@@ -230,10 +231,10 @@ def _begins_with(items: list[Any], first: list[int]) -> bool:
 
 
 class SamplerStart:
-    """The loader's sampler as torch's iterators begin to read it: iter() of it before they draw their base seed.
+    """The loader's sampler for torch's iterators, which call iter() of it before they draw their base seed.
 
-    A sampler of the user's is run again here on a resume. torch's own draw nothing before the first batch: who asks for that
-    says so by `keep_order`.
+    On a resume the user's sampler is run again here. torch's own samplers draw nothing before the first batch. A caller that
+    asks for their first batch calls `keep_order` before.
     """
 
     def __init__(self, loader: DataLoader | OrderSource, resume: Resume, seed_drawn: bool) -> None:
@@ -243,7 +244,7 @@ class SamplerStart:
         self.order = resume.order  # None: nothing was drawn yet
 
     def keep_order(self) -> None:
-        """Keep in ``order`` what makes the order again that is about to be drawn."""
+        """Keep in ``order`` the states from which the order that is about to be drawn can be made again."""
         self.order = self._resume.order_of(self._loader)
 
     def __len__(self) -> int:
@@ -263,10 +264,10 @@ class SamplerStart:
         return iter(()) if resume.finished else iterator
 
     def _leave_last_epoch(self) -> None:
-        """Have a sampler with a state stand between two epochs, as it stood when that state was taken.
+        """Put a sampler with a state between two epochs, where it was when that state was taken.
 
-        One that keeps its place is at the end of the epoch before: it must be asked for what is left, nothing, so that it
-        begins anew. Any other begins anew with that iter(): it must get its state again.
+        A sampler that keeps its place is at the end of the previous epoch. It must be asked for the rest, which is nothing, so
+        that it begins anew at the next iter(). Any other sampler begins anew at once, so it must get its state again.
         """
         if self._resume.sampler is None:
             return
@@ -278,10 +279,10 @@ class SamplerStart:
             load_sampler_state(self._loader, self._resume.sampler)
 
     def _again(self, order: States) -> Iterator[Any]:
-        """The order that the epoch had, as far as it had been read, and what follows.
+        """Return the epoch's order again: the part that had been read, and what follows.
 
-        A sampler that keeps its place may go on in the epoch before, which was left early, with the first iter() after its
-        state was loaded. The second one begins this epoch, as it did then.
+        If the previous epoch was left early, a sampler that keeps its place may go on in it at the first iter() after its state
+        was loaded. The second iter() then begins this epoch, as it did the first time.
         """
         state, first = order.get("sampler_state"), order.get("first")
         load_sampler_state(self._loader, state)
@@ -302,7 +303,7 @@ class SamplerStart:
             iterator = OnlyNext(iter(self._loader._index_sampler), None)
             if self.seed_drawn:
                 torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
-            # One at least: many samplers draw the whole epoch when they are asked for its first item.
+            # At least one item: many samplers draw the whole epoch when they are asked for its first item.
             return list(itertools.islice(iterator, max(1, self._resume.drawn))), iterator
 
 
@@ -319,9 +320,10 @@ def save(
     workers: dict[str, Any] | None = None,
     sampler: Any = None,
 ) -> dict[str, Any]:
-    """The state of an epoch under way as plain data, which JSON takes as well. The loader adds its `cut`.
+    """Return the state of a running epoch as plain data, which JSON can store too. The loader adds its `cut`.
 
-    ``plan`` is that of portable batches whose sampler is read as it goes, ``drawn`` what user code has read of one.
+    ``plan``: the plan of portable batches whose sampler is read as it goes. ``drawn``: the batches that user code has read of
+    such a sampler.
     """
     pending, seen, untouched = [], {}, not delivered
     if plan is not None:
@@ -347,14 +349,14 @@ def save(
 
 
 def between(epoch: int, workers: dict[str, Any] | None = None, sampler: Any = None) -> dict[str, Any]:
-    """The state between two epochs: this one begins with the next iter()."""
+    """Return the state between two epochs: ``epoch`` begins with the next iter()."""
     return save(RangeSet(), None, seed=None, epoch=epoch, workers=workers, sampler=sampler)
 
 
 def load(state: dict[str, Any]) -> tuple[Resume, int]:
-    """The resume and the epoch of a saved state.
+    """Return the resume and the epoch of a saved state.
 
-    Raises ValueError where it is none, or of another format.
+    Raises ValueError if ``state`` is not a saved state, or has another format.
     """
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         got = state.get("format") if isinstance(state, dict) else type(state).__name__
@@ -368,7 +370,7 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         {int(k): int(v) for k, v in state["seen"].items()},
         state["seed"],
         state["finished"],
-        state.get("cut", {}),  # between two epochs there is none
+        state.get("cut", {}),  # a state between two epochs has none
         state.get("workers"),
         state.get("sampler"),
     )

@@ -1,9 +1,9 @@
-"""The batches of an epoch: what the sampler says, in the order in which it says it.
+"""The batches of an epoch, in the order in which the sampler gives them.
 
-For torch's own samplers the whole epoch is drawn when it begins, from torch's generators in torch's own order, so that
-batches can be leased from its end. Where nobody leases them, a sampler that torch itself draws piece by piece (a RandomSampler
-with replacement, or of more samples than there are) is drawn as its batches are needed. Any other sampler is the user's code,
-may look at the training's state, and is read no further ahead than DataLoader's prefetch would read it.
+For torch's own samplers the whole epoch is drawn when it begins, from torch's generators and in torch's order, so that batches
+can be leased from its end. torch itself draws some samplers piece by piece (a RandomSampler with replacement, or with more
+samples than the data set has). If nobody leases batches, such a sampler is drawn as its batches are needed. Any other sampler
+is the user's code, and may look at the training's state. It is read no further ahead than DataLoader's prefetch would read it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddlp.sampling import sampler_order as order
 from ddlp.sampling.occurrences import OccurrenceCounter
 
 Item = tuple[int, int]
-"""(source index, how often it came before in this epoch): with seed and epoch, what a sample's content depends on."""
+"""(source index, how often it came before in this epoch). A sample's content depends on these, the seed and the epoch."""
 
 _BUILT_IN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
@@ -39,25 +39,25 @@ def _of_accelerate(sampler: Any, name: str) -> bool:
 
 
 def _is_part(sampler: Any) -> bool:
-    """True for the part of a batch sampler's batches that accelerate gives one process."""
+    """True for accelerate's shard of a batch sampler, which gives one process its part of the batches."""
     return _of_accelerate(sampler, "BatchSamplerShard")
 
 
 def _within(sampler: Any) -> Any:
-    """The sampler of single indices within torch's batch sampler, and within a part of one."""
+    """Return the sampler of single indices within torch's batch sampler, or within a shard of one."""
     if _is_part(sampler) and type(sampler.batch_sampler) is BatchSampler:
         sampler = sampler.batch_sampler
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
 def is_built_in(sampler: Any) -> bool:
-    """True for exactly torch's own samplers, and accelerate's: their whole epoch may be drawn at its beginning."""
+    """True for torch's own samplers (not subclasses), and accelerate's. Their whole epoch may be drawn at its beginning."""
     inner = _within(sampler)
     return type(inner) in _BUILT_IN or _of_accelerate(inner, "SeedableRandomSampler")
 
 
 def is_random(sampler: Any) -> bool:
-    """True where the order is random anyway, so that another order of whole batches is none the worse."""
+    """True if the order is random anyway, so that another order of whole batches is just as good."""
     inner = _within(sampler)
     if type(inner) is DistributedSampler:
         return inner.shuffle
@@ -69,11 +69,11 @@ _BLOCK = 1 << 16  # indices that are drawn, and counted, together
 
 
 class IndexedSamples(Protocol):
-    """What a plan must know of a data set: `ddlp.translate.datasets.PortableSet` is one.
+    """The facts about a data set that a plan needs. `ddlp.translate.datasets.PortableSet` is one implementation.
 
     Attributes:
-        starts: where the source indices of each part begin, and, last, how many there are.
-        each_once: no two indices of the data set mean one source index.
+        starts: the first source index of each part, and, last, the number of source indices.
+        each_once: True: no two indices of the data set mean the same source index.
     """
 
     @property
@@ -85,29 +85,30 @@ class IndexedSamples(Protocol):
     def __len__(self) -> int: ...
 
     def source(self, indices: np.ndarray) -> np.ndarray:
-        """The source indices, int64, of the data set's own. Raises IndexError where there is none."""
+        """Return the source indices, int64, of the data set's own indices. Raises IndexError if one does not exist."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Indices in the order in which they were drawn. May be of smaller integers than int64."""
+    """Indices in the order in which they were drawn. Their integers may be smaller than int64."""
 
     indices: np.ndarray  # the data set's own
     sources: np.ndarray
-    before: np.ndarray | None  # how often each came before; None: none did
+    before: np.ndarray | None  # how often each came before; None: all come for the first time
 
 
 class EpochPlan:
-    """The batches of one epoch, in the sampler's order; position 0 is the first.
+    """The batches of one epoch, in the sampler's order. Position 0 is the first.
 
     Args:
-        sampler: gives a batch's indices (``batched``), or single indices; where it is read as it goes, its iterator, of which
-            a second iter() must be the same one.
+        sampler: gives a batch's indices (``batched``), or single indices. If it is read as it goes, this is its iterator, and
+            iter() of that must return the same iterator.
         portable: resolves the data set's indices to source indices.
-        whole: it is one of torch's own, whose length and order are known now; else `read` draws batch by batch.
-        skip: batches to leave out first: they were part of an epoch that is resumed.
-        at_once: ``whole``: draw all of it now; else a sampler that torch draws piece by piece is drawn when any thread asks
-            for a batch, and kept until it is told to `forget` it.
+        whole: the sampler is one of torch's own, whose length and order are known now. False: `read` draws batch by batch.
+        skip: how many batches to leave out first, since an epoch that is resumed had read them.
+        at_once: with ``whole``: draw all of it now. False: a sampler that torch draws piece by piece is drawn when any thread
+            asks for a batch, and the batches are kept until `forget`.
+        views: the number of images that are made of each sample.
     """
 
     def __init__(
@@ -119,26 +120,28 @@ class EpochPlan:
         batched: bool,
         skip: int = 0,
         at_once: bool = True,
+        views: int = 1,
     ) -> None:
+        self.views = views
         self._portable = portable
         self._batched = batched
         self._seen = OccurrenceCounter(portable.starts[-1])
-        self._blocks: dict[int, _Block] = {}  # of a sampler of torch's own, by number
-        self._size = self._per_block = 1  # samples of a batch of these, batches of a block
-        self._wanted = self._whole = 0  # samples and batches of all of them
-        self._counts = False  # an index may come again
-        self._next_blocks: Iterator[np.ndarray] = iter(())  # the indices of those not drawn yet
+        self._blocks: dict[int, _Block] = {}  # the blocks of a sampler of torch's own, by number
+        self._size = self._per_block = 1  # samples of a batch in these blocks, batches of a block
+        self._wanted = self._whole = 0  # samples and batches of all blocks
+        self._counts = False  # whether an index may come again
+        self._next_blocks: Iterator[np.ndarray] = iter(())  # the indices of the blocks not drawn yet
         self._drawn_blocks = self._kept_from = 0
         self._drawing = threading.Lock()
-        self._batches: dict[int, _Block] = {}  # drawn one by one, by position
+        self._batches: dict[int, _Block] = {}  # the batches that are drawn one by one, by position
         self._length = self._largest = self._forgotten = 0
         self.ended = False
-        self.drawn = 0  # batches that the sampler has given, those left out included
-        self.grows = not whole  #: it holds more the longer it goes on, unless it is told to `forget`
+        self.drawn = 0  # batches that the sampler has given, including those left out
+        self.grows = not whole  #: whether the plan's memory grows as it goes on, unless `forget` is called
         self._sampler_iter: Iterator[Any] = iter(())
-        self._reads = 0  # of `_sampler_iter` that DataLoader would have made, where its draws are followed one by one
+        self._reads = 0  # if DataLoader's draws are followed one by one: its reads of `_sampler_iter` by now
         self._follows = False
-        self._reads_to_end = 0  # else: after so many reads, batch by batch, the sampler would have ended
+        self._reads_to_end = 0  # if they are not followed: after so many reads, batch by batch, the sampler would have ended
         if whole:
             self._read_whole(sampler, at_once)
         else:
@@ -149,7 +152,7 @@ class EpochPlan:
         return self._length
 
     def read(self) -> bool:
-        """Draw one more batch from the sampler; False once it has ended."""
+        """Draw one more batch from the sampler. False once it has ended."""
         if self.ended:
             return False
         try:
@@ -162,10 +165,10 @@ class EpochPlan:
         return True
 
     def read_as_far_as(self, reads: int) -> None:
-        """Of torch's own sampler: DataLoader would have asked it so many times by now.
+        """Note that DataLoader would have asked torch's own sampler ``reads`` times by now.
 
-        torch's RandomSampler draws from a generator of the user's once more when it ends, and piece by piece where it draws
-        as it goes. An epoch that is broken off must leave that generator where DataLoader leaves it.
+        torch's RandomSampler draws from the user's generator once more when it ends, and piece by piece if it draws as it goes.
+        An epoch that is broken off must leave that generator in the state in which DataLoader leaves it.
         """
         if self._follows:
             for _ in itertools.islice(self._sampler_iter, max(0, reads - self._reads)):
@@ -176,7 +179,7 @@ class EpochPlan:
                 pass
 
     def append(self, indices: np.ndarray, occurrences: np.ndarray | None = None) -> None:
-        """Add a batch of the data set's own indices; their occurrences are counted unless given (a resume)."""
+        """Add a batch of the data set's own indices. Their occurrences are counted, unless they are given (on a resume)."""
         sources = self._portable.source(indices)
         if occurrences is None:
             occurrences = self._seen.count(sources)
@@ -185,9 +188,9 @@ class EpochPlan:
         self._largest = max(self._largest, len(indices))
 
     def forget(self, before: int) -> None:
-        """The batches before this position will not be wanted any more: drop those that would only pile up.
+        """Drop batches before this position that would pile up in memory. They will not be wanted any more.
 
-        Of those drawn one by one the first stays: a device that joins is compared by it.
+        The first of the batches that are drawn one by one stays: a device that joins is compared by it.
         """
         if not self.grows or before <= self._forgotten:
             return
@@ -202,16 +205,16 @@ class EpochPlan:
 
     @property
     def seen(self) -> dict[int, int]:
-        """How often each source index was drawn, where the order is drawn as it goes."""
+        """How often each source index was drawn, if the order is drawn as it goes."""
         return self._seen.times()
 
     def go_on_after(self, seen: dict[int, int]) -> None:
-        """Count on from what an epoch that is resumed had `seen`."""
+        """Count on from the numbers in `seen` of an epoch that is resumed."""
         self._seen.add(seen)
 
     def _read_whole(self, sampler: Any, at_once: bool) -> None:
         outer, size, drop_last = sampler, 1, False
-        if _is_part(sampler):  # read to its end now: batches of one size, but for the last
+        if _is_part(sampler):  # read to its end now: all batches have one size, except the last
             batches = list(sampler)
             size, sampler = len(batches[0]) if batches else 1, list(itertools.chain.from_iterable(batches))
         elif type(sampler) is BatchSampler and self._batched:
@@ -223,11 +226,12 @@ class EpochPlan:
         self._counts = not (order.gives_each_once(sampler) and self._portable.each_once)
         self._per_block = max(1, _BLOCK // size if self._counts else self._whole)
         if order.draws_as_it_goes(sampler):
-            # The user's generator is drawn from where DataLoader draws from it, a copy of it where a batch is needed. Where it
-            # has none DataLoader draws a seed with the first batch, as we do, or when it finds that there is no batch.
+            # The user's generator is drawn from when DataLoader would draw from it; a copy of it is drawn from when a batch is
+            # needed. If the sampler has no generator, DataLoader draws a seed with the first batch, as this code does, or when
+            # it finds that there is no batch.
             self._follows = sampler.generator is not None or not self._whole
             self._sampler_iter = iter(outer) if self._follows else iter(())
-            # An index that the data set has not is told now.
+            # If the sampler may give an index that the data set does not have, all is drawn now, so that the error comes now.
             self.grows = not at_once and order.draws_on_the_cpu(sampler) and len(sampler.data_source) <= len(self._portable)
             pieces = order.begin(order.apart(sampler), self._wanted)
         else:
@@ -238,10 +242,10 @@ class EpochPlan:
         if self._whole:
             self._block(0 if self.grows else (self._whole - 1) // self._per_block)
         if not self.grows:
-            self._next_blocks = iter(())  # which holds what they were cut from
+            self._next_blocks = iter(())  # frees the arrays that the blocks were cut from
 
     def _block(self, number: int) -> _Block:
-        """A block of a sampler of torch's own, drawn now if need be."""
+        """Return a block of a sampler of torch's own. It is drawn now if needed."""
         block = self._blocks.get(number)
         if block is None:
             with self._drawing:
@@ -252,7 +256,7 @@ class EpochPlan:
 
     def _draw(self) -> None:
         indices = next(self._next_blocks)
-        sources = self._portable.source(indices)  # also sees that there is no index that the data set has not
+        sources = self._portable.source(indices)  # raises for an index that the data set does not have
         before = self._seen.count(sources) if self._counts else None
         if self._drawn_blocks >= self._kept_from:
             if before is not None:
@@ -263,21 +267,21 @@ class EpochPlan:
         self._drawn_blocks += 1
 
     def _rows(self, position: int) -> tuple[_Block, slice]:
-        """Where a batch is. Raises KeyError for one that was forgotten."""
+        """Return a batch's block and its rows there. Raises KeyError for a batch that was forgotten."""
         if position >= self._whole:
             return self._batches[position], slice(None)
         number, k = divmod(position, self._per_block)
         return self._block(number), slice(k * self._size, (k + 1) * self._size)
 
     def occurrences(self, position: int) -> np.ndarray:
-        """For each index of a batch, how often it came before in this epoch, int64."""
+        """Return, for each index of a batch, how often it came before in this epoch, int64."""
         block, rows = self._rows(position)
         if block.before is None:
             return np.zeros(self.size(position), dtype=np.int64)
         return block.before[rows].astype(np.int64, copy=False)
 
     def size(self, position: int) -> int:
-        """Samples in a batch; 0 where it was forgotten."""
+        """Return the number of samples in a batch; 0 if it was forgotten."""
         if position < self._whole:
             return min(self._size, self._wanted - position * self._size)
         batch = self._batches.get(position)
@@ -285,25 +289,40 @@ class EpochPlan:
 
     @property
     def largest(self) -> int:
-        """Samples of the largest batch so far; 1 where there is none."""
+        """The number of samples in the largest batch so far; 1 if there is none."""
         return max(1, self._largest)
 
     def indices(self, position: int) -> list[int]:
-        """The data set's own indices of a batch."""
+        """Return the data set's own indices of a batch."""
         block, rows = self._rows(position)
         return block.indices[rows].tolist()
 
     def sources(self, position: int) -> np.ndarray:
-        """The source indices of a batch, int64."""
+        """Return the source indices of a batch, int64."""
         block, rows = self._rows(position)
         return block.sources[rows].astype(np.int64, copy=False)
 
     def items(self, position: int) -> list[Item]:
-        """The items of a batch, in order."""
+        """Return the items of a batch, in order."""
         return list(zip(self.sources(position).tolist(), self.occurrences(position).tolist(), strict=True))
+
+    def images(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sources and occurrences, int64, of the images to make for a batch.
+
+        Each view of a sample has an occurrence of its own. The first views of all samples come first, then the second ones.
+        """
+        sources, occurrences = self.sources(position), self.occurrences(position)
+        if self.views == 1:
+            return sources, occurrences
+        return np.tile(sources, self.views), np.concatenate([occurrences * self.views + k for k in range(self.views)])
+
+    def image_items(self, position: int) -> list[Item]:
+        """Return the items of the images to make for a batch, in order."""
+        sources, occurrences = self.images(position)
+        return list(zip(sources.tolist(), occurrences.tolist(), strict=True))
 
 
 def _small(numbers: np.ndarray) -> np.ndarray:
-    """The same integers, in as few bytes each as hold them all."""
+    """Return the same integers in the smallest type that holds them all."""
     lowest, highest = (np.min_scalar_type(int(end)) for end in (numbers.min(), numbers.max()))
     return numbers.astype(np.promote_types(lowest, highest))

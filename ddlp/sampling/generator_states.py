@@ -1,4 +1,4 @@
-"""States of random generators as plain data (JSON takes it), and putting them back for a while."""
+"""The states of random generators as plain data, which JSON can store, and a context that puts states back for a while."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from ddlp.sampling.sampler_order import default_device
 
 States = dict[str, Any]
-"""The state of each named torch generator, and of ``numpy`` and ``random`` where they are asked for."""
+"""The state of each named torch generator, and of ``numpy`` and ``random`` if they are asked for."""
 
 
 def capture(generators: Mapping[str, torch.Generator], python: bool) -> States:
-    """States of these torch generators; with ``python`` also of the global ones of numpy and random."""
+    """Return the states of these torch generators; with ``python`` also those of numpy's and random's global ones."""
     states: States = {name: _encoded(generator.get_state()) for name, generator in generators.items()}
     if python:
         kind, keys, *rest = np.random.get_state()
@@ -30,8 +30,8 @@ def capture(generators: Mapping[str, torch.Generator], python: bool) -> States:
 
 @contextlib.contextmanager
 def restored(states: States, generators: Mapping[str, torch.Generator]) -> Iterator[None]:
-    """Have the generators stand where they stood when ``states`` were captured; afterwards as before."""
-    # One torch generator may have several names: all its states are the same then.
+    """Give the generators the captured ``states`` for a while, then their previous states again."""
+    # One torch generator may have several names. All of its captured states are equal then.
     before = capture(generators, "random" in states)
     _set(states, generators)
     try:
@@ -41,9 +41,9 @@ def restored(states: States, generators: Mapping[str, torch.Generator]) -> Itera
 
 
 def for_base_seed(seed: int) -> torch.Generator:
-    """For torch's iterators, which draw a base seed that is known already: a generator that is nobody else's.
+    """Return a new generator for torch's iterators to draw from, if the base seed that they want is known already.
 
-    On torch's default device, since they draw there.
+    It is on torch's default device, since they draw there.
     """
     return torch.Generator(default_device()).manual_seed(seed % 2**63)
 

@@ -1,4 +1,4 @@
-"""The global generators of torch, numpy and random: seeded from a sample's key, watched for draws, put back."""
+"""The global generators of torch, numpy and random. They are seeded from a sample's key, watched for draws, and put back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["GENERATORS", "GlobalGenerator", "keyed_globals"]
 
 _MASK32 = (1 << 32) - 1
 _MT19937_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
-_INSTANCE: Any = random.random.__self__  # type: ignore[attr-defined]  # whose methods the functions of `random` are
+_INSTANCE: Any = random.random.__self__  # type: ignore[attr-defined]  # the functions of `random` are its methods
 
 
 class GlobalGenerator(Protocol):
-    """One of the generators that user code draws from."""
+    """A generator that user code draws from."""
 
     def state(self) -> Any:
-        """All that its next numbers follow from. Two states compare by ==."""
+        """Return its state, from which its next numbers follow. Two states compare by ==."""
 
     def put_back(self, state: Any) -> None:
-        """Have it stand where `state` gave this."""
+        """Put it back into a state that `state` returned."""
 
     def seed(self, key: int) -> None:
         """Seed it from a 64-bit key."""
@@ -36,7 +36,7 @@ class GlobalGenerator(Protocol):
 class _Torch:
     """torch's default generator on the CPU.
 
-    Its memory is looked at first, which takes 0.3 us: ``get_state()`` as bytes takes 2.4.
+    Its memory is compared first, which takes 0.3 us. ``get_state()`` as bytes takes 2.4 us.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Torch:
     def state(self) -> bytes:
         memory = _memory_of_torch()
         if memory is None or memory.raw != self._seen:
-            self._seen = b"" if memory is None else memory.raw  # before the state: a thread may draw in between
+            self._seen = b"" if memory is None else memory.raw  # read before the state: a thread may draw in between
             self._content = torch.default_generator.get_state().numpy().tobytes()
         return self._content
 
@@ -55,15 +55,15 @@ class _Torch:
         torch.default_generator.set_state(torch.from_numpy(np.frombuffer(bytearray(state), np.uint8)))
 
     def seed(self, key: int) -> None:
-        """torch.initial_seed() stays what it is: in a worker what DataLoader has seeded it with."""
-        state = self._twin.manual_seed(key & _MASK32).get_state()  # of a seed it takes 32 bits
+        """Seed it. torch.initial_seed() does not change: in a worker it stays the seed from DataLoader."""
+        state = self._twin.manual_seed(key & _MASK32).get_state()  # it uses only 32 bits of a seed
         state.numpy().view(np.uint64)[0] = torch.default_generator.initial_seed()
         torch.default_generator.set_state(state)
 
 
 @functools.cache
 def _memory_of_torch() -> Any:
-    """The memory of torch's default generator, with the normals that it keeps; None where this torch has it elsewhere."""
+    """The memory of torch's default generator, including the normals that it keeps; None if this torch has it elsewhere."""
     other: Any = torch.Generator("cpu")
     words = other.get_state().numpy()[24 : 24 + 8 * 16].view(np.uint64).astype(np.uint32)  # the first of 624, 64 bits each
     address: int | None = getattr(other, "_cdata", None)
@@ -73,7 +73,7 @@ def _memory_of_torch() -> Any:
     length = 4 * 624 + 28  # and two normals
     memory = (ctypes.c_char * (24 + length)).from_address(address + at - 24)
     seen = {memory.raw}
-    for _ in range(4):  # numbers, a normal, and the second one of the pair, for which nothing else moves
+    for _ in range(4):  # each must change it: numbers, a normal, and the pair's second normal, for which nothing else changes
         torch.randn((), dtype=torch.float64, generator=other)
         seen.add(memory.raw)
     if len(seen) != 5:
@@ -83,17 +83,17 @@ def _memory_of_torch() -> Any:
 
 
 class _Numpy:
-    """numpy's global generator. Where somebody has put another kind than MT19937 in its place, that is left alone.
+    """numpy's global generator. If it was replaced by another kind than MT19937, it is left alone.
 
-    Its words are looked at where they lie, as `BitGenerator.ctypes` offers them: ``np.random.get_state()`` takes 45 us. A
-    normal that numpy has drawn too many is kept elsewhere; the next one may then come without a look at the words.
+    Its words are read in their place in memory, which `BitGenerator.ctypes` gives: ``np.random.get_state()`` takes 45 us. numpy
+    draws normals in pairs, and keeps the second one elsewhere. The next normal may then come without a change of the words.
     """
 
     def __init__(self) -> None:
         self._bits: Any = None
-        self._words: Any = None  # None: left alone
+        self._words: Any = None  # None: the generator is left alone
         self._seen = b""
-        self._normal: float | None = None  # that it kept when it stood at `_seen`
+        self._normal: float | None = None  # the normal that it kept when its words were `_seen`
 
     def _of_today(self) -> Any:
         bits = np.random.mtrand.get_bit_generator()
@@ -107,7 +107,7 @@ class _Numpy:
         if self._of_today() is None:
             return b"", None
         words: bytes = self._words.raw
-        if self._normal is not None or words != self._seen:  # it comes to a normal to keep by drawing, or by a state set anew
+        if self._normal is not None or words != self._seen:  # only a draw or a new state gives it a normal
             state: Any = np.random.get_state()
             self._seen, self._normal = words, state[4] if state[3] else None
         return words, self._normal
@@ -118,7 +118,7 @@ class _Numpy:
         words, normal = state
         self._seen = b""
         if normal is None:
-            np.random.seed(0)  # forgets a normal that it keeps
+            np.random.seed(0)  # makes it forget a normal that it keeps
             self._words.raw = words
         else:
             numbers = np.frombuffer(words, np.uint32)
@@ -126,13 +126,13 @@ class _Numpy:
 
     def seed(self, key: int) -> None:
         if self._of_today() is not None:
-            np.random.seed(key >> 32)  # other bits than torch takes, which has the same algorithm
+            np.random.seed(key >> 32)  # not the bits that torch uses, since torch has the same algorithm
 
 
 class _Python:
-    """That of the module ``random``.
+    """The generator of the module ``random``.
 
-    CPython has its words within the object, where a look costs 0.1 us and ``random.getstate()`` 10.
+    CPython has its words within the object. To read them there takes 0.1 us; ``random.getstate()`` takes 10 us.
     """
 
     def state(self) -> Any:
@@ -152,7 +152,7 @@ class _Python:
 
 @functools.cache
 def _words_of_python() -> Any:
-    """The memory of random's generator; None where this interpreter has it elsewhere."""
+    """The memory of random's generator; None if this interpreter has it elsewhere."""
     other = random.Random(0)
     words = _words_within(other)
     before = words.raw

@@ -1,7 +1,7 @@
-"""The order that torch's own samplers give, as arrays: a million Python integers cost more than the first batch.
+"""The order that torch's own samplers give, as arrays: to make a million Python integers takes longer than the first batch.
 
-The draws are torch's, number by number, and made when torch makes them. Each class is compared with torch's, once a process;
-where an installed torch draws otherwise, or does not draw on the CPU, its sampler is read element by element.
+The draws are the same as torch's, number by number, and they are made when torch makes them. Each class is compared with
+torch's, once a process. If the installed torch draws differently, or not on the CPU, its sampler is read element by element.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = [
     "apart", "begin", "default_device", "draws_as_it_goes", "draws_on_the_cpu", "gives_each_once", "in_batches", "in_blocks",
 ]  # fmt: skip
 
-_AT_ONCE = 32 * 1024  # draws with replacement; torch makes 32, and the same numbers
+_AT_ONCE = 32 * 1024  # draws with replacement in one call; torch makes 32 in one call, and gets the same numbers
 
 
 def begin(sampler: Any, wanted: int) -> Iterator[np.ndarray]:
-    """iter() of a sampler of torch's own: gives its indices in pieces, int64, none of which is drawn before it is asked for.
+    """Do what iter() of a sampler of torch's own does, but yield indices in pieces, int64. Each piece is drawn at its request.
 
-    As many as are ``wanted`` come without any draw that torch makes later, but for those between two pieces of a sampler that
-    `draws_as_it_goes`. To exhaust the iterator makes those as well.
+    The first ``wanted`` indices come without any draw that torch makes only at the end. A sampler that `draws_as_it_goes` draws
+    between two pieces as well. A caller that exhausts the iterator makes the draws of the end too.
     """
     kind: type = type(sampler)
     drawn = _replacing if getattr(sampler, "replacement", False) and kind is RandomSampler else _DRAWN.get(kind)
@@ -39,7 +39,7 @@ def begin(sampler: Any, wanted: int) -> Iterator[np.ndarray]:
 
 
 def in_blocks(pieces: Iterator[np.ndarray], wanted: int, length: int) -> Iterator[np.ndarray]:
-    """The first ``wanted`` indices of these pieces, in blocks of ``length``; asks for no piece before its first is needed."""
+    """Yield the first ``wanted`` indices of these pieces in blocks of ``length``. A piece is requested when it is needed."""
     held: list[np.ndarray] = []
     have = 0
     while wanted > 0:
@@ -56,9 +56,9 @@ def in_blocks(pieces: Iterator[np.ndarray], wanted: int, length: int) -> Iterato
 
 
 def in_batches(sampler: BatchSampler) -> Iterator[list[int]]:
-    """iter() of a BatchSampler over a sampler of torch's own, in less than half of its time; draws come when torch's do.
+    """Do what iter() of a BatchSampler over torch's own sampler does, in less than half the time. Draws come when torch's do.
 
-    Not for a sampler that `draws_as_it_goes`.
+    It is not for a sampler that `draws_as_it_goes`.
     """
     size, indices = sampler.batch_size, sampler.sampler
     held = np.empty(0, np.int64)
@@ -73,20 +73,20 @@ def in_batches(sampler: BatchSampler) -> Iterator[list[int]]:
 
 
 def gives_each_once(sampler: Any) -> bool:
-    """True where no index can come twice in an epoch."""
+    """True if no index can come twice in an epoch."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    return type(sampler) in (SequentialSampler, DistributedSampler)  # what the latter repeats goes to different ranks
+    return type(sampler) in (SequentialSampler, DistributedSampler)  # the latter gives repeated indices to different ranks
 
 
 def draws_as_it_goes(sampler: Any) -> bool:
-    """True where torch draws piece by piece while an epoch goes on, instead of when it begins, and once when it ends."""
+    """True if torch draws piece by piece during an epoch. Other samplers draw when it begins, and once when it ends."""
     return type(sampler) is RandomSampler and not gives_each_once(sampler)
 
 
 def apart(sampler: RandomSampler) -> RandomSampler:
-    """A sampler that gives the same indices, and leaves this one's generator as it is."""
-    if sampler.generator is None:  # it makes one for each epoch
+    """Return a sampler that gives the same indices, and does not change this one's generator."""
+    if sampler.generator is None:  # it makes a generator for each epoch
         return sampler
     other = copy.copy(sampler)
     other.generator = torch.Generator(sampler.generator.device)
@@ -95,12 +95,12 @@ def apart(sampler: RandomSampler) -> RandomSampler:
 
 
 def default_device() -> torch.device:
-    """Where torch makes tensors in this thread (torch.set_default_device)."""
+    """Return the device on which torch makes tensors in this thread (torch.set_default_device)."""
     return torch.empty(0).device
 
 
 def draws_on_the_cpu(sampler: Any) -> bool:
-    """True where a sampler's random numbers are drawn on the CPU, and in whatever thread."""
+    """True if a sampler's random numbers are drawn on the CPU, no matter which thread draws them."""
     generator = getattr(sampler, "generator", None)
     return default_device().type == "cpu" and (generator is None or generator.device.type == "cpu")
 
@@ -116,7 +116,7 @@ def _sequential(sampler: SequentialSampler) -> Iterator[np.ndarray]:
 
 
 def _random(sampler: RandomSampler) -> Iterator[np.ndarray]:
-    """As RandomSampler.__iter__ without replacement, and without a list of Python integers in between."""
+    """Draw like RandomSampler.__iter__ without replacement, but without a list of Python integers."""
     n, generator = len(sampler.data_source), _generator_of(sampler)
     for _ in range(sampler.num_samples // n):
         yield torch.randperm(n, generator=generator).numpy()
@@ -124,7 +124,7 @@ def _random(sampler: RandomSampler) -> Iterator[np.ndarray]:
 
 
 def _replacing(sampler: RandomSampler) -> Iterator[np.ndarray]:
-    """As RandomSampler.__iter__ with replacement: 32 at a time give the same numbers as more."""
+    """Draw like RandomSampler.__iter__ with replacement. Its 32 draws at a time give the same numbers as more at a time."""
     n, generator, left = len(sampler.data_source), _generator_of(sampler), sampler.num_samples
     while left > 0:
         count = min(left, _AT_ONCE)
@@ -133,7 +133,7 @@ def _replacing(sampler: RandomSampler) -> Iterator[np.ndarray]:
 
 
 def _generator_of(sampler: RandomSampler) -> torch.Generator:
-    """The sampler's, or the one that it makes for an epoch."""
+    """Return the sampler's generator, or one as the sampler makes it for an epoch."""
     if sampler.generator is not None:
         return sampler.generator
     seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -143,7 +143,7 @@ def _generator_of(sampler: RandomSampler) -> torch.Generator:
 
 
 def _distributed(sampler: DistributedSampler) -> Iterator[np.ndarray]:
-    """As DistributedSampler.__iter__: np.resize both repeats from the beginning and cuts off."""
+    """Draw like DistributedSampler.__iter__: np.resize repeats indices from the beginning, or cuts them off."""
     n = len(sampler.dataset)  # type: ignore[arg-type]
     order = np.arange(n)
     if sampler.shuffle:
@@ -162,7 +162,7 @@ _DRAWN: dict[type, _Drawn] = {
 
 
 def _samples_of(drawn: _Drawn) -> Iterator[Callable[[], tuple[Any, torch.Generator]]]:
-    """Makers of small samplers that are drawn so, with the generator that they draw from."""
+    """Yield functions that make a small sampler to test ``drawn`` with, and the generator that it draws from."""
 
     def random(count: int | None, replacement: bool = False) -> tuple[Any, torch.Generator]:
         generator = torch.Generator().manual_seed(7)
@@ -186,7 +186,7 @@ def _samples_of(drawn: _Drawn) -> Iterator[Callable[[], tuple[Any, torch.Generat
 
 @functools.cache
 def _agrees(drawn: _Drawn) -> bool:
-    """Whether this torch's samplers give, and leave their generator, as they are drawn here."""
+    """Whether the installed torch's samplers give the same indices, and leave their generator in the same state."""
     try:
         for make in _samples_of(drawn):
             (theirs, first), (ours, second) = make(), make()

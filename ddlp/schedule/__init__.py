@@ -1,4 +1,4 @@
-"""The pure schedule of an epoch: who holds which batch, how fast each side is, which source is next.
+"""The pure schedule of an epoch: who holds which batch, how fast each side is, and which source is next.
 
-No thread, file, socket, clock or torch. Time and speeds come in as numbers, so each decision can be played again.
+These modules use no thread, file, socket, clock or torch. Time and speeds come in as numbers, so each decision can be replayed.
 """

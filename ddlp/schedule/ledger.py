@@ -1,9 +1,10 @@
-"""Who holds what: the state of every batch of an epoch.
+"""The ledger: the state of every batch of an epoch, and who holds it.
 
-Pure: no thread, socket, file or clock. Callers report events (a claim made, a file published, a device gone) with
-their times; the ledger keeps the rules that make each batch come exactly once, and says which copies to drop.
+It is pure: it uses no thread, socket, file or clock. Callers report events (a claim made, a file published, a device gone)
+with their times. The ledger keeps the rules by which each batch comes exactly once, and tells which copies to drop.
 
-Each batch may exist in two copies; `ddlp.schedule.states` has their states and why the pair is right.
+All code that changes an epoch's state is here: the ledger, its account of each device, and the messages for a device. Each
+batch may exist in two copies. `ddlp.schedule.states` has the states of the copies, as tables, and argues why the pair is right.
 """
 
 from __future__ import annotations
@@ -11,30 +12,92 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
-from ddlp.schedule.accounts import FAILURES, Account
-from ddlp.schedule.effects import Cancel, Effect, Release
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.states import CsdCopy, Entry, Event, HostCopy, LedgerError
 
-__all__ = ["Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
+__all__ = ["Account", "Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
+
+FAILURES = 3  # failed leases in a row; fewer may be the fault of the data, which then fail on the host as well
 
 
 class Side(Enum):
-    """Who prepared a delivered batch."""
+    """The side that prepared a delivered batch."""
 
-    __hash__ = object.__hash__  # Enum's own is in Python, and each delivery is counted by its side
+    __hash__ = object.__hash__  # fast; Enum's hash is in Python, and each delivery is counted by its side
 
     HOST = "cpu"
     CSD = "csd"
 
 
+@dataclass(frozen=True)
+class Cancel:
+    """Tell the device to stop working on this lease."""
+
+    device: str
+    lease: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tell the device that this lease's file is not needed (any more), so that it removes the file and frees its space."""
+
+    device: str
+    lease: int
+
+
+Effect = Cancel | Release
+
+
+@dataclass
+class Account:
+    """How much one device may hold, and what it holds."""
+
+    quota: int = 0  # batches in its spool at most, including those that are being written
+    window: int = 0  # unpublished leases at most
+    alive: bool = False
+    joining: bool = True
+    expected_s: float = math.inf  # when it began to join
+    left_s: float = 0.0  # when it was lost
+    held: int = 0
+    hanging: set[int] = field(default_factory=set)  # leases whose fetch was given up, and has not ended
+    held_back: bool = False  # it says that it has no room at the moment
+    outstanding: dict[int, int] = field(default_factory=dict)  # lease -> position, in the order given
+    failures: int = 0  # failed leases in a row, without a published one between them; a loss and a return do not end the row
+
+    @property
+    def failing(self) -> bool:
+        """True if it seems unable to prepare any batch."""
+        return self.failures >= FAILURES
+
+    @property
+    def at_work(self) -> bool:
+        """True if it takes part, and its spool answers."""
+        return self.alive and not self.hanging
+
+    @property
+    def there(self) -> bool:
+        """True if it is at work or about to join, False if it is lost."""
+        return self.at_work or self.joining
+
+    @property
+    def has_room(self) -> bool:
+        """True if it may be given a lease now: there is room in its window and its spool."""
+        return self.at_work and self.held < self.quota and len(self.outstanding) < self.window
+
+    @property
+    def shut_out(self) -> bool:
+        """True if others fill its spool: it holds no published batch of this epoch whose delivery would free space."""
+        return self.held_back and self.held == len(self.outstanding)
+
+
 class Ledger:
     """The state of an epoch of ``batches`` batches (None: not known yet, see `extend` and `close`).
 
-    ``host_slots`` bounds the batches that the host holds prepared or in work. ``fetch_slots`` bounds the devices'
-    batches in this process's memory. ``delivered`` are positions already trained on (a resume).
+    ``host_slots`` limits the host's batches, prepared or in work. ``fetch_slots`` limits the devices' batches in this
+    process's memory. ``delivered`` are the positions that were trained on before a resume.
     """
 
     def __init__(
@@ -47,21 +110,22 @@ class Ledger:
         self.host_slots = host_slots
         self.fetch_slots = fetch_slots
         self.delivered = RangeSet(delivered)
-        self.free = RangeSet()  # nobody has touched these
-        self.returned = RangeSet()  # came back from a device: the host's
-        self.in_spool = RangeSet()  # a device's file is in the spool
+        self.free = RangeSet()  # nobody has claimed or leased these yet
+        self.returned = RangeSet()  # these came back from a device, and are for the host
+        self.in_spool = RangeSet()  # a device's file of these is in the spool
         self.ready_host = RangeSet()
         self.ready_csd = RangeSet()
         self.devices: dict[str, Account] = {}
         self.effects: deque[Effect] = deque()
         self._open: dict[int, Entry] = {}
-        self._claims: dict[int, int] = {}  # claims a worker is still busy with, dropped ones included
-        self._leases: dict[int, int] = {}  # leases whose copy is wanted, until delivery
-        self.fetching: dict[int, tuple[str, float]] = {}  # leases being read: whose, and since when
+        self._claims: dict[int, int] = {}  # claims that a worker still works on, including dropped ones -> position
+        self._leases: dict[int, int] = {}  # leases whose copy is wanted, until delivery -> position
+        self.fetching: dict[int, tuple[str, float]] = {}  # leases being read -> the device, and since when
         self._in_memory_csd = 0
-        self._in_memory_host = 0  # claims, dropped ones included, and ready batches
+        self._in_memory_host = 0  # claims, including dropped ones, and ready batches
         self._numbers = 0
-        self.taken_back = self.came_back = 0  # leases: the host was first; the device failed, is gone, or damaged it
+        # Leases: in the first, the host was first; in the second, the device failed, is gone, or the file is damaged.
+        self.taken_back = self.came_back = 0
         position = 0
         for start, stop in [*self.delivered.ranges(), (self.length, self.length)]:
             if stop > self.length:
@@ -69,7 +133,7 @@ class Ledger:
             self.free.add_range(position, start)
             position = stop
 
-    # -- what is there ------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
@@ -78,34 +142,34 @@ class Ledger:
 
     @property
     def free_host_slots(self) -> int:
-        """Batches that the host may take up now. A dropped claim keeps its slot until its worker lets go."""
+        """How many batches the host may claim now. A dropped claim keeps its slot until its worker stops."""
         return self.host_slots - self._in_memory_host
 
     @property
     def free_fetch_slots(self) -> int:
-        """Batches that may be fetched into memory now."""
+        """How many batches may be fetched into memory now."""
         return self.fetch_slots - self._in_memory_csd
 
     @property
     def host_in_work(self) -> int:
-        """Batches that workers of the host are busy with."""
+        """How many batches the host's workers work on."""
         return len(self._claims)
 
     @property
     def devices_there(self) -> list[str]:
-        """The devices at work or about to join."""
+        """The devices that are at work or about to join."""
         return [name for name, account in self.devices.items() if account.there]
 
     def entry(self, position: int) -> Entry | None:
-        """The holders of a batch; None where it is free, returned or delivered."""
+        """Return the entry of a batch; None if the batch is free, returned or delivered."""
         return self._open.get(position)
 
     def leased(self) -> Iterator[Entry]:
-        """The batches that a device was told to prepare and has not published."""
+        """Yield the batches that are leased to a device and not published."""
         return (self._open[p] for account in self.devices.values() for p in account.outstanding.values())
 
     def is_ready(self, position: int) -> bool:
-        """True where a verified copy waits in memory."""
+        """True if a verified copy waits in memory."""
         entry = self._open.get(position)
         return entry is not None and (entry.host is HostCopy.READY or entry.csd is CsdCopy.READY)
 
@@ -115,23 +179,30 @@ class Ledger:
         entry = self._open.get(position) if position is not None else None
         return entry is not None and entry.claim == claim
 
-    # -- the epoch's length, where the sampler is read as it goes ------------------------------------------------
+    # -- the epoch's length, if the sampler is read as it goes ---------------------------------------------------
 
     def extend(self, batches: int = 1) -> None:
-        """The sampler gave further batches."""
+        """Add further batches that the sampler gave."""
         if self.closed:
             raise LedgerError("the epoch is closed, no batch can be added")
         self.free.add_range(self.length, self.length + batches)
         self.length += batches
 
     def close(self) -> None:
-        """The sampler has ended."""
+        """Note that the sampler has ended."""
         self.closed = True
 
     # -- the host ------------------------------------------------------------------------------------------------
 
+    def resize_host_slots(self, slots: int) -> None:
+        """Let the host hold ``slots`` batches from now on.
+
+        Slots are taken away when they are free. One free slot stays: strategies keep it for the batch whose turn it is.
+        """
+        self.host_slots = max(slots, self.host_slots - max(0, self.free_host_slots - 1))
+
     def claim(self, position: int) -> int:
-        """A worker of the host takes up a batch: one that is free or came back, or a device's that is late.
+        """Claim a batch for a worker of the host: one that is free or came back, or one of a device that is late.
 
         Returns the claim's number.
         """
@@ -146,7 +217,7 @@ class Ledger:
         return self._numbers
 
     def made(self, claim: int) -> bool:
-        """The worker has finished. False where the copy is not wanted any more: throw it away."""
+        """Note that the worker has made the batch. False if the copy is not wanted any more: throw it away."""
         position = self._claims.pop(claim)
         entry = self._open.get(position)
         if entry is None or entry.claim != claim:
@@ -160,18 +231,18 @@ class Ledger:
     # -- the devices ---------------------------------------------------------------------------------------------
 
     def expect(self, device: str, now: float = math.inf) -> None:
-        """A device is about to join. ``now``: unless it may take any time for that."""
+        """Note that a device is about to join. ``now``: leave it out if the device may take any time to join."""
         account = self.devices.setdefault(device, Account())
         account.joining, account.expected_s = True, now
 
     def no_longer_expect(self, device: str) -> None:
-        """A device that was about to join takes too long to be waited for. It may join all the same."""
+        """Stop waiting for a device that takes too long to join. It may still join."""
         self.devices[device].joining = False
 
     def join(self, device: str, *, quota: int, window: int) -> None:
-        """A device may be given leases: ``quota`` batches in its spool, ``window`` of them unpublished.
+        """Let a device have leases: at most ``quota`` batches in its spool, and ``window`` of them unpublished.
 
-        One that was lost may join again. What it had published then and nobody has read went with it.
+        A lost device may join again. Batches that it had published, and that nobody has read, were lost with it.
         """
         self._drop_published(device)
         account = self.devices.setdefault(device, Account())
@@ -179,7 +250,10 @@ class Ledger:
         account.alive, account.joining = True, False
 
     def leave(self, device: str, now: float) -> int:
-        """A device is gone. Its unpublished leases come back (returns how many); what it published may still be read."""
+        """Note that a device is gone. Its unpublished leases come back, and its published batches may still be read.
+
+        Returns how many leases came back.
+        """
         account = self.devices[device]
         account.alive = account.joining = account.held_back = False
         account.left_s = now
@@ -189,11 +263,11 @@ class Ledger:
         return len(gone)
 
     def hold_back(self, device: str, held_back: bool) -> None:
-        """A device says that its spool has no room for leases now, or that it has again."""
+        """Note that a device's spool has no room for leases now, or has room again."""
         self.devices[device].held_back = held_back
 
     def distrust(self, device: str, now: float) -> None:
-        """A device has computed wrong pixels: it gets no more leases, and of what it made nothing is delivered any more."""
+        """Note that a device has computed wrong pixels. It gets no more leases, and none of its batches is delivered now."""
         self.leave(device, now)
         for entry in list(self._open.values()):
             if entry.device == device:
@@ -206,11 +280,11 @@ class Ledger:
                 self._lose_csd(entry)
 
     def can_lease(self, device: str) -> bool:
-        """True where the device is there and has room in its window and its spool."""
+        """True if the device takes part and has room in its window and its spool."""
         return self.devices[device].has_room
 
     def lease(self, device: str, position: int, now: float) -> int:
-        """Give a free batch to a device; its space in the spool is reserved. Returns the lease's number."""
+        """Lease a free batch to a device, and reserve its space in the spool. Returns the lease's number."""
         if not self.can_lease(device):
             raise LedgerError(f"device {device} has no room for batch {position}")
         if position not in self.free:
@@ -227,16 +301,16 @@ class Ledger:
         return self._numbers
 
     def progressed(self, device: str, lease: int, fraction: float, now: float) -> None:
-        """The device has prepared this part (0 to 1) of a lease."""
+        """Note that the device has prepared ``fraction`` (0 to 1) of a lease."""
         entry = self._leased(device, lease)
         if entry is not None and fraction > entry.progress:
             entry.progress, entry.progress_s = fraction, now
 
     def published(self, device: str, lease: int) -> bool:
-        """A file stands in the spool. False (and a `Release`) where nobody expects it."""
+        """Note that a lease's file is in the spool. False (and a `Release`) if nobody expects the file."""
         entry = self._leased(device, lease)
         if entry is None:
-            if lease not in self._leases:  # else the same message came twice
+            if lease not in self._leases:  # if it is there, the same message came twice
                 self.effects.append(Release(device, lease))
             return False
         entry.step_csd(Event.PUBLISH)
@@ -247,14 +321,14 @@ class Ledger:
         return True
 
     def failed(self, device: str, lease: int, fatal: bool = False) -> None:
-        """The device can't prepare this batch (``fatal``: nor any other): back to the host."""
+        """Give a batch back to the host, since the device can't prepare it (``fatal``: nor any other batch)."""
         entry = self._leased(device, lease)
         if entry is not None:
             self._lose_csd(entry)
             self.devices[device].failures += FAILURES if fatal else 1
 
     def fetch(self, position: int, now: float = math.inf) -> tuple[str, int]:
-        """A published batch is being read and verified. Returns its device and lease. ``now``: unless it can't hang."""
+        """Begin to read and verify a published batch. Returns its device and lease. ``now``: leave it out if it can't hang."""
         entry = self._open[position]
         entry.step_csd(Event.FETCH)
         self.in_spool.remove(position)
@@ -263,13 +337,21 @@ class Ledger:
         self.fetching[entry.lease] = entry.device, now
         return entry.device, entry.lease
 
+    def read(self, lease: int) -> None:
+        """Note that a fetched batch is read and verified. Its remaining steps on the host can't hang because of a device."""
+        if lease in self.fetching:
+            self.fetching[lease] = self.fetching[lease][0], math.inf
+
     def give_up(self, lease: int) -> str:
-        """A fetch hangs: all that its device has comes back, which gets no lease before that has ended. Returns its name."""
+        """Give up a fetch that hangs. All batches of its device come back. Returns the device's name.
+
+        The device gets no lease before the fetch has ended.
+        """
         device, _ = self.fetching.pop(lease)
         self._in_memory_csd -= 1
         account = self.devices[device]
         account.hanging.add(lease)
-        if (entry := self._fetched(lease)) is not None:  # None: the host's copy was first
+        if (entry := self._fetched(lease)) is not None:  # if None, the host's copy was first
             self._lose_csd(entry)
         self.effects.extend(Cancel(device, one) for one in account.outstanding)
         for position in list(account.outstanding.values()):
@@ -278,7 +360,10 @@ class Ledger:
         return device
 
     def verified(self, lease: int) -> bool:
-        """A fetched batch is whole, in memory. False where the host's copy was first, or it was given up: throw it away."""
+        """Note that a fetched batch is complete in memory. False if it must be thrown away.
+
+        That is so if the host's copy was first, or the fetch was given up.
+        """
         entry = self._end_fetch(lease)
         if entry is None:
             return False
@@ -292,9 +377,9 @@ class Ledger:
         return True
 
     def damaged(self, lease: int) -> bool:
-        """A fetched batch is not what it should be, or not there: the file goes, the batch comes back.
+        """Note that a fetched batch is damaged or missing: its file is released, and the batch comes back.
 
-        False where nobody misses it: the host's copy was first, or it was given up.
+        False if nobody needs it: the host's copy was first, or the fetch was given up.
         """
         entry = self._end_fetch(lease)
         if entry is None:
@@ -305,7 +390,7 @@ class Ledger:
     # -- delivery ------------------------------------------------------------------------------------------------
 
     def deliver(self, position: int) -> Side:
-        """The training loop takes a READY batch. This alone is final."""
+        """Deliver a READY batch to the training loop. Only this is final."""
         entry = self._open.get(position)
         if entry is None:
             raise LedgerError(f"batch {position} is not there to be delivered")
@@ -324,7 +409,7 @@ class Ledger:
         self.delivered.add(position)
         return side
 
-    # -- the rules behind ----------------------------------------------------------------------------------------
+    # -- rules ---------------------------------------------------------------------------------------------------
 
     def _take(self, position: int) -> Entry:
         if self.free.discard(position) or self.returned.discard(position):
@@ -342,7 +427,7 @@ class Ledger:
     def _end_fetch(self, lease: int) -> Entry | None:
         if self.fetching.pop(lease, None) is not None:
             self._in_memory_csd -= 1
-        else:  # it was given up
+        else:  # the fetch was given up
             for account in self.devices.values():
                 account.hanging.discard(lease)
         return self._fetched(lease)
@@ -368,12 +453,12 @@ class Ledger:
         self._settle(entry)
 
     def _end_lease(self, entry: Entry) -> None:
-        """Give back what a lease holds: its place in the window, its space in the spool."""
+        """Give back a lease's place in the window and its space in the spool."""
         if entry.csd is CsdCopy.LEASED:
             assert entry.device is not None and entry.lease is not None
             del self.devices[entry.device].outstanding[entry.lease]
             self.devices[entry.device].held -= 1
-        elif entry.csd is CsdCopy.READY:  # its space was given back when it was verified
+        elif entry.csd is CsdCopy.READY:  # its space was given back when the batch was verified
             self.ready_csd.remove(entry.position)
             self._in_memory_csd -= 1
         else:
@@ -393,7 +478,7 @@ class Ledger:
         entry.lease = entry.device = None
 
     def _settle(self, entry: Entry) -> None:
-        """A batch that nobody holds any more goes back to the head."""
+        """Give a batch back to the host if nobody holds it any more."""
         if entry.host is HostCopy.NONE and entry.csd is CsdCopy.NONE:
             del self._open[entry.position]
             self.returned.add(entry.position)

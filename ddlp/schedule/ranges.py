@@ -1,4 +1,4 @@
-"""A set of batch positions kept as ranges: an epoch of a million batches is a handful of them."""
+"""A set of batch positions that is kept as ranges: for an epoch of a million batches these are a handful."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 class RangeSet:
     """A set of non-negative ints stored as sorted, disjoint, non-adjacent half-open ranges.
 
-    Memory and time depend on the number of ranges, not of members. Both prongs eat an epoch from its ends, so
-    the free and the delivered positions stay a few ranges, whatever the epoch's length.
+    Memory and time depend on the number of ranges, not on the number of members. Host and device work from the two ends
+    of an epoch, so the free and the delivered positions stay a few ranges for any length of the epoch.
     """
 
     __slots__ = ("_starts", "_stops", "_len")
@@ -42,41 +42,41 @@ class RangeSet:
         return f"RangeSet({self.ranges()!r})"
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The ranges as (start, stop), ascending: plain data, e.g. for a state that is saved."""
+        """Return the ranges as (start, stop), ascending. They are plain data, for example for a saved state."""
         return list(zip(self._starts, self._stops, strict=True))
 
     def first(self) -> int:
-        """The smallest member. Raises IndexError where there is none."""
+        """Return the smallest member. Raises IndexError if the set is empty."""
         return self._starts[0]
 
     def last(self) -> int:
-        """The largest member. Raises IndexError where there is none."""
+        """Return the largest member. Raises IndexError if the set is empty."""
         return self._stops[-1] - 1
 
     def first_missing(self, start: int = 0) -> int:
-        """The smallest int from ``start`` on that is not a member."""
+        """Return the smallest int from ``start`` on that is not a member."""
         k = bisect_right(self._starts, start) - 1
         return self._stops[k] if k >= 0 and start < self._stops[k] else start
 
     def last_missing(self, stop: int) -> int:
-        """The largest int below ``stop`` that is not a member; -1 where there is none."""
+        """Return the largest int below ``stop`` that is not a member; -1 if there is none."""
         k = bisect_right(self._starts, stop - 1) - 1
         return self._starts[k] - 1 if k >= 0 and stop - 1 < self._stops[k] else stop - 1
 
     def at_least(self, start: int) -> int | None:
-        """The smallest member from ``start`` on; None where there is none."""
+        """Return the smallest member from ``start`` on; None if there is none."""
         k = bisect_right(self._starts, start) - 1
         if k >= 0 and start < self._stops[k]:
             return start
         return self._starts[k + 1] if k + 1 < len(self._starts) else None
 
     def at_most(self, last: int) -> int | None:
-        """The largest member up to ``last``; None where there is none."""
+        """Return the largest member up to ``last``; None if there is none."""
         k = bisect_right(self._starts, last) - 1
         return min(last, self._stops[k] - 1) if k >= 0 else None
 
     def nth(self, n: int) -> int:
-        """The n-th smallest member, from 0. Raises IndexError beyond the end."""
+        """Return the n-th smallest member, counted from 0. Raises IndexError beyond the end."""
         for start, stop in zip(self._starts, self._stops, strict=True):
             if n < stop - start:
                 return start + n
@@ -84,21 +84,21 @@ class RangeSet:
         raise IndexError("RangeSet.nth beyond the end")
 
     def add(self, item: int) -> None:
-        """Add one member; nothing happens where it is one already."""
+        """Add one member. Nothing happens if it is a member already."""
         starts, stops = self._starts, self._stops
         k = bisect_right(starts, item) - 1
         if k >= 0 and item <= stops[k]:
             if item == stops[k]:
                 stops[k] += 1
                 self._len += 1
-                if k + 1 < len(starts) and starts[k + 1] == item + 1:  # it was the gap between two
+                if k + 1 < len(starts) and starts[k + 1] == item + 1:  # it was the gap between two ranges
                     stops[k] = stops.pop(k + 1)
                     del starts[k + 1]
         else:
             self.add_range(item, item + 1)
 
     def add_range(self, start: int, stop: int) -> None:
-        """Add ``start`` to ``stop - 1``; overlaps with what is there are fine."""
+        """Add ``start`` to ``stop - 1``. Some of these may be members already."""
         if start < 0 or stop <= start:
             if stop == start:
                 return
@@ -116,12 +116,12 @@ class RangeSet:
         self._len += stop - start - absorbed
 
     def remove(self, item: int) -> None:
-        """Remove one member. Raises KeyError where it is none."""
+        """Remove one member. Raises KeyError if it is not a member."""
         if not self.discard(item):
             raise KeyError(item)
 
     def discard(self, item: int) -> bool:
-        """Remove one member; False where it is none."""
+        """Remove one member. False if it is not a member."""
         starts, stops = self._starts, self._stops
         k = bisect_right(starts, item) - 1
         if k < 0 or item >= stops[k]:

@@ -1,4 +1,4 @@
-"""How fast each side is, as seen so far. Pure: durations come in, rates go out."""
+"""How fast each side is, from the batches so far. This module is pure: durations come in, rates go out."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Rate:
-    """Batches a second of one side, from the time its workers were busy with each batch.
+    """Batches a second of one side, computed from the time that its workers were busy with each batch.
 
-    A batch of fewer samples counts as its part of a full one. ``parallel`` workers are busy at the same time, so
-    a side makes ``parallel / seconds`` batches a second; of a device that ``ranks`` ranks of a run share, each reckons with an
-    equal part of that. Exponentially weighted, so that it follows a side whose
-    speed changes; the spread is of the batches seen (the paper calibrates on 10, we until 5 % are reached).
+    A batch of fewer samples counts as its part of a full one. ``parallel`` workers are busy at the same time, so a side makes
+    ``parallel / seconds`` batches a second. If ``ranks`` ranks of a run share a device, each counts on an equal part of that.
+    The mean is exponentially weighted, so that it follows a side whose speed changes. The spread is that of all batches so far
+    (the paper calibrates on 10 batches; ddlp calibrates until the error is within 5 %).
     """
 
     parallel: int = 1
     ranks: int = 1
     count: int = 0
-    seconds: float = 0.0  # a full batch, one worker
+    seconds: float = 0.0  # of one worker for a full batch
     _mean: float = field(default=0.0, repr=False)
     _squares: float = field(default=0.0, repr=False)
 
     MEMORY = 16  # batches
 
     def add(self, busy_s: float, part: float = 1.0) -> None:
-        """A worker took ``busy_s`` seconds for this part (0 to 1) of a full batch."""
+        """Add a batch: a worker took ``busy_s`` seconds for this part (0 to 1) of a full batch."""
         if part <= 0:
             return
         seconds = max(busy_s, 1e-9) / part
@@ -39,11 +39,11 @@ class Rate:
 
     @property
     def per_s(self) -> float | None:
-        """Full batches a second with all workers busy, as far as they are this rank's; None before the first."""
+        """This rank's share of the full batches a second, with all workers busy; None before the first batch."""
         return self.parallel / self.seconds / self.ranks if self.count else None
 
     def known(self, within: float = 0.05, at_most: int = 10) -> bool:
-        """True once the mean's standard error is below ``within`` of it, or after ``at_most`` batches."""
+        """True once the mean's standard error is at most ``within`` of the mean, or after ``at_most`` batches."""
         if self.count >= at_most:
             return True
         if self.count < 3:
@@ -54,28 +54,52 @@ class Rate:
 
 @dataclass
 class Rates:
-    """The rates of all sides of an epoch, and of those after it, in full batches."""
+    """The rates of all sides, in full batches. They are used by an epoch and by those after it."""
 
     host: Rate = field(default_factory=Rate)
     devices: dict[str, Rate] = field(default_factory=dict)
-    training: Rate = field(default_factory=Rate)  # the training thread's time between two batches, whatever it does then
-    full_batch: int = 0  # samples of a full batch, the largest of the first ones where each has its own; 0: not known yet
+    training: Rate = field(default_factory=Rate)  # the training thread's time between two batches, for whatever work
+    full_batch: int = 0  # samples of a full batch: if sizes differ, those of the largest of the first ones; 0: not known yet
+    sample_bytes: int = 0  # bytes of a sample in a device's batch; 0: not known
 
-    PAUSE = 4.0  # times the usual step: an evaluation or a checkpoint between two batches counts as so much at most
+    PAUSE = 4.0  # an evaluation or a checkpoint between two batches counts as at most so many usual steps
+
+    def epoch_begins(self, workers: int, full_batch: int, sample_bytes: int) -> None:
+        """Set what is known of an epoch before its first batch.
+
+        Args:
+            workers: the number of the host's workers.
+            full_batch: samples of a full batch; 0: not known yet, so the number of an earlier epoch stays.
+            sample_bytes: bytes of a sample as a device sends it.
+        """
+        self.host.parallel, self.sample_bytes = workers, sample_bytes
+        self.full_batch = full_batch or self.full_batch
+
+    def first_batches(self, largest: int) -> None:
+        """Take ``largest``, the samples of the largest of the first batches, as a full batch if that is not known yet."""
+        self.full_batch = self.full_batch or largest
+
+    def joined(self, name: str, workers: int) -> None:
+        """Note that a device is at work, with ``workers`` workers."""
+        self.device(name).parallel = workers
+
+    def shared(self, name: str, ranks: int) -> None:
+        """Note that ``ranks`` ranks of a run share a device."""
+        self.device(name).ranks = ranks
 
     def device(self, name: str) -> Rate:
-        """The rate of one device, made when first asked for."""
+        """Return the rate of one device. It is made at the first call."""
         return self.devices.setdefault(name, Rate())
 
     def trained(self, seconds: float, part: float = 1.0) -> None:
-        """The training thread was away for so long with this part of a full batch."""
+        """Add a step of training: it took ``seconds`` with this part of a full batch."""
         usual = self.training
         self.training.add(min(seconds, self.PAUSE * usual.seconds * part) if usual.count >= 3 else seconds, part)
 
     def csd_per_s(self, names: Iterable[str]) -> float | None:
-        """These devices together, batches a second; None before the first batch of any.
+        """Return the batches a second of these devices together; None before the first batch of any.
 
-        They are named, since the rates outlive an epoch, and what was known of a device that is lost since must not count.
+        The caller names the devices, since the rates outlive an epoch, and the rate of a lost device must not count.
         """
         known = [per_s for name in names if name in self.devices and (per_s := self.devices[name].per_s) is not None]
         return sum(known) if known else None

@@ -1,11 +1,12 @@
 """The two copies of a batch, as tables.
 
 A batch may exist in two copies at once, the host's and a device's, because a late lease is taken back while the
-device may still finish it. Each copy is a small machine of its own (``HOST``, ``CSD``). What makes the pair
-right: a copy counts as made only when it is whole and verified in this process's memory (READY); the moment one copy
-is READY the other is dropped, so at most one READY copy exists; and only delivery is final, which needs a READY
-copy and happens once, as it ends the batch's entry. Every other event either moves a copy that is still wanted or
-concerns a claim or lease number that is no longer known, and is answered by dropping what it brought.
+device may still finish it. Each copy is a small state machine of its own (``HOST``, ``CSD``).
+
+The pair is right for three reasons. A copy counts as made only when it is complete and verified in this process's memory
+(READY). The moment one copy is READY the other is dropped, so at most one READY copy exists. Only delivery is final; it
+needs a READY copy, and happens once, since it ends the batch's entry. Every other event either moves a copy that is
+still wanted, or has a claim or lease number that is no longer known. In the second case its copy is dropped.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from enum import Enum, auto
 class HostCopy(Enum):
     """The host's copy of a batch."""
 
-    __hash__ = object.__hash__  # Enum's own is in Python, and each step looks into a table
+    __hash__ = object.__hash__  # fast; Enum's hash is in Python, and each step looks into a table
 
     NONE = auto()
-    CLAIMED = auto()  # a worker of the pool prepares it
+    CLAIMED = auto()  # a worker prepares it
     READY = auto()
 
 
 class CsdCopy(Enum):
     """A device's copy of a batch."""
 
-    __hash__ = object.__hash__  # Enum's own is in Python, and each step looks into a table
+    __hash__ = object.__hash__  # fast; Enum's hash is in Python, and each step looks into a table
 
     NONE = auto()
     LEASED = auto()  # the device was told to prepare it
-    PUBLISHED = auto()  # the file is in the spool, nobody has looked into it
-    FETCHING = auto()  # being read and verified
+    PUBLISHED = auto()  # the file is in the spool, and nobody has read it yet
+    FETCHING = auto()  # it is being read and verified
     READY = auto()
 
 
 class Event(Enum):
-    """What can happen to a copy."""
+    """An event that can happen to a copy."""
 
-    __hash__ = object.__hash__  # Enum's own is in Python, and each step looks into a table
+    __hash__ = object.__hash__  # fast; Enum's hash is in Python, and each step looks into a table
 
     CLAIM = auto()
     MADE = auto()
@@ -80,7 +81,7 @@ class LedgerError(RuntimeError):
 
 @dataclass
 class Entry:
-    """A batch that somebody holds; free and delivered batches have none."""
+    """The state of a batch that somebody holds. Free and delivered batches have no entry."""
 
     position: int
     host: HostCopy = HostCopy.NONE
@@ -92,14 +93,14 @@ class Entry:
     progress_s: float = 0.0  # when the progress last moved
 
     def step_host(self, event: Event) -> None:
-        """Move the host's copy. Raises `LedgerError` where its table has no such step."""
+        """Move the host's copy. Raises `LedgerError` if its table has no such step."""
         try:
             self.host = HOST[self.host, event]
         except KeyError:
             raise LedgerError(f"batch {self.position}: {event.name} of the host's copy, {self.host.name}") from None
 
     def step_csd(self, event: Event) -> None:
-        """Move the device's copy. Raises `LedgerError` where its table has no such step."""
+        """Move the device's copy. Raises `LedgerError` if its table has no such step."""
         try:
             self.csd = CSD[self.csd, event]
         except KeyError:

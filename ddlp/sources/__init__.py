@@ -1,5 +1,5 @@
-"""Where batches are made: the host's worker pool, and devices through their engines.
+"""The sources that make batches: the host's workers, and devices through their engines.
 
-A source claims or leases batches through the epoch's ledger and hands back finished ones. What is done with a finished
-batch (transfer, delivery) and which one is next (strategies) is decided elsewhere.
+A source is given claims or leases of batches from the epoch's ledger, and hands back finished batches. Other packages decide
+what is done with a finished batch (transfer, delivery), and which one is next (strategies).
 """

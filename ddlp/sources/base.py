@@ -1,25 +1,22 @@
-"""What a source of batches is: one that prepares on this host, and one that takes leases and prepares elsewhere.
+"""The interfaces of sources: one that prepares batches on this host, and one that takes leases and prepares elsewhere.
 
     HostSource    `prepare`, in threads of this process: `ddlp.sources.host.native`, `ddlp.sources.host.dali`
     LeaseSource   `attach` brings it into an epoch, which then gives it leases: `ddlp.sources.engine`
 
-An epoch (`EpochSink`) decides which source makes which batch. A lease source may be slow to come, may be lost, and may come
-back, all in mid-epoch: the epoch prepares elsewhere what it does not get. torch's own workers
-(`ddlp.sources.host.torch_workers`) prepare whole epochs whose samples only the user's code can make; no epoch shares them with
-a lease source.
+An epoch (`EpochSink`) decides which source makes which batch. In mid-epoch, a lease source may join late, may be lost, and may
+come back: the epoch has the missing batches prepared elsewhere. If only the user's code can make the samples, torch's own
+workers (`ddlp.sources.host.torch_workers`) prepare whole epochs; then no lease source takes part.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from PIL import Image
 
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
@@ -40,6 +37,7 @@ __all__ = [
     "HostSource",
     "LeaseSource",
     "PreparedBatch",
+    "StepRunner",
     "Unwanted",
     "is_lease_source",
 ]
@@ -47,7 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EpochSpec:
-    """All that a sample of this epoch depends on, and the batches to make of them."""
+    """Everything that a sample of this epoch depends on, and the batches to make."""
 
     dataset: PortableSet
     reader: Reader
@@ -57,34 +55,40 @@ class EpochSpec:
     seed: int
     epoch: int
     plan: EpochPlan
-    pool: MemoryPool  # of batches' memory
-    gpu_transfer: GpuTransfer | None = None  # brings batches into an accelerator's memory, where they are meant for one
+    pool: MemoryPool  # the memory for batches
+    gpu_transfer: GpuTransfer | None = None  # brings batches into an accelerator's memory, if they are delivered there
     rank_after_rank: bool = False  # a source that several ranks share works for the lowest rank that has leases
+    own_steps: StepRunner | None = None  # runs the unknown steps of the transform; None: all steps are known
 
     @functools.cached_property
     def maker(self) -> BatchMaker:
-        """What makes the batches' samples."""
+        """Makes samples in this process, with the host's bits. It is made once an epoch, and takes a small batch's time."""
         return BatchMaker(self.reader, self.pipeline, self.shape, self.pipeline.boxes)
 
-    def get_ready(self) -> None:
-        """Have done what the first batch does once a process, imports above all: called before there is any other thread.
 
-        Where a thread imports while this process is forked (a DataLoader starts its workers), the child waits for ever for that
-        module's lock; and so it is with the locks of cached properties before Python 3.12.
+class StepRunner(Protocol):
+    """Runs the user's own steps after the known operators, and the collate_fn: see `ddlp.sources.host.own_steps`."""
+
+    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+        """Make a batch of bytes ready for the training thread. Any thread that has prepared or fetched one calls this.
+
+        If a sample fails, the batch fails: `BatchState.FAILED`.
         """
-        Image.preinit()  # the common formats
-        first = self.reader.paths([0]) if len(self.reader) else None
-        if first is not None and os.path.splitext(first[0])[1].lower() not in Image.EXTENSION:
-            Image.init()  # all that Pillow knows
-        _ = self.maker  # and with it the kernel
+
+    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+        """Return what the training loop gets for a batch from `finish`. The training thread calls this."""
+
+    def close(self) -> None:
+        """End the steps. Batches in work are dropped."""
 
 
 class BatchState(enum.Enum):
-    """What a `PreparedBatch` holds."""
+    """The state of a `PreparedBatch`."""
 
-    BYTES = "bytes"  # uint8 samples as both sides make them: the epilogue is still to come
-    TENSORS = "tensors"  # what the epilogue made of them, in the memory of this host
-    ON_DEVICE = "on device"  # the same in the memory of an accelerator
+    BYTES = "bytes"  # uint8 samples as both sides make them, before the epilogue
+    TENSORS = "tensors"  # the epilogue's result, in the memory of this host
+    ON_DEVICE = "on device"  # the epilogue's result, in the memory of an accelerator
+    WHOLE = "whole"  # the result of the user's own steps and collate_fn, with the targets
     FAILED = "failed"  # a sample could not be prepared
 
 
@@ -93,11 +97,12 @@ class PreparedBatch:
     """A batch that is ready for the training thread.
 
     Attributes:
-        images: (batch, height, width, channels) uint8 while it is `BatchState.BYTES`; then (batch, channels, height, width)
-            in the epilogue's dtype. Empty where it failed.
-        boxes: int32 (batch, masks, 4), which the epilogue fills; None: there are none, or it has.
-        event: `BatchState.ON_DEVICE`: the images may be used after it.
-        error: `BatchState.FAILED`: raised in the batch's place.
+        images: (batch, height, width, channels) uint8 in `BatchState.BYTES`; later (batch, channels, height, width) in the
+            epilogue's dtype. Empty if the batch failed or is whole.
+        boxes: int32 (batch, masks, 4), which the epilogue fills; None: there are none, or the epilogue has filled them.
+        event: in `BatchState.ON_DEVICE`: the images may be used after it.
+        error: in `BatchState.FAILED`: raised in the batch's place.
+        whole: in `BatchState.WHOLE`: what the training loop gets.
     """
 
     images: torch.Tensor
@@ -105,53 +110,54 @@ class PreparedBatch:
     state: BatchState = BatchState.BYTES
     event: StreamEvent | None = None
     error: BaseException | None = None
+    whole: Any = None
 
     @classmethod
     def failed(cls, error: BaseException) -> PreparedBatch:
-        """What stands in the place of a batch whose sample can't be prepared."""
+        """Return a batch that replaces one with a sample that can't be prepared."""
         return cls(torch.empty(0), None, BatchState.FAILED, error=error)
 
 
 class Unwanted(Exception):
-    """The other side's copy was first. What is left of this one is not worth making."""
+    """The other side's copy was first, so the rest of this one need not be made."""
 
 
 class HostSource(Protocol):
-    """Prepares batches in the threads that ask it."""
+    """Prepares batches in the threads that call it."""
 
     def begin(self, sink: EpochSink) -> None:
-        """The epoch is about to ask for batches. The sink takes warnings and remarks."""
+        """Get ready: the epoch is about to ask for batches. ``sink`` takes warnings and remarks."""
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
-        """Make the batch at this position. Any number of threads may ask at once.
+        """Make the batch at this position. Any number of threads may call this at once.
 
         Args:
-            position: of the epoch's plan.
-            wanted: is asked between samples.
-            finished: give it as the epilogue makes it on the CPU, instead of bytes.
+            position: the batch's position in the epoch's plan.
+            wanted: called between samples; False: the batch is not wanted any more.
+            finished: return the result of the epilogue on the CPU, instead of bytes.
 
         Raises:
-            Unwanted: ``wanted`` said no.
-            Exception: the sample's own kind of error (OSError, ...), with its file's name, where one can't be prepared.
+            Unwanted: if ``wanted`` returned False.
+            Exception: if a sample can't be prepared: the sample's own kind of error (OSError, ...), with its file's name.
         """
 
     def close(self) -> None:
-        """Nobody asks for batches any more."""
+        """End: nobody asks for batches any more."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a source can hold and do: batches published and not released, and workers at work at once."""
+    """How much a source can hold and do: batches published and not released, and workers that work at once."""
 
     batches: int
     workers: int = 1
 
 
 class AttachedSource(Protocol):
-    """A lease source that takes part in an epoch. None of these but `fetch` may block.
+    """A lease source that takes part in an epoch. Only `fetch` may block.
 
-    `lease`, `cancel`, `release` and `waiting` are called under the epoch's lock: a source with a lock of its own must not hold
-    it while it calls the sink.
+    `lease`, `cancel`, `release` and `waiting` are called under the epoch's lock. So a source with a lock of its own must not
+    hold it while it calls the sink.
     """
 
     @property
@@ -162,101 +168,101 @@ class AttachedSource(Protocol):
         """Prepare the batch at this position, and tell the sink: `EpochSink.published` or `EpochSink.failed`."""
 
     def cancel(self, lease: int) -> None:
-        """Stop working on this lease: nothing of it is wanted any more."""
+        """Stop working on this lease. Its batch is not wanted any more."""
 
     def release(self, lease: int) -> None:
-        """The published batch of this lease is not needed any more: its place is free.
+        """Free the place of this lease's published batch, which is not needed any more.
 
-        It may come while the batch is fetched, where the host's copy was first. What is published after its lease was
-        cancelled, or after a loss, is released as well: by the source that has joined last.
+        This may be called while the batch is fetched, if the host's copy was first. A batch that is published after its lease
+        was cancelled, or after a loss, is released as well. The source that has joined last gets that call.
         """
 
     def waiting(self, waiting: bool) -> None:
-        """Training waits for a batch (or does not any more)."""
+        """Note that training waits for a batch, or that it does not wait any more."""
 
     def fetch(self, lease: int, position: int, handle: Any) -> PreparedBatch:
-        """The published batch, verified, in this process's memory. Called by several threads at once.
+        """Return the published batch, verified, in this process's memory. Several threads may call this at once.
 
         Args:
-            lease: under which it was made.
-            position: of the epoch's plan.
-            handle: what the source gave to `EpochSink.published`.
+            lease: the lease under which it was made.
+            position: the batch's position in the epoch's plan.
+            handle: the object that the source gave to `EpochSink.published`.
 
         Raises:
-            Exception: it is not there, or not what it must be; the host prepares the batch then.
+            Exception: if the batch is missing or damaged. The host prepares it then.
         """
 
     def close(self) -> None:
-        """Nothing more is wanted. A `fetch` under way need not end."""
+        """End the source's part. A running `fetch` need not finish its batch."""
 
 
 class EpochSink(Protocol):
-    """What an epoch is to its lease sources. All methods may be called from any thread; ``name`` is the source's."""
+    """The epoch, as its lease sources see it. Any thread may call the methods. ``name`` is the source's name."""
 
     spec: EpochSpec
 
     def joined(self, name: str, source: AttachedSource, capacity: Capacity) -> None:
-        """The source may be given leases from now on. It is the epoch's to close."""
+        """Give the source leases from now on. The epoch will close it."""
 
     def published(self, name: str, lease: int, handle: Any, busy_s: float) -> None:
-        """The batch of this lease is there, not yet verified; ``busy_s``: a worker's seconds on it.
+        """Note that the batch of this lease is ready, and not yet verified. ``busy_s``: a worker's seconds on it.
 
-        Each lease is answered once: by this, or by `failed`.
+        The source answers each lease once: by this, or by `failed`.
         """
 
     def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
-        """The lease came to nothing. ``fatal``: all others would. ``told``: the user knows this reason."""
+        """Note that the source can't make the batch of a lease. ``fatal``: nor any other. ``told``: the user knows why."""
 
     def progressed(self, name: str, done: dict[int, int]) -> None:
-        """Samples made of each lease that a worker is at."""
+        """Note how many samples are made of each lease that a worker works on."""
 
     def measured(self, name: str, batches: Iterable[tuple[int, float]]) -> None:
-        """(samples, busy seconds) of batches that the source has made for other ranks."""
+        """Note (samples, busy seconds) of batches that the source has made for other ranks."""
 
     def shared(self, name: str, ranks: int) -> None:
-        """So many ranks share the source."""
+        """Note that ``ranks`` ranks share the source."""
 
     def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
-        """The source is gone. ``error`` ends the training; ``told``: the user knows it."""
+        """Note that the source is gone. ``error`` ends the training. ``told``: the user knows of the loss."""
 
     def absent(self, name: str, error: Exception, told: bool) -> bool:
-        """A source that this process starts by itself does not start.
+        """Note that a source does not start that this process starts by itself.
 
-        Warns of it unless it was ``told`` before, and returns whether it is told now. It ends the training where nobody else
-        may prepare a batch.
+        Warns of it unless it was ``told`` before, and returns whether it is told now. It ends the training if nobody else may
+        prepare a batch.
         """
 
     def note(self, name: str, text: str) -> None:
-        """What the source says of itself (its spool is full, ...), in the report; "" takes it back."""
+        """Set the report's note of what the source says about itself (its spool is full, ...). "" removes the note."""
 
     def remark(self, name: str, text: str, about: str = "") -> None:
-        """What the report says about the source, in place of an earlier remark ``about`` the same."""
+        """Add a remark about the source to the report. It replaces an earlier remark ``about`` the same subject."""
 
     def warn(self, text: str) -> None:
         """Warn the user, once, from the training thread."""
 
     def lost_or_over(self, name: str) -> bool:
-        """Wait until the source is lost, or the epoch is over for it. True where it was lost and may come back."""
+        """Wait until the source is lost, or the epoch is over for it. True if it was lost and may come back."""
 
     def over_within(self, seconds: float) -> bool:
-        """Wait, but not longer than the epoch. True where it is over."""
+        """Wait for ``seconds``, but not beyond the epoch's end. True if the epoch is over."""
 
 
 class LeaseSource(Protocol):
-    """A source that prepares elsewhere, for as long as its loader lives."""
+    """A source that prepares batches elsewhere. It lives as long as its loader."""
 
     @property
     def name(self) -> str:
-        """For messages and the report; no other source of the loader has it."""
+        """Its name, for messages and the report. No other source of the loader has the same name."""
 
     def attach(self, sink: EpochSink) -> None:
-        """Take part in an epoch until it is over: call ``sink.joined``, and again after a loss.
+        """Take part in an epoch until it is over: call ``sink.joined``, and call it again after a loss.
 
-        Runs in a thread of its own, so it may block. It returns once ``sink.over_within(0)`` is true. What it raises ends the
-        training. Epochs of one loader may be under way at once.
+        It runs in a thread of its own, so it may block. It returns once ``sink.over_within(0)`` is true. An error that it
+        raises ends the training. Several epochs of one loader may run at once.
         """
 
 
 def is_lease_source(thing: Any) -> bool:
-    """True for what a loader can attach to its epochs."""
+    """True for an object that a loader can attach to its epochs."""
     return isinstance(getattr(thing, "name", None), str) and callable(getattr(thing, "attach", None))

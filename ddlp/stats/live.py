@@ -1,7 +1,7 @@
 """The numbers of a loader at work: of its epoch at this moment, and of all its epochs together.
 
-`Live` is what is shown and told of a running loader (`ddlp.observe`: progress, TensorBoard, Prometheus). It is made in one
-look, so that its numbers belong together.
+`Live` has the numbers of a running loader that `ddlp.observe` shows (progress, TensorBoard, Prometheus). All are taken at one
+moment, so that they belong together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sums:
     leases_lost: int = 0
 
     def plus(self, counts: Counts) -> Sums:
-        """With one epoch more."""
+        """These sums with one more epoch."""
         return Sums(
             self.epochs + 1,
             self.batches_host + counts.sides[Side.HOST],
@@ -50,13 +50,23 @@ class Sums:
 
 @dataclass(frozen=True)
 class DeviceLive:
-    """A device at this moment. ``held``: batches of its spool's ``quota`` in use, those being written included."""
+    """A device at this moment.
+
+    Attributes:
+        name: its name.
+        alive: it is at work.
+        held: batches of its ``quota`` in use, those being written included.
+        quota: batches that its spool, or a source of the user's own, can hold; 0: it has not joined.
+        rate: samples a second, as far as they are this rank's; None: not known yet.
+        workers: at work at once; 0: it has not joined.
+    """
 
     name: str
     alive: bool
     held: int
     quota: int
-    rate: float | None  # samples a second, as far as they are this rank's; None: not known yet
+    rate: float | None
+    workers: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Live:
     report: EpochReport
     total: Sums
     batches: int | None = None  # of the whole epoch; None: not known (yet)
-    delivered: int = 0  # of these, those of before a resume included
+    delivered: int = 0  # of these; includes those before a resume
     waiting_now_s: float = 0.0  # since training asked for the batch that it waits for; it is not in the counts yet
     ready_host: int = 0  # batches in memory, by who made them
     ready_csd: int = 0
@@ -80,17 +90,18 @@ class Live:
 
 
 def devices_live(ledger: Ledger, rates: Rates, full_batch: int) -> tuple[DeviceLive, ...]:
-    """Each device of an epoch; under its lock."""
+    """Each device of an epoch. The caller holds the epoch's lock."""
     found = []
     for name, account in ledger.devices.items():
-        per_s = rates.devices[name].per_s if name in rates.devices else None
-        rate = None if per_s is None else per_s * full_batch
-        found.append(DeviceLive(name, account.alive, account.held, account.quota, rate))
+        speed = rates.devices.get(name)
+        rate = None if speed is None or speed.per_s is None else speed.per_s * full_batch
+        workers = speed.parallel if speed is not None and account.quota else 0
+        found.append(DeviceLive(name, account.alive, account.held, account.quota, rate, workers))
     return tuple(found)
 
 
 class Life:
-    """What a loader keeps of its epochs: the sides' rates, with which the next one begins, and what all of them counted."""
+    """What a loader keeps of its epochs: the rates of both sides, for the next epoch to begin with, and all counts."""
 
     _KEPT = 8  # epochs whose counts may still change: their threads are about to end, or several run at once
 
@@ -101,11 +112,11 @@ class Life:
         self._counts: deque[Counts] = deque()
 
     def __reduce__(self) -> tuple[type[Life], tuple[()]]:
-        """Begins anew where it is unpickled: another computer may have other rates."""
+        """An unpickled copy begins anew, since another computer may have other rates."""
         return Life, ()
 
     def began(self, counts: Counts) -> None:
-        """An epoch has begun, and counts."""
+        """An epoch has begun, which counts here."""
         with self._lock:
             if len(self._counts) == self._KEPT:
                 self._ended = self._ended.plus(self._counts.popleft())
@@ -113,7 +124,7 @@ class Life:
 
     @property
     def last(self) -> Counts:
-        """Those of the epoch that began last; one of no batches before the first."""
+        """The counts of the epoch that began last; before the first one, counts of no batches."""
         with self._lock:
             return self._counts[-1] if self._counts else Counts(ended_s=0.0, started_s=0.0)
 
@@ -127,7 +138,7 @@ class Life:
 
 
 def counted(counts: Counts, total: Sums, batches: int | None) -> Live:
-    """An epoch of which no more is known than what was counted at its delivery: the host alone, by means of its own."""
+    """The numbers of an epoch that ddlp does not schedule: only delivered batches were counted. All count as the host's."""
     report = counts.report("cpu", Rates(), 1, ())
     return Live(report, total, batches, counts.before + report.batches_cpu, counts.waiting_now_s)
 

@@ -11,8 +11,8 @@ from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
 
 CAUSES = ("start", "host", "csd", "transfer")
-"""What training waited for: the epoch's first batch; a batch that the host was at; one that a device was at; one that a
-device had made already, on its way into memory."""
+"""What training waited for: the epoch's first batch; a batch in work on the host; one in work on a device; one that a device
+had made already, on its way into memory."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class EpochReport:
     waiting_s: float  # the training loop waited for a batch
     host_cpu_s: float  # processor time of the host's workers and of bringing the devices' batches in; 0: not measured
     rate_cpu: float | None
-    rate_csd: float | None  # of the devices that are there; one that is lost counts no more
-    notes: tuple[str, ...] = ()  # what there is to say of the devices
+    rate_csd: float | None  # of the devices at work; a lost one does not count any more
+    notes: tuple[str, ...] = ()  # remarks on the devices
     waiting: Mapping[str, float] = field(default_factory=dict)  # waiting_s by `CAUSES`
     leases_taken_back: int = 0  # the host had the batch first
     leases_lost: int = 0  # the device failed, was gone, or its file was damaged: the host made the batch
@@ -54,7 +54,7 @@ class EpochReport:
         return f"epoch {self.epoch}, {self.strategy}: {self.samples:,} samples in {self.seconds:.2f} s{speed}"
 
     def _rows(self) -> list[tuple[str, str]]:
-        """What there is to say beside the title: a name, a text."""
+        """The rows below the title: a name and a text."""
         causes = ", ".join(f"{cause} {seconds:.2f} s" for cause, seconds in self.waiting.items() if seconds >= 0.005)
         share = f", {self.waiting_s / self.seconds:.0%} of the time" if self.seconds else ""
         rates = ((self.rate_cpu, "this host"), (self.rate_csd, "devices"))
@@ -77,7 +77,7 @@ class EpochReport:
 class Counts:
     """What an epoch has counted so far; times are the monotonic clock's.
 
-    ``ledger``: where the epoch has one; ``before``: where it has none, the batches delivered before a resume.
+    ``ledger``: the epoch's, if it has one. ``before``: without a ledger, the batches delivered before a resume.
     """
 
     ledger: Ledger | None = None
@@ -114,7 +114,10 @@ class Counts:
         return 0 if self.ledger is None else self.ledger.came_back
 
     def _devices(self) -> list[str]:
-        """Those at work, or about to be; a lost one is looked for anew in each epoch, and an epoch may be over before that."""
+        """The devices at work or about to join; after the epoch, only those at work.
+
+        Each epoch looks for a lost device anew, and may be over before it finds the device.
+        """
         if self.ledger is None:
             return []
         if self.ended_s is None:
@@ -126,7 +129,7 @@ class Counts:
         self._published[position] = time.monotonic()
 
     def delivered(self, position: int, side: Side, samples: int, asked_s: float, got_s: float) -> None:
-        """A batch of so many samples, for which training has waited from one moment to the other."""
+        """A batch of ``samples`` samples was delivered. Training waited for it from ``asked_s`` to ``got_s``."""
         published_s = self._published.pop(position, asked_s)
         if not self.samples:
             self.waiting["start"] += got_s - asked_s

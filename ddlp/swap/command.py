@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> NoReturn:
     )
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _START)]
     environment = {**os.environ, VARIABLE: told.to_text(), "PYTHONPATH": os.pathsep.join([_START, *before])}
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the script would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(program, words, environment)
@@ -92,5 +92,5 @@ def run(options: argparse.Namespace) -> NoReturn:
 
 
 def _unbuffered() -> list[str]:
-    """-u where this interpreter was given it: torchrun starts its processes so."""
+    """Return -u if this interpreter was started with it, as torchrun starts its processes."""
     return ["-u"] if "-u" in itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:]) else []

@@ -23,7 +23,7 @@ LIMIT_S = 15.0  # of each side, workers' start included
 
 @dataclass(frozen=True)
 class Comparison:
-    """Samples a second of both, each alone, with nobody who trains; ``batches``: on so many, of the one that had fewer."""
+    """Samples a second of each side alone, without training. ``batches``: how many were measured, on the side with fewer."""
 
     torchs_per_s: float
     ours_per_s: float
@@ -38,9 +38,9 @@ class Comparison:
 
 
 def compare(loader: DDLPLoader) -> Comparison | str:
-    """Time both, on samples drawn at random; the reason where that fails. No generator of the script's moves.
+    """Time both sides on samples drawn at random. Return the reason if that fails. The script's generators stay as they are.
 
-    Each side prepares a batch for each worker first, so that it is at work when the clock starts.
+    Each side first prepares a batch for each worker, so that its workers are busy when the clock starts.
     """
     workers = max(1, loader.num_workers)
     batches = min(-(-BATCHES // workers) * workers, length(loader) or BATCHES)  # a whole number for each worker
@@ -60,7 +60,7 @@ def compare(loader: DDLPLoader) -> Comparison | str:
     torchs = object.__new__(DataLoader)
     try:
         with warnings.catch_warnings(), keyed_globals(0), torch.device("cpu"):
-            warnings.simplefilter("ignore")  # they say what the script's own loader has said
+            warnings.simplefilter("ignore")  # the script's own loader has given the same ones
             drawn = torch.randint(len(loader.dataset), (2, (2 * workers + batches) * size)).tolist()  # type: ignore[arg-type]
             DataLoader.__init__(torchs, Subset(loader.dataset, drawn[0]), **options, **torchs_options)
             torchs_took = _time(torchs, workers, batches)
@@ -76,7 +76,7 @@ def compare(loader: DDLPLoader) -> Comparison | str:
 
 
 def _time(loader: DataLoader, before: int, batches: int) -> tuple[int, float]:
-    """How many batches came, and in how many seconds, after so many others."""
+    """Return how many batches came, and in how many seconds. ``before``: so many others are taken first."""
     until_s = time.monotonic() + LIMIT_S
     iterator = iter(loader)
     try:

@@ -1,6 +1,7 @@
-"""From an interpreter's start to the first DataLoader: how torch's class gives ours.
+"""Makes torch's DataLoader give ours, from an interpreter's start on.
 
-Imports no torch: a script may set variables that torch reads when it is imported, and many processes never import it.
+This module does not import torch: a script may set variables that torch reads at its import, and many processes never import
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _at_end() -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Asked first for each module; changes how one of them is loaded, and is gone then."""
+    """The first finder that Python asks for each module. It changes how torch's loader is loaded, and removes itself."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _MODULE:
@@ -57,10 +58,10 @@ class _Watch(MetaPathFinder):
 
 
 def _swap(torchs: Any) -> None:
-    """Have ``torchs``, torch's class, give a `SwappedLoader`, which is a subclass of it.
+    """Make ``torchs``, torch's class, give a `SwappedLoader`, which is a subclass of it.
 
-    The class itself stays what it is, wherever it was imported to: isinstance, subclasses, annotations and pickles see no
-    difference. Subclasses, which may change anything, are left alone.
+    The class object stays the same wherever it was imported to: isinstance, subclasses, annotations and pickles see no
+    difference. Subclasses are left alone, since they may change anything.
     """
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,12 +22,12 @@ __all__ = ["SwappedLoader"]
 
 
 class SwappedLoader(DDLPLoader):
-    """A `DDLPLoader` where the samples can be prepared by ddlp; where not, torch's own DataLoader, seeds and all.
+    """A `DDLPLoader` if ddlp can prepare the samples; otherwise torch's own DataLoader, seeds and all.
 
-    Which it is is decided anew at each iter(), as scripts set ``dataset.transform`` later.
+    Each iter() decides this anew, since scripts may set ``dataset.transform`` later.
     """
 
-    _is_accelerate_prepared = False  # accelerate shares samples and moves batches as the script expects, around one of ours
+    _is_accelerate_prepared = False  # so that accelerate wraps ours: it shares samples and moves batches
     _why: Untranslatable
 
     @functools.wraps(DDLPLoader.__init__)  # type: ignore[misc]

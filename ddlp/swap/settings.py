@@ -1,4 +1,4 @@
-"""What `ddlp run` was told, as the processes that it starts find it in their environment. Imports no torch."""
+"""The settings of `ddlp run`, which its processes find in their environment. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ VARIABLE = "DDLP_RUN"
 
 @dataclass(frozen=True)
 class Settings:
-    """What `ddlp run` was told, as its processes find it in the environment.
+    """The settings of `ddlp run`, as its processes find them in the environment.
 
     Attributes:
         strategy, csd, record: as `DDLPLoader` takes them; ``csd`` empty: no device.
         compare: time torch's own workers.
-        prefix: sys.prefix of the environment whose Python processes are meant.
-        pid: the process that `ddlp run` has become, where that is a script's interpreter; else 0.
+        prefix: sys.prefix of the environment whose Python processes swap the loader.
+        pid: the script's process, if `ddlp run` has become its interpreter; else 0.
     """
 
     strategy: str | None = None
@@ -33,18 +33,18 @@ class Settings:
     pid: int = 0
 
     def to_text(self) -> str:
-        """For the environment."""
+        """Return the settings as text for the environment."""
         return json.dumps(asdict(self))
 
 
 @functools.cache
 def settings() -> Settings:
-    """Those of this process."""
+    """Return the settings of this process."""
     data = json.loads(os.environ[VARIABLE])
     return Settings(**{**data, "csd": tuple(data["csd"])})
 
 
 def say(text: str) -> None:
-    """One line to standard error, where there is one; standard output is the script's."""
+    """Print one line to standard error, if there is one. Standard output belongs to the script."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
         print(f"ddlp run: {text}", file=sys.stderr, flush=True)

@@ -24,17 +24,17 @@ class Place:
     name: str
     said: set[str] = field(default_factory=set)
     compared: Comparison | str | None = None  # None: not yet; str: why it was not measured
-    _running: dict[int, Counts] = field(default_factory=dict)  # by id, of epochs whose iterators live
+    _running: dict[int, Counts] = field(default_factory=dict)  # by id, of epochs whose iterators are alive
     _ended: list[Sums] = field(default_factory=list)
 
     def say(self, text: str) -> None:
-        """A line about it, once."""
+        """Print a line about this place, once."""
         if text not in self.said:
             self.said.add(text)
             _say_of_first_rank(f"{self.name}: {text}")
 
     def count(self, iterator: Any, counts: Counts) -> None:
-        """An epoch of one of its loaders has begun."""
+        """Note that an epoch of one of its loaders has begun."""
         self._running[id(counts)] = counts
         weakref.finalize(iterator, self._end, counts).atexit = False
 
@@ -43,7 +43,7 @@ class Place:
         del self._running[id(counts)]
 
     def gain(self) -> str | None:
-        """In one line; None where nothing was swapped here."""
+        """Return the gain in one line; None if nothing was swapped here."""
         sums = self._ended + [Sums().plus(counts) for counts in self._running.values()]
         seconds = sum(one.seconds for one in sums)
         if not seconds:
@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=PLACES.clear)  # they are the parent's
 
 
 def made_at() -> str:
-    """The line of the script that is being run: FILE:LINE."""
+    """Return the line at which the script is now, as FILE:LINE."""
     frame, _ = user_frame()
     path = os.path.relpath(frame.f_code.co_filename)
     if path.startswith(os.pardir):
@@ -88,13 +88,13 @@ def place_of(loader: Any, where: str) -> Place:
 
 
 def left_alone(kind: type, dataset: Any) -> None:
-    """A subclass of torch's DataLoader was made."""
+    """Say that a subclass of torch's DataLoader was made and is left alone."""
     name = f"{made_at()} {kind.__name__}({type(dataset).__name__})"
     PLACES.setdefault(name, Place(name)).say(f"left alone: {kind.__name__} is a subclass of DataLoader, with code of its own")
 
 
 def tell_gains() -> None:
-    """At the end of the script."""
+    """Print the gain of each place, at the end of the script."""
     for place in PLACES.values():
         gain = place.gain()
         if gain is not None:

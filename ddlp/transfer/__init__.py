@@ -1,4 +1,5 @@
 """From finished batches of bytes to the tensors that training gets: copies to the accelerator and the epilogue.
 
-Knows devices, memory formats and value tables; nothing of ledgers, engines or who prepared a batch.
+This package knows devices, memory formats and value tables. It knows nothing of ledgers and engines, or of who prepared a
+batch.
 """

@@ -43,7 +43,7 @@ class Arithmetic:
         return None
 
     def run(self, values: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None) -> None:
-        """In place on float32 ``values``; ``mean`` and ``std`` as they broadcast against them."""
+        """Change float32 ``values`` in place. ``mean`` and ``std`` have shapes that broadcast against them."""
         if self.scale is not None:
             (np.multiply if self.multiply else np.divide)(values, self.scale, out=values)
         if mean is not None:
@@ -52,7 +52,7 @@ class Arithmetic:
             np.divide(values, std, out=values)
 
     def run_on_device(self, values: Tensor) -> Tensor:
-        """In place on a float32 tensor (batch, channels, height, width) on any device."""
+        """Change a float32 tensor (batch, channels, height, width) in place, on any device."""
         if values.device not in self._kept:
             self._kept[values.device] = self._constants(values.device)
         scale, mean, std = self._kept[values.device]
@@ -70,9 +70,9 @@ class Arithmetic:
         return {}
 
     def _constants(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Scale, mean and std as tensors on the device: for a Python number a GPU multiplies by the reciprocal.
+        """Scale, mean and std as tensors on the device: to divide by a Python number, a GPU multiplies by its reciprocal.
 
-        Made once: each small copy would wait for the large ones before it.
+        They are made once, since each small copy would wait for the large copies before it.
         """
         given = (None if self.scale is None else np.array([self.scale]), self.mean, self.std)
         scale, mean, std = (None if k is None else torch.from_numpy(k).to(device).view(1, -1, 1, 1) for k in given)
@@ -80,7 +80,7 @@ class Arithmetic:
 
 
 def _mean_and_std(base: np.ndarray, row: np.ndarray) -> tuple[np.float32, np.float32] | None:
-    """Constants with (base - mean) / std == row bit for bit, searched around what the row's ends say."""
+    """Constants with (base - mean) / std == row bit for bit, searched near the values that the row's two ends give."""
     if _same(base, row):
         return np.float32(0), np.float32(1)
     ends = row[[0, -1]].astype(np.float64)
@@ -99,7 +99,7 @@ def _mean_and_std(base: np.ndarray, row: np.ndarray) -> tuple[np.float32, np.flo
 
 
 def _neighbours(value: np.float32) -> np.ndarray:
-    """The value and the float32 numbers next to it, itself at zero."""
+    """The value and the float32 numbers next to it; for zero, zero alone."""
     if value == 0:
         return np.zeros(1, dtype=np.float32)
     bits = np.float32(value).view(np.int32)

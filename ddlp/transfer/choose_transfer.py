@@ -1,4 +1,4 @@
-"""The landing for a torch device: which ones take copies beside their work, and how files come there."""
+"""Chooses the transfer to a torch device: which devices take copies beside their work, and how files come there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ddlp.transfer.gpu_transfer import GpuTransfer
 
 __all__ = ["WAYS", "transfer_to"]
 
-WAYS = ("gds", "pinned", "mmap")  # by name, into a GPU's memory, from a spool that this host sees
+WAYS = ("gds", "pinned", "mmap")  # names of the ways from a spool that this host sees into a GPU's memory
 _COPIES_ASKED_FOR = ("ON", "TRUE", "YES", "1")  # of $KVIKIO_COMPAT_MODE
 
 
 def transfer_to(device: torch.device | str | int | None, transfer: str | None) -> GpuTransfer | None:
-    """Where batches for a GPU land; None for any other device, which gets them by a plain copy in the training thread.
+    """The transfer of batches to a GPU. None for any other device: the training thread copies batches there.
 
-    ``transfer``: one of `WAYS`, else the fastest is taken. Raises DDLPError: there is no GPU.
+    ``transfer``: one of `WAYS`; for any other value the fastest is taken. Raises DDLPError if there is no GPU.
     """
     wanted = None if device is None else torch.device(device)
     if wanted is None or wanted.type != "cuda":
@@ -37,7 +37,7 @@ def transfer_to(device: torch.device | str | int | None, transfer: str | None) -
 
 
 def ways(stream: DeviceStream, transfer: str | None) -> Callable[[Path, bool], list[FileReader]]:
-    """What a `GpuTransfer` asks for: the way that the user wants, or those to choose from."""
+    """Return what opens the readers of a `GpuTransfer`: the one that the user wants, or those to choose from."""
 
     def open_ways(spool: Path, mapped: bool) -> list[FileReader]:
         if transfer == "mmap" and not mapped:
@@ -59,9 +59,9 @@ def ways(stream: DeviceStream, transfer: str | None) -> Callable[[Path, bool], l
 
 
 def _gds(stream: DeviceStream, spool: Path) -> FileReader:
-    """Direct reads, proven; or kvikio's copies, where the user has asked for these."""
+    """Return a reader whose direct reads are proven, or kvikio's copies if the user has asked for these."""
     from ddlp.transfer.gds.probe import probe
-    from ddlp.transfer.gds.reader import GdsReader  # late, as the next: most loaders never want them
+    from ddlp.transfer.gds.reader import GdsReader  # imported here: most loaders never need it
 
     if os.environ.get("KVIKIO_COMPAT_MODE", "").upper() not in _COPIES_ASKED_FOR:
         found = probe(spool, stream.device.index or 0)
@@ -75,7 +75,7 @@ def _gds(stream: DeviceStream, spool: Path) -> FileReader:
 
 
 def _gds_if_likely(stream: DeviceStream, spool: Path) -> list[FileReader]:
-    """Where nothing is seen that stands in its way: no process should start cuFile, and be kept from forking, for nothing."""
+    """Return a reader for direct reads if no obstacle is seen: a process that starts cuFile can't fork any more."""
     from ddlp.transfer.gds.needs import ways_out, why_not
     from ddlp.transfer.gds.reader import GdsReader
 

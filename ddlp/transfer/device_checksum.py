@@ -12,21 +12,21 @@ from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER
 
 __all__ = ["padded", "sum_blocks"]
 
-_PART = 4096  # blocks at a time, 64 MiB: what is in memory besides the data
+_PART = 4096  # blocks at a time, 64 MiB: so much memory is needed besides the data
 
 
 def padded(count: int) -> int:
-    """So many bytes, up to a whole number of the checksum's blocks."""
+    """Round a number of bytes up to a whole number of the checksum's blocks."""
     return -(-count // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def sum_blocks(data: Tensor) -> Tensor:
-    """The sum of all blocks, int32 (BLOCK_BYTES / 4,) on the data's device: what `csd_engine.batchfile.checksum.digest` takes.
+    """The sum of all blocks, int32 (BLOCK_BYTES / 4,) on the data's device, for `csd_engine.batchfile.checksum.digest`.
 
     Horner's rule written out: ``sum(block_i * M ** (n - 1 - i))`` mod 2**32, one multiplication a word.
 
     Args:
-        data: uint8 (n * BLOCK_BYTES,), contiguous, zeros where the last block has none. Not changed.
+        data: uint8 (n * BLOCK_BYTES,), contiguous, the last block padded with zeros. Not changed.
     """
     blocks = data.view(torch.int32).view(-1, BLOCK_BYTES // 4)
     total = torch.zeros(BLOCK_BYTES // 4, dtype=torch.int32, device=data.device)
@@ -34,16 +34,17 @@ def sum_blocks(data: Tensor) -> Tensor:
         powers = _powers(len(part), data.device)
         if part.data_ptr() != blocks.data_ptr():
             total *= _as_int32(pow(MULTIPLIER, len(part), 1 << 32))
-        # Summed as 64 bits or as 32, the lowest 32 are the same.
+        # The lowest 32 bits are the same, whether 64 bits are summed or 32.
         total += (part * powers).sum(0, dtype=torch.int32)
     return total
 
 
 @functools.cache
 def _powers(count: int, device: torch.device) -> Tensor:
-    """M ** (count - 1), ..., M, 1 as int32 (count, 1): 16 KB at most, of each size of a spool's files.
+    """M ** (count - 1), ..., M, 1 as int32 (count, 1): 16 KB at most, for each size of a spool's files.
 
-    Never freed: the lane that it was made on would use its memory again while another loader's may still be reading it.
+    The tensor is never freed. Otherwise the stream on which it was made could use its memory again while another loader's
+    stream still reads it.
     """
     powers = np.ones(count, np.uint32)
     powers[1:] = MULTIPLIER

@@ -1,7 +1,7 @@
-"""A stream of work on an accelerator beside the training's, and marks in it.
+"""A stream of work on an accelerator beside the training's stream, and events in it.
 
-Threads of the loader put copies, sums and epilogues on a lane; nothing here makes the training thread wait for the device: what
-it gets is ordered after its mark on the device itself.
+Threads of the loader put copies, sums and epilogues on this stream. Nothing here makes the training thread wait for the device:
+the device itself orders the training's work after a batch's event.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from torch import Tensor
 
 __all__ = ["CudaStream", "DeviceStream", "StreamEvent", "NoRoom", "PlainStream"]
 
-NoRoom = torch.cuda.OutOfMemoryError  # what work on a lane raises where the device has no memory for it
+NoRoom = torch.cuda.OutOfMemoryError  # work on a stream raises it if the device has no memory left
 
 
 class StreamEvent(Protocol):
-    """A place in a lane's work."""
+    """A point in the work of a stream."""
 
     def passed(self) -> bool:
-        """Whether the device has got here."""
+        """Whether the device has reached this point."""
 
     def wait(self) -> None:
-        """Block this thread, without the GIL and without spinning, until it has."""
+        """Block this thread until the device has reached it, without the GIL and without spinning."""
 
     def before_use(self, result: Tensor) -> None:
-        """Order what the current stream does from now on after the mark; ``result`` may be used and dropped there."""
+        """Make the current stream wait for this event before its next work. ``result`` may be used and dropped there."""
 
 
 class DeviceStream(Protocol):
-    """Where work is put. Any thread may."""
+    """A queue of work on a device. Any thread may put work on it."""
 
     device: torch.device
     pinned: bool  # whether copies want page-locked memory on the host's side
 
     def work(self) -> AbstractContextManager[object]:
-        """Within it, operations go to the lane, in order."""
+        """Return a context: operations within it go to this stream, in order."""
 
     def event(self) -> StreamEvent:
-        """After all that was put there so far."""
+        """Return an event that comes after all work put there so far."""
 
 
 class CudaStream:
     """A CUDA stream of high priority: its short kernels don't queue behind those of a training step.
 
-    A thread begins on GPU 0. What it asks of CUDA while that is its device, even whether an event has passed, and
-    torch.cuda.stream's way back there, makes a context on that GPU, half a GB of it for each rank: so each of our calls is made
-    on the lane's own device.
+    A thread begins with GPU 0 as its device. A call of CUDA then makes a context on GPU 0, which takes half a GB of its memory
+    for each rank. Even the question whether an event has passed does that, and so does torch.cuda.stream when it goes back to
+    GPU 0. So each of our calls is made on the stream's own device.
     """
 
     pinned = True
@@ -67,7 +67,7 @@ class CudaStream:
 
     def event(self) -> StreamEvent:
         """As `DeviceStream`."""
-        event = torch.cuda.Event(blocking=True)  # else a thread that waits burns the core that should decode
+        event = torch.cuda.Event(blocking=True)  # else a waiting thread keeps a core busy that should decode
         with torch.cuda.device(self.device):
             event.record(self._stream)
         return _CudaMark(event, self.device)
@@ -88,11 +88,11 @@ class _CudaMark:
     def before_use(self, result: Tensor) -> None:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
-        result.record_stream(stream)  # else its memory might be used again on the lane while the step still reads it
+        result.record_stream(stream)  # else our stream might use its memory again while the step still reads it
 
 
 class PlainStream:
-    """A device without streams: each operation is done, or in order with all others, when it returns."""
+    """A device without streams: when an operation returns, it is done, or queued in order with all others."""
 
     pinned = False
 

@@ -1,11 +1,11 @@
 """The deterministic end of a pipeline, run on finished batches: a table of 256 values a channel, then the masks.
 
-The table is made on the CPU by torchvision's own operators and *is* the definition of the result. Where a few float32
-operations give the same bits for all 256 values of all channels (checked, on each device), they are used instead,
-since they are about twice as fast as looking up; any other table is looked up.
+torchvision's own operators make the table on the CPU, and the table *is* the definition of the result. If a few float32
+operations give the same bits for all 256 values of all channels (checked, on each device), they are used instead, since they
+are about twice as fast. Any other table is looked up.
 
-On the CPU the kernel looks up, else numpy computes, few images at a time, so that they stay in the L2 cache: both release
-the GIL and, unlike torch, never start intra-op threads that would compete with the decoding.
+On the CPU the kernel looks values up. Without a kernel numpy computes them, a few images at a time, so that they stay in the L2
+cache. Both release the GIL. Unlike torch, they never start intra-op threads, which would compete with the decoding.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from csd_engine.kernels import kernel
 from ddlp.transfer.arithmetic import Arithmetic
 from ddlp.transfer.memory_pool import MemoryPool
 
-__all__ = ["DTYPES", "Epilogue"]
+__all__ = ["DTYPES", "Epilogue", "Noise"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -32,25 +32,48 @@ _PART = 65536  # numbers at a time: 256 KB of float32
 _CHUNK = 32767  # elements; torch splits larger ones among threads (at::internal::GRAIN_SIZE)
 
 
+class Noise(NamedTuple):
+    """A mask that is filled with normal noise.
+
+    Attributes:
+        name: of its operator, for messages.
+        mask: its number. The next number is no mask: the four numbers in its box are the seed of the noise.
+        by_pixel: each pixel has noise of its own; else one number a channel.
+    """
+
+    name: str
+    mask: int
+    by_pixel: bool
+
+    def drawn(self, seed: Sequence[int], channels: int, height: int, width: int) -> np.ndarray:
+        """float32 (channels, height, width), or (channels, 1, 1): the same on every device."""
+        first, second, third, fourth = seed
+        generator = np.random.Generator(np.random.Philox(key=[first << 32 | second, third << 32 | fourth]))
+        shape = (channels, height, width) if self.by_pixel else (channels, 1, 1)
+        return generator.standard_normal(shape, dtype=np.float32)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Epilogue:
-    """What happens to uint8 images and mask boxes where they land.
+    """The last step for uint8 images and mask boxes, on the device that gets them.
 
     Args:
         table: float32 (channels, 256), the value of each byte; None if the transform leaves bytes as they are.
         fills: float32 (masks, channels), the value of each mask's pixels in the table's units.
         dtype: of the result: float32, float16, bfloat16 or uint8. uint8 leaves the table out.
         memory_format: torch.contiguous_format or torch.channels_last.
+        noise: the masks that are filled with noise instead.
 
     Raises:
-        ValueError: another dtype or memory format, shapes that don't match, or uint8 with a fill that is no byte's
-            value.
+        ValueError: another dtype or memory format, shapes that don't match, or uint8 with noise or a fill that is no
+            byte's value.
     """
 
     table: Tensor | None
     fills: Tensor
     dtype: torch.dtype = torch.float32
     memory_format: torch.memory_format = torch.contiguous_format
+    noise: tuple[Noise, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -63,6 +86,9 @@ class Epilogue:
         if self.table is not None and (self.table.dtype, *self.table.shape) != (torch.float32, channels, 256):
             raise ValueError(f"table: {self.table.dtype} of {tuple(self.table.shape)}, not float32 ({channels}, 256)")
         if self.dtype == torch.uint8:
+            if self.noise:
+                raise ValueError(f"output=torch.uint8: {self.noise[0].name} fills with normal noise, which no byte holds; "
+                                 "choose a float output, or mode='const'")
             self._mask_values()
 
     def with_output(
@@ -70,6 +96,13 @@ class Epilogue:
     ) -> Epilogue:
         """Epilogue with another dtype or memory format, None for the present one; ValueError as at construction."""
         return dataclasses.replace(self, dtype=dtype or self.dtype, memory_format=memory_format or self.memory_format)
+
+    def does_what(self, other: Epilogue) -> bool:
+        """Whether another epilogue makes the same of a batch, in the same dtype."""
+        tables = [one.table if one.table is not None else torch.zeros(0) for one in (self, other)]
+        noise = [[mask[1:] for mask in one.noise] for one in (self, other)]
+        same_fills = torch.equal(self.fills, other.fills) and noise[0] == noise[1]
+        return torch.equal(*tables) and same_fills and self.dtype == other.dtype
 
     def __call__(
         self,
@@ -116,7 +149,7 @@ class Epilogue:
             return self.tensor(bits)
         result = self._on_device(images.to(target, non_blocking=True))
         if masks and boxes is not None:
-            result = self._fill_together(result, boxes.to(target, non_blocking=True))
+            result = self._fill_together(result, boxes)
         return result
 
     @functools.cached_property
@@ -153,9 +186,9 @@ class Epilogue:
 
     @property
     def by_table(self) -> tuple[np.ndarray, bool] | None:
-        """The table through which the kernel brings bytes into what `empty` gives, and whether the channels come last.
+        """The table by which the kernel converts bytes into an array of `empty`, and whether the channels come last.
 
-        None where there is no kernel, or bytes stay bytes.
+        None if there is no kernel, or if bytes stay bytes.
         """
         if kernel() is None or self.dtype == torch.uint8:
             return None
@@ -164,7 +197,7 @@ class Epilogue:
     def empty(self, samples: int, height: int, width: int, pool: MemoryPool | None = None) -> np.ndarray:
         """Memory of a result on the CPU: (samples, channels, height, width), or with the channels last, as integers.
 
-        Without a pool it is numpy's, which asks for huge pages: small ones cost more to map than the images to compute.
+        Without a pool numpy allocates it and asks for huge pages. Small pages take longer to map than the images to compute.
         """
         channels = self.fills.shape[1]
         last = self.memory_format == torch.channels_last
@@ -173,13 +206,13 @@ class Epilogue:
         return np.empty(shape, kind) if pool is None else pool.empty(shape, kind)
 
     def tensor(self, bits: np.ndarray) -> Tensor:
-        """What `empty` gave as it is delivered: (samples, channels, height, width) in this dtype and memory format."""
+        """An array of `empty` as the delivered tensor: (samples, channels, height, width) in this dtype and memory format."""
         result = torch.from_numpy(bits)
         result = result if self.dtype == torch.uint8 else result.view(self.dtype)
         return result.permute(0, 3, 1, 2) if self.memory_format == torch.channels_last else result
 
     def convert(self, images: np.ndarray, bits: np.ndarray) -> None:
-        """Images, uint8 (samples, height, width, channels), into as many samples of what `empty` gave; any number of them."""
+        """Convert images, uint8 (samples, height, width, channels), into as many samples of an array of `empty`."""
         last = self.memory_format == torch.channels_last
         fast = kernel()
         if self.dtype == torch.uint8 and (last or fast is None):
@@ -207,20 +240,31 @@ class Epilogue:
                     self._arithmetic.run(values[part, c], mean, std)
 
     def fill(self, result: Tensor, boxes: np.ndarray) -> None:
-        """Fill the masks of so many samples in place; boxes int32 (samples, masks, 4)."""
+        """Fill the masks of the result's samples in place; boxes int32 (samples, masks, 4)."""
         # As integers, with numpy: a box of a small image is filled many times faster than by torch.
         integer = _INTEGER[self.dtype]
         fills = self._mask_values().view(integer).numpy()[:, :, None, None]
         planes = result.view(integer).numpy()
+        noise, seeds = self._noise_by_mask
         for i, sample in enumerate(boxes.tolist()):
             for mask, (top, left, bottom, right) in enumerate(sample):
-                if top < bottom and left < right:
-                    planes[i, :, top:bottom, left:right] = fills[mask]
+                if top >= bottom or left >= right or mask in seeds:
+                    continue
+                value = fills[mask]
+                if mask in noise:
+                    drawn = noise[mask].drawn(sample[mask + 1], len(value), bottom - top, right - left)
+                    value = torch.from_numpy(drawn).to(self.dtype).view(integer).numpy()
+                planes[i, :, top:bottom, left:right] = value
+
+    @functools.cached_property
+    def _noise_by_mask(self) -> tuple[dict[int, Noise], set[int]]:
+        """The noise of each mask that has any, and the mask numbers that are seeds and no masks."""
+        return {noise.mask: noise for noise in self.noise}, {noise.mask + 1 for noise in self.noise}
 
     def _compute(
         self, source: np.ndarray, bits: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None
     ) -> None:
-        """(images, rows, numbers a row) of bytes into as many results."""
+        """Compute the results of bytes (images, rows, numbers a row)."""
         assert self._arithmetic is not None
         if self.dtype == torch.float32:
             values = bits.view(np.float32)
@@ -260,11 +304,11 @@ class Epilogue:
 
     @functools.cached_property
     def _kept(self) -> dict[tuple[str, torch.device], Any]:
-        """What was made for a device: it goes with this epilogue."""
+        """Tensors made for each device; they are freed with this epilogue."""
         return {}
 
     def _once(self, what: str, device: torch.device, make: Callable[[], Any]) -> Any:
-        """Made at the first call for a device; each small copy would wait for the large ones before it."""
+        """Make a tensor at the first call for a device and keep it: each small copy would wait for the large ones before."""
         if (what, device) not in self._kept:
             self._kept[what, device] = make()
         return self._kept[what, device]
@@ -279,11 +323,22 @@ class Epilogue:
         return torch.equal(computed.view(torch.int32), table.view(torch.int32))
 
     def _fill_together(self, result: Tensor, boxes: Tensor) -> Tensor:
-        """All samples of one mask in one operation: a GPU is slow to start many small ones."""
+        """Fill each mask in all samples by one operation: a GPU is slow to start many small ones. Noise comes from the host."""
+        noise, seeds = self._noise_by_mask
+        boxes, listed = boxes.to(result.device, non_blocking=True), boxes.tolist() if noise else []
         fills = self._once("fills", result.device, lambda: self._mask_values().to(result.device))
         rows = torch.arange(result.shape[2], device=result.device)
         columns = torch.arange(result.shape[3], device=result.device)
         for mask in range(fills.shape[0]):
+            if mask in seeds:
+                continue
+            if mask in noise:
+                for i, sample in enumerate(listed):
+                    top, left, bottom, right = sample[mask]
+                    if top < bottom and left < right:
+                        drawn = noise[mask].drawn(sample[mask + 1], result.shape[1], bottom - top, right - left)
+                        result[i, :, top:bottom, left:right] = torch.from_numpy(drawn).to(self.dtype).to(result.device)
+                continue
             top, left, bottom, right = boxes[:, mask, :, None].unbind(1)
             inside = ((rows >= top) & (rows < bottom))[:, None, :, None]
             inside = inside & ((columns >= left) & (columns < right))[:, None, None, :]
@@ -292,7 +347,7 @@ class Epilogue:
 
 
 def _parts(images: int, numbers: int) -> Iterator[slice]:
-    """Parts of a batch whose planes of so many numbers stay in the L2 cache: a large image alone, many small ones."""
+    """Parts of a batch that stay in the L2 cache: one large image, or many small ones. ``numbers``: of one plane."""
     step = max(1, _PART // max(1, numbers))
     return (slice(start, start + step) for start in range(0, images, step))
 

@@ -1,6 +1,6 @@
-"""How a batch file's data come into an accelerator's memory: by page-locked memory, by a mapping, or straight.
+"""Reads a batch file's data into an accelerator's memory: by page-locked memory, by a mapping, or directly.
 
-What is read is verified there, whichever way it came (`ddlp.transfer.gpu_transfer`).
+The data are verified in that memory, whichever way they came (`ddlp.transfer.gpu_transfer`).
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ BLOCK_BYTES = 4 << 20
 
 
 class FileReader(Protocol):
-    """Reads batch files' data. Any thread may."""
+    """Reads the data of batch files. Any thread may use it."""
 
     name: str
 
     @property
     def trouble(self) -> str:
-        """What makes it slow, to be said behind its name; empty if nothing is known."""
+        """Why it is slow, to be told after its name; empty if no reason is known."""
 
     def prepare(self, buffer: Tensor) -> None:
-        """Data will come into this uint8 tensor on the device, again and again."""
+        """Prepare for many reads into this uint8 tensor on the device."""
 
     def forget(self, buffer: Tensor) -> None:
-        """None will any more."""
+        """Undo `prepare`: nothing is read into this tensor any more."""
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
-        """The data of an open batch file, so many bytes, to the buffer's beginning: done, or on the lane, when it returns.
+        """Read ``size`` bytes of an open batch file's data to the buffer's beginning. On return that is done, or on the stream.
 
         Returns:
-            What must be kept until the lane has done it.
+            What must be kept until the stream has done it.
 
         Raises:
             MissingBatch: the file ended early.
@@ -55,16 +55,16 @@ class FileReader(Protocol):
         """
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Free what the reader holds. Nothing may be read any more."""
 
 
 class PinnedReader:
-    """Threads read into page-locked blocks, each of which is copied to the device while others are read.
+    """Threads read into page-locked blocks. Each block is copied to the device while others are read.
 
     Args:
-        lane: of the device.
-        readers: threads, and blocks.
-        block_bytes: of one block.
+        stream: of the device.
+        readers: how many threads, and blocks, there are.
+        block_bytes: the size of a block.
     """
 
     name = "pinned"
@@ -88,7 +88,7 @@ class PinnedReader:
             self._readers.submit(self._part, descriptor, start, buffer[start : min(start + self._block_bytes, size)])
             for start in range(0, size, self._block_bytes)
         ]
-        wait(parts)  # all, also where one failed: they write to the buffer
+        wait(parts)  # for all, even if one has failed: they write to the buffer
         for part in parts:
             part.result()
         return None
@@ -123,8 +123,8 @@ def _read_all(descriptor: int, place: memoryview, offset: int) -> None:
 class MappedReader:
     """The file is mapped, and the driver copies from the page cache through its own page-locked memory.
 
-    Where `ddlp.transfer.mapped_batch` lets files be mapped: one that is cut short meanwhile, or that a network file system
-    loses, ends the process (SIGBUS).
+    It is used only where `ddlp.transfer.mapped_batch` lets files be mapped: if a mapped file is cut short, or a network file
+    system loses it, the process ends (SIGBUS).
     """
 
     name = "mmap"
@@ -140,7 +140,7 @@ class MappedReader:
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """As `FileReader`."""
-        # Private and writable, as torch wants its memory; populated it would be copied at once, page by page.
+        # Private and writable, as torch wants its memory. With MAP_POPULATE it would be copied at once, page by page.
         mapping = mmap.mmap(descriptor, DATA_OFFSET + size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         data = torch.frombuffer(mapping, dtype=torch.uint8, offset=DATA_OFFSET, count=size)
         with self._stream.work():
@@ -152,7 +152,7 @@ class MappedReader:
 
 
 class GpuDirectReader:
-    """Past the host: the SSD's controller writes into the GPU's memory (GPUDirect Storage)."""
+    """Reads past the host: the SSD's controller writes into the GPU's memory (GPUDirect Storage)."""
 
     def __init__(self, reader: GdsReader) -> None:
         self._reader = reader

@@ -1,8 +1,8 @@
-"""Where batches land that an accelerator's memory is meant for: copied, verified and finished on a lane beside the training.
+"""Brings batches into an accelerator's memory: copied, verified and finished on a stream beside the training's.
 
-Whoever calls is a worker that made a batch or a fetcher that brings a device's; the training thread only orders its stream
-after a batch's mark. The memory that files are read into is used again and again and never handed out: the epilogue, which runs
-here, writes what the caller gets.
+The callers are workers that made a batch, and fetchers that bring a device's batch. The training thread only orders its stream
+after a batch's event. The memory that files are read into is used again and again, and is never handed out: the epilogue runs
+here, and writes the result into other memory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ddlp.transfer.file_readers import FileReader
 
 __all__ = ["FileTransfer", "OnDevice", "GpuTransfer"]
 
-_ALIGNED = 4096  # bytes: what direct reads want
+_ALIGNED = 4096  # bytes: direct reads need it
 _TRIALS = 3  # reads of one file by each way, before one is chosen
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A finished batch on the device, to be used after its mark. ``sample``: the bytes and boxes of the one asked for."""
+    """A finished batch on the device, to be used after its event. ``sample``: bytes and boxes of the sample asked for."""
 
     images: Tensor
     event: StreamEvent
@@ -43,12 +43,12 @@ class OnDevice:
 
 
 class GpuTransfer:
-    """Brings batches to a device. Any thread may; one loader's epochs share it.
+    """Brings batches to a device. Any thread may use it. The epochs of a loader share it.
 
     Args:
-        lane: of the device.
-        open_ways: makes the ways to read files of a spool's directory; told that, and whether its files may be mapped
-            (`ddlp.transfer.mapped_batch`). Raises DDLPError where none can be had.
+        stream: of the device.
+        open_ways: makes the readers for a spool's directory. It gets the directory, and whether files there may be mapped
+            (`ddlp.transfer.mapped_batch`). Raises DDLPError if there is no reader.
     """
 
     def __init__(self, stream: DeviceStream, open_ways: Callable[[Path, bool], Sequence[FileReader]]) -> None:
@@ -64,8 +64,9 @@ class GpuTransfer:
         return self.stream.pinned
 
     def open(self, directory: Path, mapped: bool) -> FileTransfer:
-        """What brings the files of a spool's directory; ``mapped``: they may be mapped. One for all on a file system: an
-        engine that is started again has another directory there.
+        """Return the transfer for files of a spool's directory. ``mapped``: they may be mapped.
+
+        All directories on a file system share one, since an engine that is started again has another directory there.
 
         Raises:
             DDLPError: they can't be read as the user wants it.
@@ -78,19 +79,20 @@ class GpuTransfer:
             return self._files[kind]
 
     def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> OnDevice:
-        """A batch in this process's memory, or on the device (as `Epilogue` takes it): copy and epilogue are put on the lane.
+        """Put the copy and the epilogue of a batch on the stream.
 
-        Returns at once. The memory is kept until it has been copied, if it is page-locked. Images on the device must have been
-        allocated on the lane, and are the batch's own: nobody writes there any more.
+        The batch is as `Epilogue` takes it, in this process's memory or on the device. Returns at once. Page-locked memory is
+        kept until it has been copied. Images on the device must have been allocated on this stream, and nobody may write there
+        any more.
 
-        Raises `ddlp.transfer.device_stream.NoRoom` where the device has no room; the batch is as it was.
+        Raises `ddlp.transfer.device_stream.NoRoom` if the device has no room. The batch is unchanged then.
         """
         try:
             with self.stream.work():
                 result = epilogue(images, boxes, self.stream.device)
                 event = self.stream.event()
         except BaseException:
-            self.stream.event().wait()  # a copy may be under way still
+            self.stream.event().wait()  # a copy may still be under way
             raise
         with self._lock:
             while self._under_way and self._under_way[0][0].passed():
@@ -99,14 +101,14 @@ class GpuTransfer:
         return OnDevice(result, event)
 
     def settle(self) -> None:
-        """Wait until nothing is under way: the memory of batches that were brought is free then."""
+        """Wait until no copy is under way. The memory of batches that were brought is free then."""
         with self._lock:
             marks, self._under_way = self._under_way, deque()
         for event, _ in marks:
             event.wait()
 
     def close(self) -> None:
-        """Let go of all memory and threads. Nothing may be brought any more."""
+        """Free all memory and threads. Nothing may be brought any more."""
         self.settle()
         with self._opening:
             files, self._files = self._files, {}
@@ -115,32 +117,32 @@ class GpuTransfer:
 
 
 class FileTransfer:
-    """Brings batch files of one file system to a device. Any thread may. Made by `GpuTransfer.open`.
+    """Brings batch files of one file system to a device. Any thread may use it. Made by `GpuTransfer.open`.
 
     Args:
-        lane: of the device.
-        ways: of several the fastest by a short measurement on the first file is taken, the others are closed.
+        stream: of the device.
+        ways: the readers. A short measurement on the first file finds the fastest one; the others are closed.
     """
 
     def __init__(self, stream: DeviceStream, ways: Sequence[FileReader]) -> None:
         self._stream = stream
         self._lock = threading.Lock()
         self._choosing = threading.Lock()
-        self._ways = list(ways)  # one, once it is chosen
-        self._why = ""  # that one
+        self._ways = list(ways)  # only one after the choice
+        self._why = ""  # why that one was chosen
         self._slots: list[_Slot] = []  # not in use
         self._closed = False
 
     @property
     def remark(self) -> str:
-        """How batches come, what was measured, and what makes it slow; empty before it is chosen."""
+        """How batches come, what was measured, and why it is slow; empty before the choice."""
         ways = self._ways
         return f"batches come by transfer={ways[0].name!r}{self._why}{ways[0].trouble}" if len(ways) == 1 else ""
 
     def read(
         self, epilogue: Epilogue, path: Path, identity: str, lease: int, layout: Layout, sample: int | None = None
     ) -> OnDevice:
-        """A batch from its file, verified on the device and finished there. Blocks until it is.
+        """Read a batch from its file, verify it on the device and finish it there. Blocks until that is done.
 
         Args:
             epilogue: of the pipeline.
@@ -162,14 +164,14 @@ class FileTransfer:
                 del kept
                 check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
             except BaseException:
-                self._stream.event().wait()  # something on the lane may use the slot, or what was kept, still
+                self._stream.event().wait()  # work on the stream may still use the slot, or what was kept
                 raise
             finally:
                 self._give_back(slot)
         return landed
 
     def _finish(self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None) -> OnDevice:
-        """On the lane: the sum of what was read, and the epilogue; nobody sees its result unless the sum is right."""
+        """Compute the sum and run the epilogue, on the stream. The result is handed out only if the sum is right."""
         size = layout.data_bytes
         whole = slot.data[: padded(size)]
         whole[size:].zero_()
@@ -177,14 +179,14 @@ class FileTransfer:
         images = whole[: layout.image_bytes].view(layout.image_shape)
         boxes = None
         if layout.boxes:
-            # cloned: numbers of four bytes can't begin anywhere
+            # cloned: numbers of four bytes must be aligned
             boxes = whole[layout.image_bytes : size].clone().view(torch.int32).view(layout.batch, layout.boxes, 4)
         result = epilogue(images, boxes)
         if 0 <= result.data_ptr() - slot.data.data_ptr() < len(slot.data):
-            result = result.clone()  # bytes that are delivered as they are
+            result = result.clone()  # it is the slot's own memory
         back = None
         if sample is not None:
-            # A copy, also where the device is this CPU: the slot is another batch's soon. The boxes were cloned.
+            # A copy, even if the device is this CPU: another batch will use the slot. The boxes were cloned.
             image = images[sample].to("cpu", copy=True).numpy()
             back = image, None if boxes is None else boxes[sample].cpu().numpy()
         return OnDevice(result, self._stream.event(), back)
@@ -221,7 +223,7 @@ class FileTransfer:
             return self._ways[0]
 
     def _measured(self, path: Path, descriptor: int, layout: Layout) -> dict[str, float]:
-        """Seconds of each way's fastest read of this file, the ways taking turns."""
+        """Seconds of each way's fastest read of this file. The ways take turns."""
         seconds: dict[str, float] = {}
         slots = [_Slot.make(padded(layout.data_bytes), self._stream) for _ in self._ways]
         pairs = list(zip(self._ways, slots, strict=True))
@@ -233,7 +235,7 @@ class FileTransfer:
                 try:
                     kept = way.read(path, descriptor, slot.data, layout.data_bytes)
                 except OSError:
-                    seconds[way.name] = math.inf  # whoever reads next says what is wrong, if all fail
+                    seconds[way.name] = math.inf  # if all fail, the next read says what is wrong
                     continue
                 self._stream.event().wait()
                 del kept
@@ -245,7 +247,7 @@ class FileTransfer:
         return seconds
 
     def _prepare(self, way: FileReader, slot: _Slot) -> None:
-        with self._stream.work():  # memory is registered with the GPU that is this thread's
+        with self._stream.work():  # memory is registered with this thread's current GPU
             way.prepare(slot.data)
 
     def _forget(self, way: FileReader, slot: _Slot) -> None:
@@ -253,7 +255,7 @@ class FileTransfer:
             way.forget(slot.data)
 
     def close(self) -> None:
-        """Let go of all memory and threads. Nothing may be read any more."""
+        """Free all memory and threads. Nothing may be read any more."""
         with self._lock:
             self._closed = True
             self._slots.clear()
@@ -272,7 +274,7 @@ class _Slot:
 
     @staticmethod
     def make(size: int, stream: DeviceStream) -> _Slot:
-        """Memory that nothing on the lane uses any more: a direct read does not wait for the lane."""
+        """Memory that no work on the stream uses any more: a direct read does not wait for the stream."""
         with stream.work():
             memory = torch.empty(size + _ALIGNED, dtype=torch.uint8, device=stream.device)
         stream.event().wait()

@@ -1,10 +1,10 @@
-"""A published batch as a mapping of its file: verified where it lies, in the page cache, and not copied.
+"""Maps the file of a published batch: it is verified where it lies, in the page cache, and not copied.
 
-What a copy costs beside the checksum is a third of all that a batch costs the host: it is read once more and written, both
-past the caches. But a mapping shows the file as it is now, and reading beyond the end of one that was cut short ends the
-process (SIGBUS). So only files of an engine of our own are mapped: nobody else writes there, and what it has published changes
-only once no process has it open or mapped any more (`csd_engine.service.file_recycling`). Until the batch is dropped its
-pages stay, whether the file has a name or not. And only on a file system of this machine: over a network a removed
+A copy takes, beside the checksum, a third of the time that a batch costs the host: the bytes are read once more and written,
+both past the caches. But a mapping shows the file as it is now, and a read beyond the end of a file that was cut short ends the
+process (SIGBUS). So only files of an embedded engine are mapped. Nobody else writes there, and the engine changes a published
+file only once no process has it open or mapped any more (`csd_engine.service.file_recycling`). The pages stay until the batch
+is dropped, whether the file has a name or not. Files are mapped only on a file system of this machine: over a network a removed
 file that is open keeps a name (.nfs...), and pages get lost.
 """
 
@@ -32,7 +32,7 @@ def may_map(spool: str | os.PathLike[str], root: str | os.PathLike[str] = "/") -
 
 
 def map_batch(path: Path, expect_identity: str, expect_lease: int, layout: Layout) -> Batch | None:
-    """A published batch, verified as `read_batch` does; its arrays may be written to, the file is not.
+    """Map a published batch, and verify it as `read_batch` does. Its arrays may be written to; the file does not change.
 
     Returns:
         The batch; None where this file system maps no files.
@@ -40,13 +40,13 @@ def map_batch(path: Path, expect_identity: str, expect_lease: int, layout: Layou
     Raises:
         MissingBatch, DamagedBatch: as `read_batch`.
     """
-    import torch  # here: who asks may_map about an engine that it starts, as ddlp bench engine, has no use for it
+    import torch  # imported here: callers that need only may_map, as ddlp bench engine, have no use for it
 
     with open_batch(path, layout) as descriptor:
         promised = promised_checksum(descriptor, expect_identity, expect_lease, layout)
         try:
-            # Private and writable, as mmap's own could be; but that keeps a descriptor until the batch is dropped, and whoever
-            # keeps a thousand batches has none left.
+            # Private and writable. Python's mmap can do that too, but it keeps a descriptor until the batch is dropped: a
+            # script that keeps a thousand batches would have none left.
             mapped = torch.from_file(
                 f"/proc/self/fd/{descriptor}", shared=False, size=layout.file_bytes, dtype=torch.uint8
             )

@@ -20,26 +20,27 @@ from csd_engine.kernels.fresh_memory import fresh
 __all__ = ["MemoryPool"]
 
 SMALL_BYTES = 16 << 20  # short batches come back many at a time (`ddlp.schedule.claim_chunks`)
-SIZES = 4  # full batches and the last one, each as bytes and as what the epilogue makes of them
+SIZES = 4  # full batches and the last one, each as bytes and as the epilogue's result
 
 
 class MemoryPool:
-    """Lends memory as numpy arrays. Any thread may ask for some, and drop what it was lent.
+    """Lends memory as numpy arrays. Any thread may ask for an array, and drop it.
 
-    A block comes back when the last array, tensor, view or export of it is gone, never earlier: all of these hold the
-    array that was lent, and that holds the block. So whoever keeps a batch keeps its memory, and the pool makes more.
+    A block comes back when the last array, tensor, view or export of it is gone, never earlier: all of these hold the lent
+    array, and the array holds the block. So a batch that is kept keeps its memory, and the pool makes more.
 
     Args:
-        spare: at most so many blocks of a size wait for their next use, or as many as `SMALL_BYTES` hold; those that waited
-            longest are freed. Blocks of `SIZES` sizes wait; where batches are of many, the size used longest ago is freed.
-        pinned: the memory is page-locked, for copies to a GPU. Whoever starts one keeps the array until it is done.
+        spare: so many blocks of a size wait for their next use at most, or as many as `SMALL_BYTES` hold if that is more. Those
+            that waited longest are freed. Blocks of `SIZES` sizes wait; if there are more sizes, the one used longest ago is
+            freed.
+        pinned: the memory is page-locked, for copies to a GPU. The caller keeps the array until its copy is done.
     """
 
     def __init__(self, spare: int, pinned: bool = False) -> None:
         self._spare = spare
         self._allocate = _pinned if pinned else fresh
-        # By size in bytes. A block may come back in any thread at any moment, whatever locks that thread holds: so no lock
-        # here, but operations of deques and dicts that are atomic, also without the GIL.
+        # By size in bytes. A block may come back in any thread at any moment, and that thread may hold any lock. So there is no
+        # lock here, only operations of deques and dicts that are atomic, also without the GIL.
         self._blocks: dict[int, deque[np.ndarray]] = {}
         self._turns, self._last_turn = itertools.count(), dict[int, int]()  # when a block of each size came back
 
@@ -56,13 +57,13 @@ class MemoryPool:
         return np.asarray(_Lent(self, self._allocate(size) if block is None else block, shape, kind))
 
     def close(self) -> None:
-        """Free what waits here, and from now on each block as it comes back."""
+        """Free the blocks that wait here, and from now on each block that comes back."""
         self._spare = 0
         for blocks in list(self._blocks.values()):
             self._trim(blocks)
 
     def _used(self, size: int) -> np.ndarray | None:
-        """A block of this size, the one used last if there are several: most of it may still be in a cache."""
+        """A waiting block of this size, the one used last: most of it may still be in a cache. None if none waits."""
         try:
             return self._blocks[size].pop()
         except (KeyError, IndexError):  # none
@@ -93,7 +94,7 @@ def _pinned(size: int) -> np.ndarray:
 
 
 class _Lent:
-    """What an array that was lent holds on to. numpy keeps the object whose memory it was shown."""
+    """The owner of a lent array's memory. numpy keeps the object that describes the memory of an array."""
 
     __slots__ = ("__array_interface__", "_block", "_pool")
 
@@ -107,7 +108,7 @@ class _Lent:
         }
 
     def __del__(self, ended: Callable[[], bool] = sys.is_finalizing) -> None:
-        # When the interpreter goes nobody asks for blocks again, and what this module has imported may be gone. What a script
-        # holds lives longer than that where something (dill does) holds the script's module: hence `ended` as a default.
+        # When the interpreter exits, nobody asks for blocks again, and the imports of this module may be gone. A script's
+        # objects live longer than that if something (dill does) holds the script's module: hence `ended` is a default argument.
         if not ended():
             self._pool._give_back(self._block)

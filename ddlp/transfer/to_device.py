@@ -1,4 +1,4 @@
-"""The last that is done to a batch, in the training thread: moved to the device, the user's batch_transform run."""
+"""The last step of a batch, in the training thread: it is moved to the device, and the user's batch_transform runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 __all__ = ["MoveAndTransform", "move"]
 
-# A copy of more than this from memory that is not page-locked may wait for all steps that stand before it.
+# A larger copy from memory that is not page-locked may wait for all training steps that are queued before it.
 _PAGEABLE_BYTES = 64 << 10
 _WITHOUT_TENSORS = (str, bytes, bytearray, memoryview, int, float, type(None))
 
@@ -32,8 +32,9 @@ class MoveAndTransform:
 def move(batch: Any, device: torch.device) -> Any:
     """A batch of any shape with its tensors on a device.
 
-    As accelerate and Lightning move batches: what has a ``to`` of its own is asked for it (a BatchEncoding, a PackedSequence,
-    a graph), mappings and sequences are gone through. What is neither stays as it is.
+    This is how accelerate and Lightning move batches. An object with a ``to`` of its own is moved by it (a BatchEncoding, a
+    PackedSequence, a graph). The parts of mappings and sequences are moved one by one. Anything else stays as it is, unless
+    torch.utils._pytree knows its type.
     """
     if isinstance(batch, torch.Tensor):
         if device.type == "cuda" and batch.layout is torch.strided and batch.device.type == "cpu":
@@ -51,12 +52,12 @@ def move(batch: Any, device: torch.device) -> Any:
         return _alike(batch, {name: move(value, device) for name, value in batch.items()})
     if isinstance(batch, Sequence):
         return _alike(batch, [move(part, device) for part in batch])
-    # A type that was made known to torch.utils._pytree, or one that nobody knows, which stays.
+    # A type that is registered with torch.utils._pytree, or an unknown one, which stays as it is.
     return tree_map_only(torch.Tensor, lambda tensor: move(tensor, device), batch)
 
 
 def _alike(batch: Any, parts: Any) -> Any:
-    """These parts in a container like the batch's, made as torch's pin_memory makes it: a plain one where its type can't be."""
+    """Return the parts in a container like the batch's, as torch's pin_memory does; in a plain one if that can't be made."""
     try:
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):
             return type(batch)(*parts)

@@ -1,5 +1,5 @@
-"""From torchvision's transforms and data sets to the plain data that both sides run.
+"""Translates torchvision's transforms and data sets to the plain data that both sides run.
 
-Accepts exact types only: a subclass may do anything. What can't be translated raises ``Untranslatable``, which names
-the operator, the reason and the ways out.
+Transforms are taken by their exact types only, since a subclass may do anything. A subclass of a known data set is taken if it
+makes no samples of its own. Anything else raises ``Untranslatable``, which names the operator, the reason and the ways out.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from csd_engine.data.base import Source
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import WAYS, Leaf, Upload, name_of
 
-__all__ = ["ArrayLeaf", "image_arrays"]
+__all__ = ["ArrayLeaf", "image_arrays", "qmnist"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +56,14 @@ class ArrayLeaf(Leaf):
 def image_arrays(
     images: str, targets: str, *, channels_first: bool = False, integers: bool = False
 ) -> Callable[[Any], ArrayLeaf]:
-    """What makes a leaf of a data set with its images and targets in attributes of these names.
+    """Return the function that makes a leaf of a data set with its images and targets in attributes of these names.
 
     Args:
         images, targets: the names.
         channels_first: the images are (n, 3, h, w).
         integers: the data set gives int of each target.
 
-    The leaf's maker raises Untranslatable where the images are of another type or shape.
+    That function raises Untranslatable if the images are of another type or shape.
     """
 
     def leaf(dataset: Any) -> ArrayLeaf:
@@ -75,7 +75,7 @@ def image_arrays(
             raise Untranslatable(name_of(dataset), f"its {images} are {array.dtype} {array.shape}", (WAYS,))
         values = getattr(dataset, targets)
         if integers and isinstance(values, torch.Tensor):
-            values = values.numpy()  # a look-up in a tensor costs more than a small image's pixels
+            values = values.numpy()  # a look-up in a tensor takes longer than the pixels of a small image
 
         def of(those: list[int]) -> list[Any]:
             if values is None:
@@ -86,3 +86,12 @@ def image_arrays(
         return ArrayLeaf(name_of(dataset), dataset.transform, of, dataset.target_transform, array)
 
     return leaf
+
+
+def qmnist(dataset: Any) -> ArrayLeaf:
+    """torchvision's QMNIST: a target has eight numbers; the data set gives the first one alone if its ``compat`` is set."""
+    leaf = image_arrays("data", "targets")(dataset)
+    if not dataset.compat:
+        return leaf
+    digits = dataset.targets[:, 0].numpy()
+    return replace(leaf, targets=lambda those: [int(digits[k]) for k in those])

@@ -1,7 +1,7 @@
-"""What of a portable pipeline DALI runs, and how far its pixels are from torchvision's; nothing here needs DALI.
+"""Which steps of a portable pipeline DALI runs, and how far its pixels are from torchvision's. Nothing here needs DALI.
 
-DALI gets what the keyed generator drew: windows, sizes, flips. Its own random operators are never used, so that the host's
-samples are augmented as a device's are.
+DALI gets the windows, sizes and flips that the keyed generator drew. Its own random operators are never used, so that the
+host's samples are augmented in the same way as a device's.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Distance:
     most: int
 
 
-# Pillow rounds to bytes between both passes of a resize, DALI once at the end (and bicubic overshoots in between). Where the
-# filter reaches over the image's border, Pillow leaves that part out, DALI repeats the border's pixels.
+# Pillow rounds to bytes between the two passes of a resize. DALI rounds once at the end, and bicubic overshoots in between. If
+# the filter reaches over the image's border, Pillow leaves that part out, and DALI repeats the border's pixels.
 DISTANCES = {"bilinear": Distance(0.17, 19), "bicubic": Distance(0.19, 15)}
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The steps of a DALI pipeline, in this order; each sample brings its own numbers for them.
+    """The steps of a DALI pipeline, in this order. Each sample has its own numbers for them.
 
-    A window of the file is decoded, resampled by ``resample`` ("bilinear", "bicubic", None: not at all); a part of that is
-    kept (``part``), mirrored left-right (``mirrored``) and top-bottom (``upside_down``).
+    A window of the file is decoded, and resampled by ``resample`` ("bilinear", "bicubic", None: not at all). A part of the
+    result is kept (``part``). It is mirrored left-right (``mirrored``) and top-bottom (``upside_down``).
     """
 
     resample: str | None
@@ -48,7 +48,7 @@ class Stages:
     upside_down: bool
 
     def distance(self, on_gpu: bool) -> str:
-        """In words, how far the pixels are from torchvision's; ``on_gpu``: DALI decodes there."""
+        """Say in words how far the pixels are from torchvision's; ``on_gpu``: DALI decodes on the GPU."""
         if on_gpu:
             return (
                 "the host's pixels, decoded on the GPU, differ from torchvision's; by how much was not measured so far "
@@ -64,9 +64,9 @@ class Stages:
 
 
 def stages(portable: Portable) -> Stages:
-    """The DALI pipeline that prepares these samples.
+    """Return the steps of the DALI pipeline that prepares these samples.
 
-    Raises ValueError that names what DALI can't do as torchvision does it, and what to do.
+    Raises a ValueError if DALI can't do something as torchvision does it. The error names it, and says what to do.
     """
     pipeline = portable.pipeline
     for part in portable.dataset.parts:
@@ -100,7 +100,7 @@ def stages(portable: Portable) -> Stages:
             mirrored = True
         elif isinstance(operator, operators.RandomVerticalFlip):
             upside_down = True
-        elif not isinstance(operator, Mask):  # masks are filled by the epilogue
+        elif not isinstance(operator, Mask):  # the epilogue fills masks
             _refuse(_name(operator), _why(operator), LEAVE)
     return Stages(resample, part_kept, mirrored, upside_down)
 

@@ -1,13 +1,14 @@
-"""torchvision's data sets, and ours, in portable terms: files or arrays, and the targets that stay here.
+"""Describes torchvision's data sets, and ours, as files or arrays; the targets stay on the host.
 
-A data set is taken only where its type is exactly one that is known, or where its class describes itself. A subclass may
-have its own ``__getitem__``, and its samples would silently be wrong.
+A data set is taken only if the code of a known class makes its samples, or if its class describes itself. A subclass may have
+its own ``__getitem__``, and its samples would silently be wrong: such a subclass stays user code.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,19 +17,25 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.data.base import Reader, Source
+from csd_engine.data.base import Places, Reader, Source
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
-from ddlp.translate.arrays import image_arrays
+from ddlp.huggingface import HUGGING_FACE, HuggingFaceImages
+from ddlp.tars import TarImages
+from ddlp.translate.arrays import image_arrays, qmnist
 from ddlp.translate.files import folder, image_files
-from ddlp.translate.leaf import WAYS, Leaf, name_of
+from ddlp.translate.huggingface import hugging_face_images
+from ddlp.translate.leaf import WAYS, DictSample, Leaf, class_name, name_of
+from ddlp.translate.parts import tar_images
+from ddlp.translate.timm_sets import timm_images
+from ddlp.translate.torchvision_files import TORCHVISION_FILES
 
 
 class PortableSet:
-    """A data set as parts, and the map from its indices to source indices (which run through the parts).
+    """A data set as parts, and the map from its indices to source indices. Source indices count through all parts.
 
-    ``resolve`` gives that map, int64 (length,), when an epoch wants it: a list of a million indices takes its time. None
-    where an index is its source index. ``described``: the data sets that describe themselves, each with its description.
+    ``resolve`` makes that map, int64 (length,), when an epoch needs it, since a list of a million indices takes time. It is
+    None if each index is its source index. ``described``: the data sets that describe themselves, each with its description.
     """
 
     def __init__(
@@ -54,7 +61,7 @@ class PortableSet:
 
     @functools.cached_property
     def sources(self) -> np.ndarray | None:
-        """The source index of each index, int64; None where they are the same. Raises IndexError as the data set would."""
+        """The source index of each index, int64; None if they are the same. Raises IndexError as the data set would."""
         return None if self._resolve is None else self._resolve()
 
     def source(self, indices: np.ndarray) -> np.ndarray:
@@ -96,12 +103,17 @@ class PortableSet:
         return found if transform is None else list(map(transform, found))
 
     @property
+    def keys(self) -> DictSample | None:
+        """How samples that are dicts are made; None: they are (image, target)."""
+        return self.parts[0].keys if self.parts else None
+
+    @property
     def has_target_transform(self) -> bool:
-        """True where user code runs on the targets."""
+        """Whether user code runs on the targets."""
         return any(p.target_transform is not None for p in self.parts)
 
     def reader(self) -> Reader:
-        """Opens single samples, by source index."""
+        """Return the reader that opens single samples by source index."""
         return _PartReader(self)
 
 
@@ -127,6 +139,11 @@ class _PartReader(Reader):
             found += one
         return found
 
+    def places(self, indices: list[int]) -> Places | None:
+        if len(self._portable.parts) == 1:
+            return self._portable.parts[0].places(indices)
+        return Places.join([part.places([k]) for part, k in map(self._portable.part, indices)])
+
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)
         return part.where(k)
@@ -137,10 +154,10 @@ class _PartReader(Reader):
 
 
 def translate_dataset(dataset: Any) -> PortableSet:
-    """The data set in portable terms.
+    """Return the data set as a PortableSet.
 
     Raises:
-        Untranslatable: its type is not exactly a known one and does not describe itself, or it is told to open images in
+        Untranslatable: no known class makes its samples and it does not describe itself, or it is set to open images in
             another way.
     """
     if type(dataset) is Subset:
@@ -164,17 +181,46 @@ def translate_dataset(dataset: Any) -> PortableSet:
             )
         portable.described.append((dataset, described))
         return portable
-    leaf = LEAVES.get(type(dataset))
-    if leaf is None:
+    return PortableSet([_leaf(dataset)])
+
+
+DECIDING = ("__getitem__", "__getitems__", "__getattribute__", "__getattr__", "image", "loader", "_loader")
+"""The attributes of a class that decide what its samples are. All other attributes are data, which the leaf reads."""
+
+
+def known_class(dataset: Any) -> type | None:
+    """The first class that ddlp knows among the data set's class and its base classes; None: it knows none of them."""
+    return next((kind for kind in type(dataset).__mro__ if kind in LEAVES or class_name(kind) in NAMED), None)
+
+
+def _leaf(dataset: Any) -> Leaf:
+    """The leaf of a data set of a known class, or of a subclass of one that overrides nothing of `DECIDING`."""
+    own, known = type(dataset), known_class(dataset)
+    if known is None:
         raise Untranslatable(
             name_of(dataset), "its type is not exactly one that ddlp knows, so its samples may be made in any way",
             _ways(dataset),
         )
-    return PortableSet([leaf(dataset)])
+    for name in DECIDING:
+        if inspect.getattr_static(own, name, None) is not inspect.getattr_static(known, name, None):
+            raise Untranslatable(
+                name_of(dataset), f"it has a {name} of its own, so its samples may be others than {known.__name__}'s",
+                _ways(dataset),
+            )
+    leaf = (LEAVES.get(known) or NAMED[class_name(known)])(dataset)
+    if own is not known and len(leaf) != len(dataset):
+        raise Untranslatable(
+            name_of(dataset), f"it says that it has {len(dataset)} samples, and {known.__name__}'s code gives {len(leaf)}",
+            _ways(dataset),
+        )
+    return leaf
 
 
 def _ways(dataset: Any) -> tuple[str, ...]:
-    """What to write for a data set of the user's own."""
+    """The ways out for a data set of the user's own class."""
+    if class_name(type(dataset)) == HUGGING_FACE:
+        way = "leave its with_transform or set_transform out, and give the loader ddlp.HuggingFaceImages(dataset, transform)"
+        return (f"{way}, where transform is torchvision's for one image",)
     files = "ddlp.ImageFiles(self.paths, self.targets, self.transform)"
     if isinstance(dataset, tv.DatasetFolder):
         files = "ddlp.ImageFiles([path for path, _ in self.samples], self.targets, self.transform, self.target_transform)"
@@ -182,7 +228,7 @@ def _ways(dataset: Any) -> tuple[str, ...]:
 
 
 def _refuse_samples_of_its_own(dataset: Any) -> None:
-    """A subclass that makes its samples itself is not what the ``__ddlp__`` that it inherits describes."""
+    """Raise Untranslatable if a subclass makes its samples itself: the ``__ddlp__`` that it inherits does not describe them."""
     for kind in type(dataset).__mro__:
         if "__ddlp__" in vars(kind):
             return
@@ -215,13 +261,24 @@ LEAVES: dict[type, Callable[[Any], Leaf]] = {
     tv.DatasetFolder: folder,
     ImageFiles: image_files,
     ImageArrays: image_arrays("images", "targets"),
+    HuggingFaceImages: hugging_face_images,
+    TarImages: tar_images,
     tv.CIFAR10: image_arrays("data", "targets"),
     tv.CIFAR100: image_arrays("data", "targets"),
     tv.MNIST: image_arrays("data", "targets", integers=True),
     tv.FashionMNIST: image_arrays("data", "targets", integers=True),
     tv.KMNIST: image_arrays("data", "targets", integers=True),
+    tv.QMNIST: qmnist,
+    tv.SEMEION: image_arrays("data", "labels", integers=True),
+    tv.STL10: image_arrays("data", "labels", channels_first=True, integers=True),
     tv.SVHN: image_arrays("data", "labels", channels_first=True, integers=True),
+    tv.USPS: image_arrays("data", "targets", integers=True),
+    **TORCHVISION_FILES,
 }
-"""The data sets that ddlp knows, by their exact type, and what makes a leaf of each. A new one is a line here.
+"""The data sets that ddlp knows: the class that makes the samples, and the function that makes a leaf. A new one needs a line.
 
-torchvision's ``__getitem__`` of each was compared with it (see the tests)."""
+Each function was compared with torchvision's ``__getitem__`` (see the tests). EMNIST is an MNIST; ImageNet, EuroSAT and
+Country211 are ImageFolders."""
+
+NAMED: dict[str, Callable[[Any], Leaf]] = {"timm.data.dataset.ImageDataset": timm_images}
+"""The same for packages that are not imported here, by the full name of the class."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -18,7 +19,7 @@ from ddlp.datasets import ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
 
-__all__ = ["FileLeaf", "folder", "image_files"]
+__all__ = ["FileLeaf", "GreyFileLeaf", "check_loader", "folder", "image_files", "pairs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,19 @@ class FileLeaf(Leaf):
         return upload.files(self.files)
 
 
+@dataclass(frozen=True, eq=False)
+class GreyFileLeaf(FileLeaf):
+    """Image files opened as grey."""
+
+    @property
+    def mode(self) -> str:
+        """See `Leaf.mode`."""
+        return "L"
+
+
+_TENSORS = tuple(getattr(torchvision.io, name) for name in ("decode_image", "read_image") if hasattr(torchvision.io, name))
+
+
 class _SamplePaths(Sequence):
     """The paths of (path, target) pairs, without a copy of a million strings."""
 
@@ -64,24 +78,45 @@ class _SamplePaths(Sequence):
         return map(itemgetter(0), self._samples)
 
 
-def folder(dataset: tv.DatasetFolder) -> FileLeaf:
-    """An ImageFolder or DatasetFolder; Untranslatable where it opens its images in another way than torchvision's own."""
-    if dataset.loader is not tv.folder.default_loader:
+def pairs(samples: Sequence[tuple[str, Any]]) -> tuple[Sequence[str], Callable[[list[int]], list[Any]]]:
+    """The files of (file, target) pairs, and the function that gives their targets."""
+    return _SamplePaths(samples), lambda those: [samples[k][1] for k in those]
+
+
+def check_loader(dataset: Any, attribute: str = "loader") -> None:
+    """Raise Untranslatable if a data set's loader opens images in another way than torchvision's own, which gives RGB.
+
+    torchvision's older data sets have no such attribute; they open their files as that loader does.
+    """
+    loader = vars(dataset).get(attribute, tv.folder.pil_loader)
+    if loader is tv.folder.pil_loader:
+        return
+    decoder = loader.func if type(loader) is functools.partial else loader
+    if getattr(decoder, "__module__", "").partition(".")[0] == "torchcodec" or decoder in _TENSORS:
+        # For colour files the tensors hold Pillow's pixels. A grey file has one channel if no mode= is given.
+        raise Untranslatable(
+            name_of(dataset),
+            f"its loader={decoder.__name__} gives tensors, which torch's kernels resize: other pixels than Pillow's",
+            ("leave loader= out, and begin the transform's tensor part with ToImage() or ToTensor() behind the resizing",),
+        )  # fmt: skip
+    if loader is not tv.folder.default_loader:
         raise Untranslatable(name_of(dataset), "it has a loader= of its own", ("leave loader= out",))
     if torchvision.get_image_backend() != "PIL":
         raise Untranslatable(
             name_of(dataset), f"torchvision's image backend is {torchvision.get_image_backend()}",
             ("torchvision.set_image_backend('PIL')",),
-        )
-    samples = dataset.samples
-    return FileLeaf(
-        name_of(dataset), dataset.transform, lambda those: [samples[k][1] for k in those], dataset.target_transform,
-        _SamplePaths(samples),
-    )  # fmt: skip
+        )  # fmt: skip
+
+
+def folder(dataset: tv.DatasetFolder) -> FileLeaf:
+    """The leaf of an ImageFolder or DatasetFolder; Untranslatable if it does not open images as torchvision's loader does."""
+    check_loader(dataset)
+    files, targets = pairs(dataset.samples)
+    return FileLeaf(name_of(dataset), dataset.transform, targets, dataset.target_transform, files)
 
 
 def image_files(dataset: ImageFiles) -> FileLeaf:
-    """An ImageFiles."""
+    """The leaf of an ImageFiles."""
     targets = dataset.targets
     return FileLeaf(
         "ImageFiles", dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform, dataset.paths

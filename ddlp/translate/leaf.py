@@ -1,6 +1,6 @@
-"""What ddlp needs of a data set of its users: the base of the kinds, each in a file beside this one.
+"""The base class for the kinds of data sets. Each kind has a file beside this one.
 
-A kind is a `Leaf`, and `ddlp.translate.datasets.LEAVES` says which data sets become one.
+A kind is a subclass of `Leaf`. `ddlp.translate.datasets.LEAVES` says which data sets become which kind.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, Source
+from csd_engine.data.base import Dataset, Places, Source
 from csd_engine.data.files import FileSet
 
-__all__ = ["WAYS", "Leaf", "Upload", "name_of"]
+__all__ = ["WAYS", "DictSample", "Leaf", "Upload", "class_name", "name_of"]
 
 WAYS = "describe it: dataset = ddlp.ImageFiles(paths, targets, transform), or ddlp.ImageArrays(images, targets, transform)"
 
@@ -27,15 +27,40 @@ def name_of(dataset: Any) -> str:
     return type(dataset).__qualname__
 
 
+def class_name(kind: type) -> str:
+    """A class's full name. ddlp knows classes of packages that need not be installed by it."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class DictSample(NamedTuple):
+    """The form of samples that are dicts. A target is the dict without the image.
+
+    Attributes:
+        names: the keys of a sample, in its order.
+        image: the key of its image.
+    """
+
+    names: tuple[str, ...]
+    image: str
+
+    def join(self, image: Any, target: Any) -> dict[str, Any]:
+        """Make a sample, or a batch, from its image and its target."""
+        return {name: image if name == self.image else target[name] for name in self.names}
+
+    def split(self, sample: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the image and the target of a sample that `join` made."""
+        return sample[self.image], {name: value for name, value in sample.items() if name != self.image}
+
+
 class Upload(NamedTuple):
-    """How a leaf brings what the device needs of it to the device.
+    """The functions by which a leaf brings its data to the device.
 
     Attributes:
         files: takes paths, and returns the description of these files once their manifest is ready to be sent.
         array: takes images, uint8 (n, h, w) or (n, h, w, 3), and returns their description once they are put on the SSD or
             are ready to be sent.
 
-    Both raise OSError where the directory of what is sent can't be written.
+    Both raise OSError if the directory for the data to send can't be written.
     """
 
     files: Callable[[Sequence[str | os.PathLike[str]]], FileSet]
@@ -49,8 +74,8 @@ class Leaf(ABC):
     Args:
         name: for messages.
         transform: the user's, on one image.
-        targets: gives the targets of so many samples, before ``target_transform``: of all in one call, since a call of
-            Python's for each costs more than a small image's pixels.
+        targets: gives the targets of the samples with these numbers, before ``target_transform``. It takes all of them in one
+            call, since one Python call for each takes longer than the pixels of a small image.
         target_transform: the user's, on one target.
     """
 
@@ -70,25 +95,35 @@ class Leaf(ABC):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(width, height) of every image in pixels; None where each has its own."""
+        """(width, height) of every image in pixels; None if each has its own."""
+        return None
+
+    @property
+    def keys(self) -> DictSample | None:
+        """How samples that are dicts are made; None: they are (image, target)."""
         return None
 
     @abstractmethod
     def open(self, index: int) -> Source:
-        """One sample for the host, as `csd_engine.data.base.Reader.open`."""
+        """Open one sample for the host, as `csd_engine.data.base.Reader.open`."""
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """A sample's place for messages."""
+        """Where a sample lies, for messages."""
 
     def paths(self, indices: list[int]) -> list[str] | None:
-        """As `csd_engine.data.base.Reader.paths`: where the files of these samples lie; None unless each is a whole file."""
+        """The paths of these samples' files, as `csd_engine.data.base.Reader.paths`; None unless each is a whole file."""
         return None
 
+    def places(self, indices: list[int]) -> Places | None:
+        """The places of these samples in files, as `csd_engine.data.base.Reader.places`; None unless all lie in files."""
+        found = self.paths(indices)
+        return None if found is None else Places(found)
+
     def rows(self) -> np.ndarray | None:
-        """All samples where they are one array, uint8 (n, h, w) or (n, h, w, 3); else None."""
+        """All samples if they are one array, uint8 (n, h, w) or (n, h, w, 3); else None."""
         return None
 
     @abstractmethod
     def describe(self, upload: Upload) -> Dataset:
-        """The data set as the engine is told of it, with what the device needs of it brought there by ``upload``."""
+        """Return the data set's description for the engine. ``upload`` brings the data that the device needs."""

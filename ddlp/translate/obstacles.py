@@ -1,4 +1,4 @@
-"""All that keeps a loader's samples from being prepared by ddlp, and whether that is worth a word where nobody asked."""
+"""Finds all reasons why ddlp can't prepare a loader's samples, and whether to tell a user who did not ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import OtherSystem
-from ddlp.translate.datasets import LEAVES, translate_dataset
+from ddlp.translate.datasets import known_class, translate_dataset
 from ddlp.translate.portable import refusals
 from ddlp.translate.transforms import obstacles_in
 
@@ -17,11 +17,11 @@ __all__ = ["has_images", "obstacles"]
 
 
 def obstacles(loader: DataLoader, first: Untranslatable) -> list[Untranslatable]:
-    """Each of them once, where ``portable`` has raised ``first``: of the loader, the data sets, and each operator.
+    """Return each obstacle once, after ``portable`` has raised ``first``: in the loader, the data sets, and each operator.
 
-    Of a data set that is not known its ``transform`` is looked at all the same.
+    The ``transform`` of an unknown data set is examined too.
     """
-    if isinstance(first, OtherSystem):  # nothing else matters there
+    if isinstance(first, OtherSystem):  # nothing else matters on another system
         return [first]
     found = list(refusals(loader))
     for dataset in () if isinstance(loader.dataset, IterableDataset) else _leaves(loader.dataset):
@@ -32,16 +32,16 @@ def obstacles(loader: DataLoader, first: Untranslatable) -> list[Untranslatable]
             own = getattr(dataset, "transform", None)
             transforms = [] if own is None else [(own, "RGB")]
         for transform, mode in transforms:
-            found += obstacles_in(transform, mode)
-    return list({str(one): one for one in found}.values()) or [first]  # first: what only all parts together show
+            found += obstacles_in(transform, mode, getattr(loader, "as_pil", False))
+    return list({str(one): one for one in found}.values()) or [first]  # first: it may show only in all parts together
 
 
 def has_images(dataset: Any) -> bool:
-    """Whether it plainly has images: its type is one of those that ddlp knows, or its ``transform`` is torchvision's."""
+    """Whether a data set surely has images: ddlp knows its type, it describes itself, or its ``transform`` is torchvision's."""
     if isinstance(dataset, IterableDataset):
         return False
     return any(
-        isinstance(one, tuple(LEAVES))
+        known_class(one) is not None
         or hasattr(type(one), "__ddlp__")
         or type(getattr(one, "transform", None)).__module__.startswith("torchvision.transforms.")
         for one in _leaves(dataset)

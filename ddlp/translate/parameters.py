@@ -1,4 +1,4 @@
-"""Parameters of torchvision's transform objects in the pipeline's form. Errors are the pipeline parser's business."""
+"""Converts parameters of torchvision's transforms to the pipeline's form. The pipeline's parser reports wrong ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from csd_engine.transforms.resample import FILTERS
 
 __all__ = ["borders", "interpolation", "plain", "size_pair"]
 
-_BY_NUMBER = {number: name for name, number in FILTERS.items()}  # Pillow's
+_BY_NUMBER = {number: name for name, number in FILTERS.items()}  # Pillow's numbers
 
 
 def plain(value: Any) -> Any:
-    """Python's own numbers and lists in place of numpy's, tuples and the like."""
+    """Replace numpy's numbers, tuples and the like by Python's own numbers and lists."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return value
     if isinstance(value, numbers.Integral):
@@ -45,6 +45,6 @@ def borders(value: Any) -> Any:
 
 
 def interpolation(value: Any) -> str:
-    """Name of Pillow's filter for a mode, its name or Pillow's number; torchvision's nearest-exact is nearest there."""
+    """Name of Pillow's filter for a mode, its name or Pillow's number; torchvision's nearest-exact is Pillow's nearest."""
     name = value.value if isinstance(value, InterpolationMode) else _BY_NUMBER.get(value, value)
     return "nearest" if name == "nearest-exact" else name

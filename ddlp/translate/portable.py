@@ -1,4 +1,4 @@
-"""What of a loader can travel: its data set and its transform together, or the reason why not."""
+"""Translates a loader's data set and transform together, or says why they can't go to a device."""
 
 from __future__ import annotations
 
@@ -15,22 +15,31 @@ from csd_engine.transforms import Pipeline
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import other_system
 from ddlp.transfer.epilogue import Epilogue
+from ddlp.translate.cut import Rest, cut
 from ddlp.translate.datasets import PortableSet, translate_dataset
 from ddlp.translate.transforms import translate
 
 
 @dataclass(frozen=True)
 class Portable:
-    """A data set, its pipeline and epilogue, ready for either side."""
+    """A data set, its pipeline and epilogue, ready for either side.
+
+    ``rest``: the steps that the host runs after the pipeline as user code; None: there are none, all of the transform is known.
+    """
 
     dataset: PortableSet
     pipeline: Pipeline
     epilogue: Epilogue
     shape: tuple[int, int, int]
+    views: int = 1  # images of each sample
+    rest: Rest | None = None
 
 
-def refusals(loader: DataLoader) -> Iterator[Untranslatable]:
-    """What stands in the way whatever the data set's transform is: its kind, how it is asked, and a collate_fn."""
+def refusals(loader: DataLoader, but_collate: bool = False) -> Iterator[Untranslatable]:
+    """Yield the obstacles that any transform meets: the data set's kind, how it is indexed, and a collate_fn.
+
+    ``but_collate``: leave the collate_fn out.
+    """
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         yield Untranslatable(
@@ -44,19 +53,34 @@ def refusals(loader: DataLoader) -> Iterator[Untranslatable]:
             f"{type(loader.sampler).__name__} gives lists of indices then, which the data set's own code is asked with",
             ("pass it as batch_sampler=",),
         )
+    if not but_collate and (collate := own_collate(loader)) is not None:
+        yield collate
+
+
+def own_collate(loader: DataLoader) -> Untranslatable | None:
+    """The loader's collate_fn as an obstacle; None if it is torch's own."""
     default = _utils.collate.default_collate if loader._auto_collation else _utils.collate.default_convert
-    if loader.collate_fn is not default:
-        yield Untranslatable(
-            f"collate_fn={getattr(loader.collate_fn, '__qualname__', loader.collate_fn)!s}",
-            "it is the user's code, run on single samples",
-            ("leave it out and do its work on the finished batch: batch_transform= (MixUp and CutMix belong there)",),
-        )
+    if loader.collate_fn is default:
+        return None
+    return Untranslatable(
+        f"collate_fn={getattr(loader.collate_fn, '__qualname__', loader.collate_fn)!s}",
+        "it is the user's code, run on single samples",
+        ("leave it out and do its work on the finished batch: batch_transform= (MixUp and CutMix belong there)",),
+    )
 
 
 def portable(
-    loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None, decode: str = "exact"
+    loader: DataLoader,
+    output: torch.dtype | None,
+    memory_format: torch.memory_format | None,
+    decode: str = "exact",
+    as_pil: bool = False,
+    own_steps: bool = False,
 ) -> Portable:
-    """The loader's samples in portable terms, as its data set and transform are now.
+    """Return the loader's samples as a Portable, as its data set and transform are now.
+
+    ``own_steps``: if a transform is not wholly known, take its first operators, with a `Rest` after them. This is never done if
+    ``output`` or ``memory_format`` asks for another output than the user's code gives.
 
     Raises:
         Untranslatable: names what can't travel, why, and the ways out.
@@ -64,12 +88,52 @@ def portable(
     """
     if (other := other_system()) is not None:
         raise other
+    try:
+        return _wholly(loader, output, memory_format, decode, as_pil)
+    except Untranslatable as why:
+        cut_it = own_steps and output is None and memory_format is None
+        found = _by_prefix(loader, decode, as_pil, why) if cut_it else None
+        if found is None:
+            raise
+        return found
+
+
+def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatable) -> Portable | None:
+    """Return the loader's samples up to the last known operator of its transform; None if that is not possible.
+
+    ``why``: the reason why the whole transform can't be taken.
+    """
+    why.__traceback__ = None  # the exception is kept, and would hold the frames of the callers
+    for _ in refusals(loader, but_collate=True):
+        return None
+    try:
+        parts = translate_dataset(loader.dataset)
+    except Untranslatable:
+        return None
+    sizes, transforms = {part.size for part in parts.parts}, [part.transform for part in parts.parts]
+    size = sizes.pop() if len(sizes) == 1 else None
+    if not transforms or transforms[0] is None or any(one is not transforms[0] for one in transforms):
+        return None
+    if len({part.mode for part in parts.parts}) > 1 or any(part.keys is not None for part in parts.parts):
+        return None
+    with torch.device("cpu"):
+        found = cut(transforms[0], parts.parts[0].mode, size, as_pil)
+    if found is None or (not found.steps and own_collate(loader) is None):
+        return None
+    rest = Rest(found.steps, found.tensor, tuple(part.target_transform for part in parts.parts), why)
+    pipeline = dataclasses.replace(found.known.pipeline, decode=decode)
+    return Portable(parts, pipeline, found.known.epilogue, found.shape, rest=rest)
+
+
+def _wholly(
+    loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None, decode: str, as_pil: bool
+) -> Portable:
     for refusal in refusals(loader):
         raise refusal
     dataset: Any = loader.dataset
     parts = translate_dataset(dataset)
-    with torch.device("cpu"):  # the tables, wherever torch makes tensors by default
-        translations = [translate(part.transform, part.mode) for part in parts.parts]
+    with torch.device("cpu"):  # for the tables, on whatever device torch makes tensors by default
+        translations = [translate(part.transform, part.mode, as_pil) for part in parts.parts]
         same = all(_same(translations[0], other) for other in translations[1:])
     if not translations:
         raise Untranslatable(type(dataset).__name__, "it has no samples", ())
@@ -77,6 +141,10 @@ def portable(
     if not same:
         raise Untranslatable(
             type(dataset).__name__, "its parts have different transforms", ("give all parts the same transform",)
+        )
+    if len({part.keys for part in parts.parts}) > 1:
+        raise Untranslatable(
+            type(dataset).__name__, "its parts have samples with different keys", ("give all parts the same columns",)
         )
     sizes = {part.size for part in parts.parts}
     try:
@@ -86,10 +154,8 @@ def portable(
             "the pipeline", f"its images have no common size ({error})", ("end it with a crop or a Resize((h, w))",)
         ) from None
     pipeline = dataclasses.replace(first.pipeline, decode=decode)
-    return Portable(parts, pipeline, first.epilogue.with_output(output, memory_format), shape)
+    return Portable(parts, pipeline, first.epilogue.with_output(output, memory_format), shape, first.views)
 
 
 def _same(a: Any, b: Any) -> bool:
-    tables = [t.epilogue.table if t.epilogue.table is not None else torch.zeros(0) for t in (a, b)]
-    same_values = torch.equal(*tables) and torch.equal(a.epilogue.fills, b.epilogue.fills)
-    return a.pipeline.digest == b.pipeline.digest and same_values and a.epilogue.dtype == b.epilogue.dtype
+    return a.views == b.views and a.pipeline.digest == b.pipeline.digest and a.epilogue.does_what(b.epilogue)

@@ -1,6 +1,6 @@
-"""Whether a data set that describes itself (``__ddlp__``) describes samples of the structure that its own code gives.
+"""Checks that a data set that describes itself (``__ddlp__``) describes samples of the structure that its own code gives.
 
-Else the batches' type would change without a word: a dict of the data set's own code, a list of what it describes.
+Otherwise the batches' type would change without a word, e.g. from a dict by the data set's code to a list by its description.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ddlp.translate.datasets import PortableSet
 __all__ = ["other_structure", "structure"]
 
 _TRIES = 3  # samples, until one of them can be made
-_LONGEST = 200  # characters of a structure in a message
+_LONGEST = 200  # characters of a structure that a message shows
 
 
 def structure(sample: Any) -> str:
-    """A sample's structure in words, alike for two samples of which default_collate makes batches of one structure.
+    """A sample's structure in words, equal for two samples if default_collate makes batches of the same structure of them.
 
-    Tuples and lists are alike there, as are numbers and tensors without dimensions. Sizes and dtypes don't count.
+    Tuples and lists count as equal, and so do numbers and tensors without dimensions. Sizes and dtypes don't count.
     """
     if isinstance(sample, Mapping):
         inner = ", ".join(f"{key!r}: {structure(value)}" for key, value in sorted(sample.items(), key=lambda one: repr(one[0])))
@@ -40,23 +40,23 @@ def structure(sample: Any) -> str:
         dimensions = getattr(sample, "ndim", 0)
         return f"tensor of {dimensions} dimensions" if dimensions else "number"
     if isinstance(sample, Image.Image):
-        return "PIL image"  # whatever its file's format
+        return "PIL image"  # for any format of file
     return "None" if sample is None else type(sample).__qualname__
 
 
 def other_structure(portable: PortableSet) -> Callable[[], Untranslatable] | None:
-    """What makes the error of the first data set that describes samples of another structure than it gives, or None.
+    """Find the first data set that describes samples of another structure than it gives; return a maker of its error, or None.
 
-    Makes one sample both ways for each class of such data sets. The global generators are as before, and the data set's own
-    code runs on a shallow copy: a file that it opens at the first sample is not one that workers inherit. Samples that can't
-    be made tell nothing.
+    One sample is made both ways for each class of such data sets. The global generators are as before afterwards. The data
+    set's own code runs on a shallow copy, so that workers don't inherit a file that it opens at the first sample. A sample that
+    can't be made is skipped.
     """
     for dataset, described in {type(own): (own, described) for own, described in portable.described}.values():
         for index in range(min(_TRIES, len(dataset))):
             try:
                 with keyed_globals(0):
                     own, ours = structure(_sample(copy.copy(dataset), index)), structure(_sample(described, index))
-            except Exception:  # it raises in its own batch, or belongs to code that is not written at all
+            except Exception:  # it raises again in its own batch, or its code does not exist at all
                 continue
             if own != ours:
                 return partial(
@@ -75,6 +75,6 @@ def other_structure(portable: PortableSet) -> Callable[[], Untranslatable] | Non
 
 
 def _sample(dataset: Any, index: int) -> Any:
-    """A sample as DataLoader asks for it."""
+    """Get a sample as DataLoader does."""
     many = getattr(dataset, "__getitems__", None)
     return many([index])[0] if many else dataset[index]

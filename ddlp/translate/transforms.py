@@ -1,52 +1,84 @@
-"""torchvision's transforms (v1 and v2, exact types) as a Pipeline and an Epilogue."""
+"""Translates torchvision's transforms (v1 and v2, exact types) to a Pipeline and an Epilogue."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from csd_engine.prepare.operator_file import OperatorCall, OperatorFile
 from csd_engine.transforms import Pipeline, PipelineError, native_order
+from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.errors import Untranslatable
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transforms import Cutout
+from ddlp.transforms import Cutout, Views
+from ddlp.translate import timm
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
 from ddlp.translate.user_operators import UserOperator
 from ddlp.translate.values import BATCH, KEEP, Values
+from ddlp.translate.views import views_of
 
-__all__ = ["Translation", "obstacles_in", "translate"]
+__all__ = ["Translation", "obstacles_in", "names_of", "steps_of", "translate", "translate_steps"]
 
 Data = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """A transform in two parts: what either side does to each sample, and what the host does to each batch."""
+    """A transform in two parts: either side runs the pipeline on each sample, and the host runs the epilogue on each batch."""
 
     pipeline: Pipeline
     epilogue: Epilogue
+    views: int = 1  # images of each sample
 
 
-def translate(transform: Any, mode: str = "RGB") -> Translation:
-    """Pipeline and epilogue that give a torchvision transform's result on PIL images of a mode, bit for bit.
+def translate(transform: Any, mode: str = "RGB", as_pil: bool = False) -> Translation:
+    """Return the pipeline and epilogue that give a transform's result on PIL images of a mode, bit for bit.
 
     Args:
         transform: an object of torchvision.transforms (v1 or v2), nn.Sequential, ddlp.transforms.Cutout, or an operator
             from ddlp.load_operators.
-        mode: ``"RGB"`` (what torchvision's default_loader yields) or ``"L"``.
+        mode: ``"RGB"`` (as torchvision's default_loader gives it) or ``"L"``.
+        as_pil: operators after ToImage or PILToTensor run as on PIL images, not by torch's kernels for bytes.
 
     Raises:
         Untranslatable: names the operator, the reason and the ways out.
     """
     if transform is None:
         raise _no_transform()
-    return _Translator(mode).translate(transform)
+    views = views_of(_wrapped(transform))
+    return _Translator(mode, as_pil).translate(transform) if views is None else _views(views, mode, as_pil)
+
+
+def _views(transforms: tuple[Any, ...], mode: str, as_pil: bool) -> Translation:
+    """Translate several views to one pipeline, with a group for each view if they differ.
+
+    Values and masks belong to the whole batch, so they must be the same for all views.
+    """
+    each = [_Translator(mode, as_pil) for _ in transforms]
+    found = [translator.translate(transform) for translator, transform in zip(each, transforms, strict=True)]
+    first = found[0]
+    if all(one.pipeline.digest == first.pipeline.digest and one.epilogue.does_what(first.epilogue) for one in found):
+        return dataclasses.replace(first, views=len(found))
+    if any(one.pipeline.boxes or not one.epilogue.does_what(first.epilogue) for one in found):
+        raise Untranslatable("the views", "they turn bytes into different values, or erase differently, and one table "
+                             "must hold for the whole batch",
+                             ["end all views with the same ToTensor and Normalize, without masks", KEEP])
+    if any(one.pipeline.known_shape(None) != first.pipeline.known_shape(None) for one in found):
+        raise Untranslatable("the views", "they have different sizes or channels, and one batch holds them all",
+                             ["give all views one size (DINO's small crops stay on the host)", KEEP])
+    merged = _Translator(mode, as_pil)
+    for translator in each:
+        merged.files.update(translator.files)
+    ops = [{"op": "Views", "groups": [translator.ops for translator in each]}]
+    return Translation(merged.pipeline("the views", ops), first.epilogue, len(found))
 
 
 def _no_transform() -> Untranslatable:
@@ -54,13 +86,50 @@ def _no_transform() -> Untranslatable:
                           ["pass transform=ToTensor()", KEEP])
 
 
-def obstacles_in(transform: Any, mode: str = "RGB") -> list[Untranslatable]:
-    """All that keeps a transform from being translated, in its order; `translate` raises the first of them."""
-    return list(_Translator(mode).obstacles(transform)) if transform is not None else [_no_transform()]
+def steps_of(transform: Any, mode: str = "RGB") -> list[Any]:
+    """A transform's operators in turn. A Compose, also one inside another, is replaced by its operators."""
+    return list(_Translator(mode, False).flat([transform]))
+
+
+def names_of(steps: Iterable[Any]) -> list[str]:
+    """Operators as the user wrote them, each on one line."""
+    return [_name(step) for step in steps]
+
+
+def translate_steps(
+    steps: Sequence[Any], mode: str = "RGB", as_pil: bool = False
+) -> tuple[Translation, type[Tensor] | None]:
+    """Translate the first operators of a transform as `translate` does. They need not make a tensor.
+
+    Returns:
+        The translation, and the type of the tensor that the next operator gets. The type is None for a PIL image; then the
+        epilogue leaves bytes as they are, in channels_last.
+
+    Raises:
+        Untranslatable: as `translate`.
+    """
+    return _Translator(mode, as_pil).translate_steps(steps)
+
+
+def obstacles_in(transform: Any, mode: str = "RGB", as_pil: bool = False) -> list[Untranslatable]:
+    """Return all reasons why a transform can't be translated, in its order. `translate` raises the first of them."""
+    if transform is None:
+        return [_no_transform()]
+    views = views_of(_wrapped(transform))
+    if views is None:
+        return list(_Translator(mode, as_pil).obstacles(transform))
+    each = {id(view): view for view in views}.values()
+    found = [one for view in each for one in _Translator(mode, as_pil).obstacles(view)]
+    if not found:
+        try:
+            _views(views, mode, as_pil)
+        except Untranslatable as obstacle:
+            found.append(obstacle)
+    return found
 
 
 def _v2(*names: str) -> tuple[type, ...]:
-    """v2's classes of these names, without those that this torchvision doesn't have yet."""
+    """v2's classes of these names, as far as this torchvision has them."""
     return tuple(getattr(v2, name) for name in names if hasattr(v2, name))
 
 
@@ -71,18 +140,30 @@ VALUES = (
     *_v2("PILToTensor", "ToTensor", "ToImage", "ToDtype", "ToPureTensor", "ConvertImageDtype", "Normalize", "Identity"),
 )
 RESAMPLING = (v1.Resize, v2.Resize, v1.RandomResizedCrop, v2.RandomResizedCrop)
-COLOUR = (v1.Grayscale, v2.Grayscale, v1.RandomGrayscale, v2.RandomGrayscale, *_v2("RGB"))
+_BOTH = (
+    "Grayscale", "RandomGrayscale", "ColorJitter", "GaussianBlur", "RandomAdjustSharpness", "RandomPosterize",
+    "RandomSolarize", "RandomInvert", "RandomAutocontrast", "RandomEqualize", "RandomRotation", "RandomAffine",
+    "RandomPerspective", "AutoAugment", "RandAugment", "TrivialAugmentWide",
+)  # fmt: skip
+ON_PIXELS = (*(getattr(module, name) for module in (v1, v2) for name in _BOTH), *_v2("RGB"))
+SAME_ON_BYTES = tuple(  # torchvision gives the same pixels for a uint8 tensor as for a PIL image
+    getattr(module, name)
+    for module in (v1, v2)
+    for name in ("RandomPosterize", "RandomSolarize", "RandomInvert", "GaussianBlur")
+)
 ERASING = (v1.RandomErasing, v2.RandomErasing)
 RANDOM = (v1.RandomApply, v2.RandomApply, v1.RandomChoice, v2.RandomChoice, v1.RandomOrder, v2.RandomOrder)
 
 
 class _Translator:
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, as_pil: bool) -> None:
         self.mode = mode
+        self.as_pil = as_pil
         self.ops: list[Data] = []
         self.values = Values()
         self.fills: list[list[float]] = []
         self.files: dict[str, OperatorFile] = {}
+        self.timm = timm.loaded()
         self.handlers = _handlers(self)
 
     def translate(self, transform: Any) -> Translation:
@@ -90,15 +171,25 @@ class _Translator:
             raise obstacle
         return Translation(self.pipeline("the transform", self.ops), self.values.epilogue())
 
+    def translate_steps(self, steps: Sequence[Any]) -> tuple[Translation, type[Tensor] | None]:
+        for step in steps:
+            self.ops.extend(self.operator(step, inside=None))
+        pipeline, tensor = self.pipeline("the transform", self.ops), self.values.tensor
+        if tensor is not None:
+            return Translation(pipeline, self.values.epilogue()), type(tensor)
+        bytes_alone = Epilogue(None, torch.zeros(0, self.channels("the transform")), torch.uint8, torch.channels_last)
+        return Translation(pipeline, bytes_alone), None
+
     def obstacles(self, transform: Any) -> Iterator[Untranslatable]:
-        """What can't be translated, operator by operator, as if those before were left out."""
+        """Yield what can't be translated, operator by operator, as if the refused operators before were left out."""
         found = False
         for leaf in self.flat([transform]):
             try:
                 self.ops.extend(self.operator(leaf, inside=None))
             except Untranslatable as obstacle:
-                # An operator that is left out may be the one that makes a tensor, so that it is missing here tells nothing.
-                if not (found and self.values.tensor is None and type(leaf) in (*VALUES, *ERASING, Cutout)):
+                # A refused operator may be the one that makes the tensor, so a missing tensor is no obstacle after it.
+                on_tensors = (*VALUES, *ERASING, Cutout, *self.timm.values, *self.timm.erasing)
+                if not (found and self.values.tensor is None and type(leaf) in on_tensors):
                     yield obstacle
                 found = True
         if not found:
@@ -115,28 +206,36 @@ class _Translator:
             raise Untranslatable(name, str(error), ["correct the parameter", KEEP]) from error
 
     def call(self, file: str, function: str, parameters: Mapping[str, Any]) -> OperatorCall:
-        """A user's function, for the pipeline's parser."""
+        """Return the call of a user's function, for the pipeline's parser."""
         return self.files[file].call(function, parameters)
 
     def flat(self, transforms: Iterable[Any]) -> Iterable[Any]:
         for transform in transforms:
             transform = _wrapped(transform)
+            if type(transform) is ImageClassification and not _hooked(transform):
+                yield from _written_out(transform)
+                continue
             if type(transform) not in SEQUENCES or _hooked(transform):
                 yield transform
                 continue
             yield from self.flat(transform if type(transform) is nn.Sequential else transform.transforms)
 
     def operator(self, transform: Any, inside: str | None) -> list[Data]:
-        """Plain data of one operator; value operators change ``values`` instead and give none."""
+        """Return the plain data of one operator. A value operator changes ``values`` instead, and gives an empty list."""
         kind, name = type(transform), _name(transform)
         self.require_untouched(transform)
-        if kind in VALUES:
+        if kind in VALUES or kind in self.timm.values:
             self.value(transform, name, inside)
             return []
         if kind in RANDOM:
             return self.container(transform)
         if kind in ERASING or kind is Cutout:
             return self.mask(transform, name)
+        if kind in self.timm.erasing:
+            return self.erased_blocks(transform, name)
+        if kind is Views:
+            raise Untranslatable(name, "it gives several images, and stands inside another transform",
+                                 ["let it be the whole transform, with all steps in each of its views", KEEP])
         if kind not in self.handlers:
             raise Untranslatable(name, "it is not one of the operators that ddlp knows (exact torchvision types; a "
                                  "subclass or function may do anything)",
@@ -144,20 +243,35 @@ class _Translator:
         if self.values.masks:
             raise Untranslatable(name, "it comes after an operator that masks pixels, and masks are drawn for the "
                                  "finished image", ["move RandomErasing and Cutout to the end", KEEP])
-        if self.values.tensor is not None and kind in RESAMPLING + COLOUR:
-            raise Untranslatable(name, "after ToImage or ToTensor it runs torch's kernels, whose pixels differ from "
-                                 "Pillow's", [f"move ToImage or ToTensor behind {kind.__name__}", KEEP])
+        if self.values.tensor is not None and (kind in RESAMPLING + ON_PIXELS or kind in self.timm.on_pixels):
+            self.require_as_pil(transform, name)
         if self.values.tensor is not None and kind is UserOperator:
             raise Untranslatable(name, "it takes a PIL image and comes after ToImage or ToTensor",
                                  ["move it before ToImage or ToTensor", KEEP])
         ops = self.handlers[kind](transform)
         self.pipeline(name, ops)
+        if self.values.bytes_only:
+            self.values.has_channels(self.pipeline(name, [*self.ops, *ops]).known_shape(None).channels)
         return ops
 
     def require_untouched(self, transform: Any) -> None:
         if _hooked(transform):
             raise Untranslatable(_name(transform), "it has forward hooks or a forward of its own",
                                  ["remove the hooks", KEEP])
+
+    def require_as_pil(self, transform: Any, name: str) -> None:
+        """Raise Untranslatable unless an operator on pixels that gets a tensor may run as on a PIL image."""
+        move = f"move ToImage or ToTensor behind {type(transform).__name__}"
+        if not self.values.bytes_only:
+            raise Untranslatable(name, "after ToTensor it runs torch's kernels for floats, whose pixels differ from Pillow's",
+                                 [move, KEEP])
+        if getattr(transform, "antialias", True) is False:
+            raise Untranslatable(name, "antialias=False holds for tensors only, and Pillow knows no such resampling",
+                                 ["leave antialias out", KEEP])
+        if type(transform) not in SAME_ON_BYTES and not self.as_pil:
+            raise Untranslatable(name, "after ToImage it runs torch's kernels for bytes, whose pixels differ a little from "
+                                 "Pillow's (docs/operators.md)",
+                                 ["pass as_pil=True to DDLPLoader: it runs as on a PIL image then", move, KEEP])
 
     def channels(self, name: str) -> int:
         channels = self.pipeline(name, self.ops).known_shape(None).channels
@@ -190,10 +304,13 @@ class _Translator:
                                  "they overlap", ["give them one value, or a fixed order", KEEP])
         return [{"op": kind, "groups": groups}] if groups else []
 
-    def mask(self, transform: Any, name: str) -> list[Data]:
+    def require_tensor(self, name: str) -> None:
         if self.values.tensor is None:
             raise Untranslatable(name, "it comes before the image is a tensor", ["put it after ToTensor or ToImage",
                                                                                  KEEP])
+
+    def mask(self, transform: Any, name: str) -> list[Data]:
+        self.require_tensor(name)
         if type(transform) is Cutout:
             for _ in range(transform.n_holes):
                 self.fills.append(self.values.add_fill(name, transform.fill))
@@ -206,8 +323,20 @@ class _Translator:
         return [{"op": "RandomErasing", "p": plain(transform.p), "scale": plain(transform.scale),
                  "ratio": plain(transform.ratio)}]
 
+    def erased_blocks(self, t: Any, name: str) -> list[Data]:
+        self.require_tensor(name)
+        data = timm.erasing(t)
+        for block in range(t.max_count):
+            fill = self.values.add_fill(name, 0.0)
+            if data["op"] == "ErasedBlocks" and data["noise"]:
+                self.values.add_noise(name, by_pixel=bool(t.per_pixel))
+                fill = [math.nan, float(block)]  # differs from any other fill, since its order matters
+                self.fills.append(fill)
+            self.fills.append(fill)
+        return [data]
+
     def fill(self, transform: Any, padding_mode: str) -> Any:
-        """The fill in bytes: as PIL takes it, or the bytes that have that value where it is a tensor already."""
+        """The fill in bytes: as PIL takes it, or, once the image is a tensor, the bytes that have the fill's value there."""
         fill, name = plain(transform.fill), _name(transform)
         if isinstance(fill, dict):
             raise Untranslatable(name, "fill is a dict by type of input", ["give a number or one a channel", KEEP])
@@ -227,7 +356,7 @@ class _Translator:
 
     def random_crop_v1(self, t: Any) -> list[Data]:
         fill = self.fill(t, t.padding_mode) if t.padding is not None or t.pad_if_needed else [0]
-        # v1 pads twice where both are given, and reflections of reflections are not one reflection.
+        # v1 pads twice if both are given, and two reflections are not the same as one larger reflection.
         first = [] if t.padding is None else [_pad(t.padding, fill, t.padding_mode)]
         return [*first, _random_crop(t, None, fill)]
 
@@ -249,6 +378,39 @@ class _Translator:
     def grayscale(self, t: Any) -> list[Data]:
         return [{"op": "Grayscale", "channels": plain(t.num_output_channels)}]
 
+    def warp_fill(self, t: Any) -> list[int]:
+        """The colour of the area that a rotation or the like leaves empty."""
+        by_type = t._fill if _is_v2(t) else {"others": t.fill}  # v2 keeps a fill for each type of input
+        if set(by_type) != {"others"}:
+            raise Untranslatable(_name(t), "fill is a dict by type of input", ["give a number or one a channel", KEEP])
+        values = plain(by_type["others"])
+        return [int(v) for v in (values if isinstance(values, list) else [values or 0])]
+
+    def warp(self, t: Any, op: str, **parameters: Any) -> Data:
+        name = interpolation(t.interpolation)
+        if name not in WARP_FILTERS:
+            raise Untranslatable(_name(t), f"Pillow does not rotate or shear by {name!r}",
+                                 [f"choose one of {', '.join(WARP_FILTERS)}", KEEP])
+        return {"op": op, **parameters, "interpolation": name, "fill": self.warp_fill(t)}
+
+    def rotation(self, t: Any) -> list[Data]:
+        center = None if t.expand and type(t) is v2.RandomRotation else t.center  # v2 ignores the center then, and warns
+        return [self.warp(t, "RandomRotation", degrees=plain(t.degrees), expand=bool(t.expand), center=plain(center))]
+
+    def affine(self, t: Any) -> list[Data]:
+        return [self.warp(t, "RandomAffine", degrees=plain(t.degrees), translate=plain(t.translate), scale=plain(t.scale),
+                          shear=plain(t.shear), center=plain(t.center))]
+
+    def perspective(self, t: Any) -> list[Data]:
+        return _by_chance(t.p, self.warp(t, "Perspective", distortion_scale=plain(t.distortion_scale)))
+
+    def policy(self, t: Any, **parameters: Any) -> list[Data]:
+        return [self.warp(t, type(t).__name__, v2=_is_v2(t), **parameters)]
+
+    def blur(self, t: Any) -> list[Data]:
+        width, height = t.kernel_size
+        return [{"op": "GaussianBlur", "kernel_size": [plain(width), plain(height)], "sigma": plain(t.sigma)}]
+
     def user(self, t: UserOperator) -> list[Data]:
         self.files[t.file.hash] = t.file
         return [t.to_data()]
@@ -258,7 +420,7 @@ class _Translator:
 
 
 def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]]:
-    """Each pixel operator's exact type and how it is translated."""
+    """Each pixel operator's exact type, and the function that translates it."""
     handlers: dict[type, Callable[[Any], list[Data]]] = {
         v1.RandomCrop: translator.random_crop_v1,
         v2.RandomCrop: translator.random_crop_v2,
@@ -276,12 +438,36 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
         "RandomVerticalFlip": lambda t: [{"op": "RandomVerticalFlip", "p": plain(t.p)}],
         "Grayscale": translator.grayscale,
         "RandomGrayscale": lambda t: [{"op": "RandomGrayscale", "p": plain(t.p)}],
+        "ColorJitter": lambda t: [{"op": "ColorJitter", "brightness": plain(t.brightness), "contrast": plain(t.contrast),
+                                   "saturation": plain(t.saturation), "hue": plain(t.hue)}],
+        "GaussianBlur": translator.blur,
+        "RandomAdjustSharpness": lambda t: _by_chance(t.p, {"op": "Sharpness", "factor": plain(t.sharpness_factor)}),
+        "RandomPosterize": lambda t: _by_chance(t.p, {"op": "Posterize", "bits": plain(t.bits)}),
+        "RandomSolarize": lambda t: _by_chance(t.p, {"op": "Solarize", "threshold": plain(t.threshold)}),
+        "RandomInvert": lambda t: _by_chance(t.p, {"op": "Invert"}),
+        "RandomAutocontrast": lambda t: _by_chance(t.p, {"op": "AutoContrast"}),
+        "RandomEqualize": lambda t: _by_chance(t.p, {"op": "Equalize"}),
+        "RandomRotation": translator.rotation,
+        "RandomAffine": translator.affine,
+        "RandomPerspective": translator.perspective,
+        "AutoAugment": lambda t: translator.policy(t, policy=t.policy.value),
+        "RandAugment": lambda t: translator.policy(t, num_ops=t.num_ops, magnitude=t.magnitude, bins=t.num_magnitude_bins),
+        "TrivialAugmentWide": lambda t: translator.policy(t, bins=t.num_magnitude_bins),
     }
     for name, handler in both.items():
         handlers[getattr(v1, name)] = handlers[getattr(v2, name)] = handler
     for kind in _v2("RGB"):
         handlers[kind] = translator.to_rgb
+    handlers.update(translator.timm.on_pixels)
     return handlers
+
+
+def _is_v2(t: Any) -> bool:
+    return type(t).__module__.startswith(v2.__name__)
+
+
+def _by_chance(p: Any, data: Data) -> list[Data]:
+    return [{"op": "RandomApply", "ops": [data], "p": plain(p)}]
 
 
 def _hooked(transform: Any) -> bool:
@@ -298,10 +484,10 @@ class _PassesOn:
 
 
 def _wrapped(transform: Any) -> Any:
-    """What an object of the user's only passes its images on to: the presets of torchvision's references are such.
+    """Return the transform to which a user's object only passes its images on, as torchvision's reference presets do.
 
-    That is so where its ``__call__`` is compiled to just what ``return self.NAME(image)`` is, and NAME is plainly its own
-    attribute. Anything else is given back as it is, torchvision's Lambda too: its name says more than its function's.
+    The object is one if its ``__call__`` has the byte code of ``return self.NAME(image)``, and NAME is a plain attribute of its
+    own. Any other object is returned as it is. So is torchvision's Lambda, since its name says more than its function's name.
     """
     kind = type(transform)
     code = getattr(kind.__call__, "__code__", None) if callable(transform) else None
@@ -313,15 +499,16 @@ def _wrapped(transform: Any) -> Any:
     return _wrapped(vars(transform)[name]) if plain and name in vars(transform) else transform
 
 
+def _written_out(t: ImageClassification) -> list[Any]:
+    """The operators that `weights.transforms()`, torchvision's preset for classification, runs on a PIL image."""
+    return [
+        v1.Resize(t.resize_size, t.interpolation, antialias=t.antialias), v1.CenterCrop(t.crop_size), v1.PILToTensor(),
+        v1.ConvertImageDtype(torch.float), v1.Normalize(t.mean, t.std),
+    ]  # fmt: skip
+
+
 def _instead(transform: Any) -> list[str]:
-    """What to pass in place of an object that ddlp doesn't know, where that can be said."""
-    if type(transform) is ImageClassification:
-        t = transform
-        return [
-            f"it is this, written out: transforms.Compose([transforms.Resize({t.resize_size}, "
-            f"transforms.InterpolationMode.{t.interpolation.name}), transforms.CenterCrop({t.crop_size}), "
-            f"transforms.ToTensor(), transforms.Normalize({t.mean}, {t.std})])"
-        ]
+    """Say which attribute to pass in place of an object that ddlp doesn't know, if it holds a known sequence."""
     inside = {**getattr(transform, "__dict__", {}), **getattr(transform, "_modules", {})}
     held = [name for name, value in inside.items() if type(value) in SEQUENCES]
     return [f"pass what it holds, if it does no more than that: transform=preset.{name}" for name in held[:1]]

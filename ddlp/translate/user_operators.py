@@ -1,4 +1,4 @@
-"""A user's own operators: numpy and Pillow functions in a file of their own, which a device can run as well.
+"""A user's own operators: functions with numpy and Pillow in a separate file. A device can run them too.
 
     # my_ops.py
     def vignette(image, rng, strength=0.5): ...
@@ -6,7 +6,7 @@
     ops = ddlp.load_operators("my_ops.py")
     transform = Compose([RandomResizedCrop(224), ops.vignette(strength=0.3), ToTensor()])
 
-docs/operators.md says what such a function may do.
+docs/operators.md says what these functions may do.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _OTHER_DRAWS = ("random.", "numpy.random.", "secrets.", "os.urandom")
 
 
 def load_operators(path: str | os.PathLike[str]) -> Operators:
-    """The functions of a file, to be used in torchvision pipelines and, where there is a device, there.
+    """Return the functions of a file, for torchvision's pipelines on the host and on a device.
 
-    Each function takes a PIL image first and returns one of the same mode and size (or a uint8 array); a parameter named
-    ``rng`` is given a generator (`csd_engine.rng.Rng`, named as numpy's). Called with its other parameters, as in
-    ``ops.vignette(strength=0.3)``, it gives a transform. What the file holds now is what counts, though it change later.
+    Each function takes a PIL image as its first argument, and returns an image of the same mode and size (or a uint8 array). A
+    parameter named ``rng`` gets a generator (`csd_engine.rng.Rng`, with the names of numpy's methods). A call with the other
+    parameters, as in ``ops.vignette(strength=0.3)``, gives a transform. The file is read now; later changes have no effect.
 
     Raises:
         OperatorFileError: the file can't be read, does not run, or needs what a device does not have; names the line.
@@ -51,7 +51,7 @@ def load_operators(path: str | os.PathLike[str]) -> Operators:
 
 
 def read_operators(path: str | os.PathLike[str]) -> bytes:
-    """A file's bytes, looked at but not run: `csd_engine.prepare.operator_file.content_hash` of them is its name on a device.
+    """Read and check a file without running it. Its `csd_engine.prepare.operator_file.content_hash` is its name on a device.
 
     Raises:
         OperatorFileError: it can't be read, or needs what a device does not have; names the line.
@@ -70,7 +70,7 @@ def read_operators(path: str | os.PathLike[str]) -> bytes:
         raise OperatorFileError(f"{name}, line {error.lineno}: {error.msg}") from None
     except ValueError as error:
         raise OperatorFileError(f"{name}: {error}") from None
-    modules: dict[str, str] = {}  # the file's names of modules and what is in them -> their own
+    modules: dict[str, str] = {}  # a name that an import binds in the file -> the full name
     nodes = list(_run_time(tree))
     for node in nodes:
         for here, there in _imports(node):
@@ -94,7 +94,7 @@ def read_operators(path: str | os.PathLike[str]) -> bytes:
 
 
 def _run_time(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a file without what only type checkers read."""
+    """The nodes of a file, without the parts that only type checkers read."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             for other in child.orelse:
@@ -115,7 +115,7 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _called(call: ast.Call, modules: dict[str, str]) -> str:
-    """Full name of a called function as far as the imports tell it, e.g. numpy.random.uniform; else empty."""
+    """Full name of a called function, e.g. numpy.random.uniform; empty if the imports don't tell it."""
     names, target = [], call.func
     while isinstance(target, ast.Attribute):
         names.append(target.attr)
@@ -154,11 +154,11 @@ def _operators(source: bytes, path: str) -> Operators:
 
 
 class OperatorFunction:
-    """A function of a file of operators; called with its parameters it gives the transform.
+    """A function of a file of operators. A call with its parameters gives the transform.
 
     Raises:
         OperatorFileError: it can't be an operator, or doesn't take these parameters.
-        ValueError: a parameter is no plain value.
+        ValueError: a parameter is not a plain value.
     """
 
     def __init__(self, file: OperatorFile, name: str) -> None:
@@ -182,7 +182,8 @@ class OperatorFunction:
 class UserOperator:
     """A user's function with its parameters: a transform of PIL images, for torchvision pipelines in ddlp and elsewhere.
 
-    Called by itself it draws from torch's generator; in a pipeline of ddlp from the sample's key. Pickles with its file.
+    A direct call draws from torch's generator. In a pipeline of ddlp it draws from the sample's key. Its pickle contains the
+    file.
     """
 
     def __init__(
@@ -197,11 +198,11 @@ class UserOperator:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """By name; lists as tuples, as the function gets them."""
+        """The parameters by name. Lists are tuples, as the function gets them."""
         return dict(self._parameters)
 
     def sized(self, height: int, width: int) -> UserOperator:
-        """This operator, whose results have that many pixels whatever the image's size; checked at each call."""
+        """Return this operator with results of this size for images of any size. Each call checks the size."""
         return UserOperator(self.file, self.function, self.parameters, checks.size([height, width]))
 
     def to_data(self) -> dict[str, Any]:
@@ -236,7 +237,7 @@ def operator_files(pipeline: Pipeline) -> list[OperatorFile]:
 
 
 def put_operators(files: Iterable[OperatorFile], directory: Path) -> None:
-    """Put files where an engine of this process finds them; raises OSError."""
+    """Write files to the directory in which an engine of this process finds them; raises OSError."""
     for file in files:
         path = directory / f"{file.hash}{SUFFIX}"
         if not path.exists():
@@ -246,7 +247,7 @@ def put_operators(files: Iterable[OperatorFile], directory: Path) -> None:
 
 
 def by_name(text: str, files: Iterable[OperatorFile]) -> str:
-    """A device's words, with the files' names as the user knows them: a device knows only their hashes."""
+    """A device's message with the files' names as the user knows them. A device knows only their hashes."""
     for file in files:
         text = text.replace(f"{file.hash}{SUFFIX}", f"{file.name} ({file.hash[:8]})")
     return text

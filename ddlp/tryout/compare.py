@@ -1,7 +1,7 @@
 """Measuring: DataLoader and ddlp's strategies, in turn, on the same images, while training waits for data.
 
 Host and engine have a core each. The training step is a stand-in that sleeps: half as long as both sides together need for a
-batch, so whichever loader it is, training waits for it. What is compared is how fast batches come.
+batch. So training waits under every loader, and the comparison shows how fast batches come.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ddlp.tryout.cores import Cores, choose_cores
 __all__ = ["compare"]
 
 _ROUNDS = 5
-_STEP = 0.5  # of the time that both sides together need for a batch
-_OTHER_TURNS = 13  # beside the rounds': rates, warming up, numbers of workers, the recorded epoch
-_LATE = 1.2  # times the seconds that are given: no turn of a further round begins after that
-_UNSTEADY = 1.5  # times: a machine on which nothing else works differs by less
-_LEAST_BATCHES = 8  # of an epoch: one at its beginning is waited for by everybody
-_STUCK_S = 30.0  # for one batch: DataLoader's workers will never deliver it
-_SILENCE_S = 5.0  # where no terminal shows a bar, a line so often
+_STEP = 0.5  # part of the time that both sides together need for a batch
+_OTHER_TURNS = 13  # besides those of the rounds: rates, warming up, numbers of workers, the recorded epoch
+_LATE = 1.2  # after so many times the given seconds, no turn of a further round begins
+_UNSTEADY = 1.5  # a ratio: on a machine without other work the figures differ by less
+_LEAST_BATCHES = 8  # in an epoch: every loader has to wait for the first one
+_STUCK_S = 30.0  # after waiting so long for a batch: DataLoader's workers will never deliver it
+_SILENCE_S = 5.0  # without a terminal, a line is printed this often
 _STRATEGIES = ("cpu", "csd", "mte", "wrr")
 
 
@@ -49,9 +49,9 @@ def compare(
     """Measure all rows; shows on standard error how far it is.
 
     Args:
-        dataset: its samples are tuples, the image first. Of a large one, as many images as there is time for take part.
+        dataset: its samples are tuples, the image first. Of a large one, only as many images take part as there is time for.
         batch_size: images; smaller where there are few, or little time.
-        seconds: that it may take, about.
+        seconds: about as long as it may take.
         csd: a device instead of an engine on this machine.
         record: a directory: an epoch under ``wrr`` is recorded there.
 
@@ -59,7 +59,7 @@ def compare(
         DDLPError: one image takes longer than there is time for.
     """
     with _Progress() as progress, warnings.catch_warnings(), _engine_on((cores := choose_cores()).engine):
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # it counts cores; we try them
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # DataLoader only counts cores; we measure
         return _Comparing(dataset, batch_size, seconds, csd, cores, progress).run(record)
 
 
@@ -78,7 +78,7 @@ def _engine_on(cpu: int) -> Iterator[None]:
 
 
 def _leave_ctrl_c(worker: int) -> None:
-    """To this process, which ends its workers: one that ends by itself would be an error here."""
+    """Ignore Ctrl-C in a worker. This process ends its workers; a worker that ends by itself would be an error here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -123,8 +123,8 @@ class _Comparing:
         self._ring = self._chosen()
         self._batch_size = min(batch_size, max(1, len(self._ring) // _LEAST_BATCHES))
         if whole := len(self._ring) // (2 * self._batch_size) * 2 * self._batch_size:
-            del self._ring[whole:]  # an even number of batches: two workers end together
-        self._order: list[int] = []  # of the epoch that comes next; what every loader's sampler draws from
+            del self._ring[whole:]  # an even number of batches, so that two workers end together
+        self._order: list[int] = []  # the next epoch's indices; every loader's sampler draws from them
 
     def run(self, record: Path | None) -> Comparison:
         """All of it."""
@@ -167,14 +167,14 @@ class _Comparing:
     # -- the images ----------------------------------------------------------------------------------------------------
 
     def _chosen(self) -> list[int]:
-        """As many as DataLoader prepares in a turn, from all over the set. Raises DDLPError where that is less than one."""
+        """Indices from all over the set, as many as DataLoader prepares in a turn. Raises DDLPError if one takes too long."""
         self._doing("how long an image takes")
         total = len(self._dataset)
         with pinned(self._cores.host):
-            self._dataset[0]  # what the first one takes longer is not an image's time
+            self._dataset[0]  # the first image takes longer, so it is not measured
             began, done = time.monotonic(), 0
             while done < 3 or (done < total and time.monotonic() - began < self._turn_s / 2):
-                self._dataset[done * 7919 % total]  # a prime: from all over the set
+                self._dataset[done * 7919 % total]  # a prime step, for images from all over the set
                 done += 1
             one_s = (time.monotonic() - began) / done
         if one_s > 2 * self._turn_s:
@@ -205,7 +205,7 @@ class _Comparing:
         return rate
 
     def _dataloader(self, found: Comparison, cpus: Sequence[int], workers: Sequence[int]) -> Callable[[], None]:
-        """Add DataLoader's row, with the best of these numbers of workers; returns what takes its turn."""
+        """Add DataLoader's row, with the best of these numbers of workers; returns the function that takes a turn."""
         loaders: dict[int, DataLoader] = {}
         rates: dict[int, float] = {}
         for number in workers:
@@ -228,7 +228,7 @@ class _Comparing:
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def _rounds(self, rows: Sequence[Row], turns: Sequence[Callable[[], None]]) -> None:
-        """Every row's turn in each round; each begins with another row. As many rounds as there is time for, one at least."""
+        """Run as many rounds as time allows, at least one. In each, every row has a turn; each begins with another row."""
         for number in range(_ROUNDS):
             for row, turn in rotated(list(zip(rows, turns, strict=True)), number):
                 if number and time.monotonic() - self._began > _LATE * self._seconds:

@@ -14,7 +14,7 @@ __all__ = ["Comparison", "Row"]
 
 @dataclass
 class Row:
-    """One loader. Of each of its turns: images a second, and parts (0 to 1) of the time and of the batches.
+    """One loader. For each of its turns: images a second, and parts (0 to 1) of the time and of the batches.
 
     ``cores``: how many it has; ``workers``: DataLoader's best number of them, None for ours.
     """
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass
 class Comparison:
-    """What was found. Rates in images a second, of the side alone and without a training step."""
+    """What was found. Rates in images a second, each of one side alone and without a training step."""
 
     images: int
     batch_size: int

@@ -18,7 +18,7 @@ class Cores:
 
     @property
     def both(self) -> tuple[int, ...]:
-        """Each once."""
+        """Both CPUs, each once."""
         return (self.host,) if self.engine == self.host else (self.host, self.engine)
 
 
@@ -30,7 +30,7 @@ def choose_cores() -> Cores:
 
 
 def _physical(cpu: int) -> tuple[str, ...]:
-    """What the hyperthreads of one core have in common."""
+    """An id that only the hyperthreads of one core share."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return tuple((topology / name).read_text() for name in ("physical_package_id", "core_id"))

@@ -19,8 +19,8 @@ from ddlp.errors import DDLPError
 __all__ = ["Images", "find_images"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
-_SOME = 10  # times the images that are wanted: found before they are drawn from
-_SECONDS = 10.0  # for finding, and again for looking at them: a large set on a slow disk is not gone through
+_SOME = 10  # so many times the wanted images are looked for, and some of them drawn
+_SECONDS = 10.0  # to find images, and again to read them: a large set on a slow disk is read in part
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def find_images(folder: Path, most: int, seed: int = 0) -> Images:
     Args:
         folder: looked through in a random order, links to directories as well.
         most: images at most.
-        seed: of what is drawn.
+        seed: for the drawing.
 
     Raises:
         DDLPError: it is not there, can't be read, or there is no image in it that can.
@@ -117,7 +117,7 @@ def _walk(folder: Path, enough: int, draws: random.Random) -> tuple[list[str], i
 
 
 def _readable(paths: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Those that can be decoded, as far as there is time to look, and what is wrong with each of the others."""
+    """The files that can be decoded, and what is wrong with each of the others; as many as there is time for."""
     until = time.monotonic() + _SECONDS
 
     def look(path: str) -> str | None:
@@ -127,13 +127,13 @@ def _readable(paths: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
         try:
             with Image.open(path) as image:
                 image.convert("RGB")
-        except Exception as error:  # Pillow's decoders raise of everything
+        except Exception as error:  # Pillow's decoders raise errors of all kinds
             return (str(error) or type(error).__name__).splitlines()[0]
         return None
 
     good, broken = [], []
     with warnings.catch_warnings(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        warnings.simplefilter("ignore")  # of palettes, EXIF: Pillow's, of each file
+        warnings.simplefilter("ignore")  # Pillow warns of palettes and EXIF, for each file
         try:
             for path, wrong in _until_timeout(paths, pool.map(look, paths)):
                 if wrong is None:
@@ -141,7 +141,7 @@ def _readable(paths: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
                 else:
                     broken.append((path, wrong))
         finally:
-            until = 0.0  # Ctrl-C: the others are not waited for
+            until = 0.0  # after Ctrl-C, the other files are not waited for
     return good, broken
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
@@ -36,10 +37,11 @@ def draw(found: Comparison, path: Path) -> None:
         x = left
         for part in parts(row):
             end = x + part.rate / most * room
-            canvas.rectangle((round(x), y + 4, round(end) - 1, y + 54), _COLOURS[part.by])
+            if round(end) > round(x):  # less than a pixel otherwise
+                canvas.rectangle((round(x), y + 4, round(end) - 1, y + 54), _COLOURS[part.by])
             x = end
         canvas.text((x + 14, y + 4), number(row.rate), _INK, plain)
-        canvas.text((x + 14, y + 35), f"{found.times(row):.1f}x, waited {sum(row.waited) / len(row.waited):.0%}", _SOFT, small)
+        canvas.text((x + 14, y + 35), f"{found.times(row):.1f}x, waited {fmean(row.waited):.0%}", _SOFT, small)
     said, x, y = names(found), float(_EDGE), _TOP + _ROW * len(rows) + 40
     for by in dict.fromkeys(part.by for row in rows for part in parts(row)):
         canvas.rectangle((round(x), y + 2, round(x) + 22, y + 24), _COLOURS[by])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import textwrap
+from statistics import fmean
 from typing import NamedTuple, TextIO
 
 from ddlp.observe.report.words import number
@@ -33,7 +34,7 @@ def parts(row: Row) -> list[Part]:
     """A row's bar."""
     if row.name == "dataloader":
         return [Part("torch", row.rate)]
-    by_engine = row.rate * sum(row.by_engine) / len(row.by_engine)
+    by_engine = row.rate * fmean(row.by_engine)  # the mean first: a row all of whose batches came from the engine has one part
     return [part for part in (Part("host", row.rate - by_engine), Part("engine", by_engine)) if part.rate > 0]
 
 
@@ -53,7 +54,7 @@ def place(found: Comparison, row: Row) -> str:
 
 
 def names(found: Comparison) -> dict[str, str]:
-    """Of the parts of the bars."""
+    """The names of the parts of the bars."""
     engine = found.csd or f"ddlp's engine on core {found.cores.engine}"
     return {"torch": "torch's DataLoader", "host": f"ddlp on core {found.cores.host}", "engine": engine}
 
@@ -100,7 +101,7 @@ def text(found: Comparison, stream: TextIO) -> str:
             begin, until = until, until + part.rate
             length = max(1, round(until / most * room) - round(begin / most * room))
             drawn += paint(marks[part.by] * length, part.by)
-        waited = sum(row.waited) / len(row.waited)
+        waited = fmean(row.waited)
         figures = f"{number(row.rate):>8}  {f'{found.times(row):.1f}x':>5}  {waited:6.0%}"
         lines.append(f"{row.name:10}  {at:{wide}}  {bold(figures)}  {drawn}")
     used = {part.by for row in found.rows for part in parts(row)}
@@ -120,7 +121,7 @@ def _can_say(stream: TextIO, text: str) -> bool:
 
 
 def sentences(found: Comparison) -> list[str]:
-    """Three: of the swap, of a second computer, and of whether it pays at all."""
+    """Three sentences: on the swap, on a second computer, and on whether it pays at all."""
     return [_swap(found), _second(found), _whether(found)]
 
 

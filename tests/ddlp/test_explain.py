@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,7 +12,9 @@ from torchvision import transforms
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
-from ddlp import DDLPLoader, ImageFiles
+from ddlp import DDLPLoader, ImageArrays, ImageFiles
+from tests.ddlp.sources.in_process import InProcess
+from tests.engine_process import until
 
 
 def files(transform: Any) -> ImageFiles:
@@ -60,7 +63,7 @@ def collate(samples: list[Any]) -> Any:
 def test_it_lists_all_obstacles_at_once() -> None:
     steps = [
         Preset(),
-        transforms.ColorJitter(0.5),
+        transforms.ElasticTransform(),
         transforms.ToTensor(),
         transforms.Resize(8),
         transforms.Normalize([0.5], [1]),
@@ -68,7 +71,7 @@ def test_it_lists_all_obstacles_at_once() -> None:
     for dataset in (Photos(transforms.Compose(steps)), Subset(Photos(transforms.Compose(steps)), [0])):
         lines = DDLPLoader(dataset, 2, collate_fn=collate).explain().splitlines()
         named = [line.split(maxsplit=2)[2] for line in lines if line.startswith("obstacle")]
-        starts = ["collate_fn=collate:", "Photos:", "Preset(", "ColorJitter(", "Resize("]
+        starts = ["collate_fn=collate:", "Photos:", "Preset(", "ElasticTransform(", "Resize("]
         assert len(named) == len(starts) and all(map(str.startswith, named, starts)), named
         assert "travels    nothing: 5 obstacles, listed below" in lines
         text = "\n".join(lines)
@@ -91,14 +94,13 @@ def test_what_only_an_obstacle_makes_fail_is_none() -> None:
     assert lines.count("\nobstacle") == 1 and "obstacle 1 Ours(<angle>):" in lines
 
 
-def test_the_preset_of_torchvisions_weights_is_written_out() -> None:
-    """The line that is to be pasted runs, and gives the same."""
-    preset = ImageClassification(crop_size=8, resize_size=12)
-    said = DDLPLoader(files(preset)).explain()
-    (line,) = (line for line in said.splitlines() if "written out: " in line)
-    written = eval(line.partition("written out: ")[2])
-    image = Image.effect_noise((40, 30), 60).convert("RGB")
-    assert torch.equal(written(image), preset(image)) and "travels    Resize" in DDLPLoader(files(written)).explain()
+def test_the_preset_of_torchvisions_weights_travels() -> None:
+    """It gives what it gives by itself."""
+    preset, image = ImageClassification(crop_size=8, resize_size=12), Image.effect_noise((40, 30), 60).convert("RGB")
+    loader = DDLPLoader(ImageArrays(np.asarray(image)[np.newaxis], [3], preset), 1)
+    assert "travels    Resize -> CenterCrop" in loader.explain()
+    ((images, _),) = loader
+    assert torch.equal(images[0], preset(image))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,34 @@ def test_only_data_sets_that_plainly_have_images_speak_unasked(dataset: Any, tol
         loader = DDLPLoader(dataset)
         list(loader), list(loader)
     assert ["Photos" in str(one.message) for one in caught] == [True] * told
+
+
+def lines_of(loader: DDLPLoader, *names: str) -> list[str]:
+    """Those lines of explain() that begin so."""
+    return [line for line in loader.explain().splitlines() if line.split()[0] in names]
+
+
+def test_sources_of_ones_own_are_named_with_what_they_have_told() -> None:
+    images = ImageArrays(np.zeros((24, 8, 8, 3), np.uint8), range(24), transforms.ToTensor())
+    loader = DDLPLoader(images, 4, strategy="csd", csd=[InProcess("spare cores", 2), InProcess("attic")])
+    begin = "source     spare cores (InProcess, yours): ", "source     attic (InProcess, yours): "
+    before = [f"{one}what it can hold is known once it has joined an epoch" for one in begin]
+    assert lines_of(loader, "source", "transfer") == before, "no engine takes part, so no spool either"
+    iterator = iter(loader)
+    until(lambda: all(device.quota for device in loader.live().devices), 20, "both sources")
+    assert sum(len(labels) for _, labels in iterator) == 24
+    after = [f"{begin[0]}holds 8 batches, has 2 workers", f"{begin[1]}holds 4 batches, has 1 worker"]
+    assert lines_of(loader, "source", "transfer") == after
+
+
+def test_a_source_of_ones_own_beside_a_device_and_where_nothing_travels() -> None:
+    both = ["tcp://127.0.0.1:1", InProcess("attic")]
+    cropped = transforms.Compose([transforms.CenterCrop(8), transforms.ToTensor()])
+    transfer, source = lines_of(DDLPLoader(files(cropped), csd=both), "transfer", "source")
+    assert "spool" in transfer and source.startswith("source     attic (InProcess, yours): what it can hold")
+    with pytest.warns(UserWarning, match="the host prepares all batches"):
+        loader = DDLPLoader(files(transforms.Compose([Ours(), transforms.ToTensor()])), csd=both)
+    assert lines_of(loader, "source") == ["source     attic (InProcess, yours): takes no part, since nothing travels"]
 
 
 def test_a_notebook_shows_it_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ __all__ = ["Summary", "comparison", "summaries"]
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of one label: means a ``unit``, which is a batch or, where some do not tell their batches, a run."""
+    """The results of one label: means for a ``unit``. That is a batch, or a run if some results lack a number of batches."""
 
     label: str
     unit: str
@@ -26,7 +26,7 @@ class Summary:
     most_j: float
     ratio: float | None  # of its joules to the baseline's
     parts: dict[str, float]
-    modelled: tuple[str, ...]  # those of the parts that were not measured in all of the results
+    modelled: tuple[str, ...]  # the parts that some result did not measure
     host_preparing_s: float | None
     host_cpu_s: float | None
     cost: float  # of a run, in ``currency``
@@ -36,7 +36,7 @@ class Summary:
 
 
 def summaries(results: Sequence[EnergyResult], baseline: str | None = None) -> list[Summary]:
-    """One for each label, in the order in which they first come; the baseline is the first of them unless it is named.
+    """One summary for each label, in the order in which they first come. Unless it is named, the baseline is the first one.
 
     Raises:
         DDLPError: no results, or none with the baseline's label.
@@ -124,7 +124,7 @@ def comparison(results: Sequence[EnergyResult], baseline: str | None = None) -> 
 
 
 def _star(one: Summary) -> str:
-    """Beside totals that are not measured alone."""
+    """The mark beside a total that is modelled, in whole or in part."""
     return "*" if "modelled" in one.how else ""
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["DeviceSensors"]
 
 _TIMEOUT_S = 5.0
-_POWER_INTERVAL_S = 1.0  # a message to and fro, and a small board reads a few files
+_POWER_INTERVAL_S = 1.0  # a message to and fro, and a few files to read on a small board
 
 
 class DeviceSensors:
-    """The sensors of a device: those that together are all of it, or the ``chosen`` ones. Each is of the part ``csd``."""
+    """The sensors of a device: the ``chosen`` ones, or those that together measure all of it. Each is of the part ``csd``."""
 
     prompt = False
 
@@ -45,7 +45,7 @@ class DeviceSensors:
                 raise DDLPError(self._none(told))
             ranges = [one.range_j for one in counted if one.joules is not None]
             self.interval_s = _POWER_INTERVAL_S if len(ranges) < len(counted) else min(map(interval_s, ranges))
-            self._chosen = tuple(one.sensor for one in counted)  # the same ones from now on, whichever sleeps
+            self._chosen = tuple(one.sensor for one in counted)  # the same ones from now on, even if some sleep
         except BaseException:
             self.close()
             raise

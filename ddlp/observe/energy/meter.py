@@ -29,12 +29,12 @@ __all__ = ["EnergyMeter"]
 _TROUBLE = (DDLPError, EngineError, OSError)
 _LAST_READING_S = 10.0
 _LONGEST_GAP_S = 5.0  # at least: a thread may be late on a busy machine
-_ENOUGH = 0.98  # of the time metered counts as all of it
+_ENOUGH = 0.98  # if this part of the time was metered, it counts as all
 _told: set[str] = set()
 
 
 class _Reader:
-    """One source while it is measured, and the thread that reads it and lets it go in the end."""
+    """One source while it is measured, and the thread that reads it and closes it at the end."""
 
     def __init__(self, source: Source, clock: Callable[[], float]) -> None:
         self.source = source
@@ -48,20 +48,20 @@ class _Reader:
         self._thread = threading.Thread(target=self._run, name="ddlp-energy", daemon=True)
 
     def start(self) -> None:
-        """Read it for the first time; where that takes long, its thread does, and nobody waits."""
+        """Read it for the first time. If that may take long, its thread does it, and the caller does not wait."""
         if self.source.prompt:
             self._read()
         self._thread.start()
 
     def stop(self, ended_s: float) -> None:
         """Read it for the last time, see `start`."""
-        self._ended_s = ended_s  # a reading after it counts as one at it
+        self._ended_s = ended_s  # a later reading counts as one at this time
         if self.source.prompt:
             self._read()
         self._stop.set()
 
     def join(self) -> None:
-        """Wait for its thread, no longer than a while."""
+        """Wait for its thread, at most `_LAST_READING_S`."""
         if self._thread.ident is None:
             self.source.close()
             return
@@ -103,7 +103,7 @@ class _Reader:
 def _devices(csd: str | Device | Iterable[str | Device] | None) -> list[Device]:
     if csd is None:
         return []
-    from ddlp.devices.device import Device  # zmq and all: not for every import
+    from ddlp.devices.device import Device  # brings zmq, which not every user needs
 
     given = [csd] if isinstance(csd, (str, Device)) else csd
     try:
@@ -113,20 +113,20 @@ def _devices(csd: str | Device | Iterable[str | Device] | None) -> list[Device]:
 
 
 class EnergyMeter:
-    """Measures what happens within ``with``: each time anew, so that one meter does for all epochs of a run.
+    """Measures what happens within ``with``. It measures anew each time, so one meter is enough for all epochs of a run.
 
         meter = EnergyMeter.auto()
         with meter:
             for images, labels in loader: ...
         print(meter.result(loader.report(), workers=loader.num_workers))
 
-    It counts the whole computer, whoever works there: of several ranks on one, let one measure. Of what that rank alone knows
-    (its report, its workers) the result has as much for each of the others: all train as many batches.
+    It counts the whole computer, with all its processes: if several ranks share one, let one rank measure. That rank knows only
+    its own report and workers. The result counts the same for each other rank, since all train as many batches.
 
     Args:
         sources: what is read; `auto` finds them.
         absent: meters that are not there, for the results.
-        model: what fills in for the host's and the devices' meters; None: nothing does.
+        model: the model that stands in for missing meters of the host and the devices; None: no model.
         devices: how many devices the run uses, metered or not.
         tariff: price and emissions.
         clock: monotonic, seconds.
@@ -169,7 +169,7 @@ class EnergyMeter:
 
         Args:
             csd: the devices, as DDLPLoader's ``csd=``; None: the engine on this machine, which the host's meters see.
-            external: meters of yours, see `ddlp.observe.energy.external`. What is found here for their parts is not used.
+            external: meters of yours, see `ddlp.observe.energy.external`. Sensors found here for the same parts are not used.
             csd_sensors: which of the devices' sensors count; none: those that together are the whole device.
             model, tariff: see the class.
             sys: where /sys is.
@@ -251,12 +251,12 @@ class EnergyMeter:
         label: str = "",
         host_cpu_s: float | None = None,
     ) -> EnergyResult:
-        """What was measured last, and the model's figure for the host and the devices where nothing measured them.
+        """The last measurement. The model's figures stand in for the host and the devices if nothing measured them.
 
         Args:
             report: the loader's, of the epoch that was measured: strategy, batches, samples, the host's times.
             workers: worker processes beside the training one, for the model; of several ranks, this one's.
-            batches, samples: without a report, or where more than its epoch was measured; of all ranks on this computer.
+            batches, samples: of all ranks on this computer; for use without a report, or if more than its epoch was measured.
             label: what it is called in comparisons; the strategy by default.
             host_cpu_s: processor seconds of the host, without a report.
 
@@ -321,7 +321,7 @@ class EnergyMeter:
         return parts
 
     def _unmetered(self) -> int:
-        """How many devices nothing has measured; at least the engine on this computer is one."""
+        """How many devices no meter has measured. There is at least one device: the engine on this computer."""
         metering = [one.source for one in self._readers if CSD in one.parts]
         if any(isinstance(one, ExternalMeter) for one in metering):
             return 0  # a meter of the user's counts them all
@@ -341,7 +341,7 @@ class EnergyMeter:
         if CSD not in watts or not unmetered:
             return
         if self._devices:
-            # Apart from what was measured of the other devices.
+            # A part of its own, beside the measured devices.
             parts.append(_modelled(f"unmetered {CSD}" if CSD in there else CSD, watts[CSD], seconds))
         elif host_measured:
             notes.append("the engine ran on this computer: its joules are among the host's")

@@ -14,7 +14,7 @@ _J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True)
 class PaperModel:
-    """Watts, for the whole time of an epoch, whether or not there is work: the paper's Table VIII is Table VI times these.
+    """Watts for the whole time of an epoch, with or without work: the paper's Table VIII is its Table VI times these.
 
     The paper measured 5 W with one process and 85 W with 17, 5 W a process both times, and 0.25 W on its CSD. With the CSD
     alone it counts nothing of the host.
@@ -26,7 +26,7 @@ class PaperModel:
     def watts(self, strategy: str | None, workers: int, *, ranks: int = 1, devices: int = 1) -> dict[str, float]:
         """Watts of each part while this strategy runs with so many worker processes beside each rank's training one.
 
-        ``strategy`` None: nothing of a CSD is known, the host alone.
+        ``strategy`` None: no CSD is known, so only the host counts.
         """
         kind = called("cpu" if strategy is None else strategy)
         host = {} if kind.needs_device else {HOST: self.watts_per_process * ranks * (1 + workers)}

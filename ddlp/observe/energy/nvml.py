@@ -20,7 +20,7 @@ class Gpus:
     """The GPUs that this process may use, each a sensor ``gpuINDEX NAME``.
 
     Args:
-        wanted: what of CUDA_VISIBLE_DEVICES chooses; None: all.
+        wanted: the entries of CUDA_VISIBLE_DEVICES; None: all GPUs.
     """
 
     name = "NVML"
@@ -30,7 +30,7 @@ class Gpus:
         self._wanted = wanted
         self._nvml: Any = None
         self._gpus: list[tuple[str, Any, bool]] = []  # name, handle, whether it has the counter
-        self.one_of_several_kinds = False  # of GPUs that differ some were left out; known once it was open
+        self.one_of_several_kinds = False  # some GPUs are left out, and not all are of one kind; set by `open`
         self.interval_s = _POWER_INTERVAL_S
 
     def open(self) -> None:
@@ -108,11 +108,11 @@ def _is_it(wanted: str, number: int, uuid: str) -> bool:
 
 
 def find_gpus() -> tuple[Gpus | None, Absent | None]:
-    """The GPUs, or why there are none; both where it may be another GPU than the one that CUDA uses."""
+    """The GPUs, or why there are none. Both, if CUDA may use another GPU than the one that is measured."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = None if visible is None else [one.strip() for one in visible.split(",") if one.strip()]
     if wanted and all(one.startswith("MIG-") for one in wanted):
-        wanted = None  # a slice has no meter of its own, the GPU that it is on has
+        wanted = None  # a MIG slice has no meter of its own, but its GPU has
     gpus = Gpus(wanted)
     try:
         gpus.open()

@@ -42,7 +42,7 @@ class EnergyResult:
         host_cpu_s: processor time of the host's workers and of bringing the devices' batches in (of a command: all of its).
         host_preparing_s: time for which the host's processor and memory prepared batches, all workers together; divided by
             the batches this is what the paper's Table IX shows.
-        absent: meters that there were not, and why.
+        absent: the missing meters, and why they are missing.
     """
 
     label: str
@@ -61,14 +61,14 @@ class EnergyResult:
 
     @property
     def counted(self) -> tuple[PartEnergy, ...]:
-        """The parts that add up to the total: where the whole machine is metered, what is inside it counts once."""
+        """The parts that add up to the total. If the whole machine is metered, the parts inside it are left out."""
         if any(one.part == MACHINE for one in self.parts):
             return tuple(one for one in self.parts if one.part not in _INSIDE_MACHINE)
         return self.parts
 
     @property
     def total_j(self) -> float:
-        """Joules of all."""
+        """Joules of all `counted` parts."""
         return sum(one.joules for one in self.counted)
 
     @property
@@ -84,7 +84,7 @@ class EnergyResult:
 
     @property
     def cost(self) -> float:
-        """By the tariff, in its currency."""
+        """The cost by the tariff, in its currency."""
         return self.tariff.cost(self.total_j)
 
     @property
@@ -93,7 +93,7 @@ class EnergyResult:
         return self.tariff.co2_g(self.total_j)
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data for JSON, with what follows from it."""
+        """Plain data for JSON, with the derived figures."""
         per_batch = None
         if self.batches:
             per_batch = {
@@ -112,7 +112,7 @@ class EnergyResult:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> EnergyResult:
-        """Of `to_data`; what follows from the rest is computed again. Raises DDLPError for anything else."""
+        """The result from the data of `to_data`; derived figures are computed again. Raises DDLPError for other data."""
         try:
             fields = {name: data[name] for name in EnergyResult.__dataclass_fields__}
             parts = tuple(

@@ -1,7 +1,7 @@
 """Where readings come from: what all meters have in common, and those that Linux shows below /sys.
 
 A source is opened before an epoch, read at its begin, at its end and every ``interval_s`` between, and closed. A sensor that
-is missing in one reading sleeps or is gone; where it comes back it goes on.
+is missing in one reading sleeps or is gone; if it comes back, its measurement goes on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Source(Protocol):
 
     @property
     def prompt(self) -> bool:
-        """Whether a reading takes so little time that whoever measures may wait for it."""
+        """Whether a reading is so quick that the caller may wait for it."""
         ...
 
     def open(self) -> None:
@@ -45,11 +45,11 @@ class Source(Protocol):
         ...
 
     def read(self) -> Sequence[Reading]:
-        """What the sensors say now; those that can't be read now are left out, or tell nothing. Raises as `open`."""
+        """What the sensors say now. Those that can't be read now are left out, or have no value. Raises as `open`."""
         ...
 
     def close(self) -> None:
-        """Let go of what `open` took; may be called without it."""
+        """Free what `open` took. May be called without `open`."""
         ...
 
 
@@ -78,7 +78,7 @@ class LocalSensors:
         self.interval_s = _POWER_INTERVAL_S if gauges else min(interval_s(one.range_j) for one in found)
 
     def open(self) -> None:
-        """Nothing is kept open: a domain's file is another one after its driver was loaded again."""
+        """Nothing is kept open, since a domain has a new file after its driver was loaded again."""
 
     def read(self) -> list[Reading]:
         """Each that may be read."""
@@ -89,16 +89,16 @@ class LocalSensors:
 
 
 def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSensors], list[Absent]]:
-    """RAPL and hwmon: those that measure a part of their own and may be read, and why the others are not used.
+    """The sensors of RAPL and hwmon that measure a part of their own and may be read, and why the others are not used.
 
-    ``yours``: parts that a meter of the user's counts; added to it they would count twice.
+    ``yours``: the parts that a meter of the user counts. With the sensors here they would count twice.
     """
     used: list[LocalSensors] = []
     absent: list[Absent] = []
     _rapl(sys, yours, used, absent)
     monitors = sensors.hwmon(sys)
-    # Of the rails of a board, those that together are all of it; a GPU's sensor stands for itself.
-    # Which sleep at this moment makes no difference.
+    # Of the rails of a board, count those that together measure all of it. A GPU's sensor stands for itself.
+    # It makes no difference which of them sleep at this moment.
     told = sensors.read_all(monitors)
     counted = {one.sensor for one in sensors.whole([one for one in told if one.part == "machine"])}
     counted |= {one.sensor for one in told if one.part == "gpu"}
@@ -142,7 +142,7 @@ def _rapl(sys: str, yours: Collection[str], used: list[LocalSensors], absent: li
 
 
 def _refused(file: Path) -> bool:
-    """Whether the file may not be read; one that sleeps may."""
+    """Whether this user lacks the right to read the file. Other errors, as of a sleeping sensor, do not count."""
     try:
         os.close(os.open(file, os.O_RDONLY))
     except PermissionError:

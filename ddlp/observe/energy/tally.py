@@ -1,4 +1,4 @@
-"""From readings to joules, one sensor at a time. Pure: the time comes in."""
+"""From readings to joules, one sensor at a time. Pure: the caller gives the time."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from csd_engine.machine.sensors import Reading
 
 __all__ = ["MOST_W", "Tally", "interval_s"]
 
-# No package, memory or rail with a counter that wraps draws more: what would be more began anew.
+# No package, memory or rail with a counter that wraps draws more. A higher figure means that the counter began anew.
 MOST_W = 4000.0
-_BUSY_W = 400.0  # what one may well draw
+_BUSY_W = 400.0  # one of them may well draw this much
 _MOST_GAUGE_W = 1e6
 _SLACK_J = 50.0  # counters move in steps, and two readings may be a millisecond apart
 _LONGEST_S = 60.0
 
 
 def interval_s(range_j: float) -> float:
-    """Seconds in which a counter of this range must be read again, so that it wraps once at most: half of what it takes."""
+    """The longest time between two readings of a counter of this range: half the time in which it can wrap, at most 60 s."""
     return min(_LONGEST_S, range_j / MOST_W / 2) if range_j > 0 else _LONGEST_S
 
 
 class Tally:
     """The joules of one sensor since its first reading.
 
-    A counter's differences are added up. What went round its range is counted, what began anew (a driver loaded again, a device
-    that was off) is not. A gauge's watts are taken to change evenly between two readings that are at most ``longest_s``
-    apart; the time between others is not counted.
+    A counter's differences are added up. A difference across a wrap counts. It does not count if the counter began anew (a
+    driver was loaded again, a device was off). A gauge's watts are taken to change evenly between two readings that are at
+    most ``longest_s`` apart; the time between readings further apart is not counted.
 
     Args:
         longest_s: the longest time between two readings of a gauge that counts.
@@ -32,7 +32,7 @@ class Tally:
 
     def __init__(self, longest_s: float) -> None:
         self.joules = 0.0
-        self.covered_s = 0.0  # seconds of which the joules are
+        self.covered_s = 0.0  # the seconds that the joules cover
         self.notes: list[str] = []
         self._longest_s = longest_s
         self._last: tuple[float, float] | None = None  # value and time
@@ -85,7 +85,7 @@ class Tally:
             self.notes.append(text)
 
     def finish(self, began_s: float, ended_s: float) -> None:
-        """The ends before a gauge's first reading and after its last one count as these did, where they are short."""
+        """Count the ends of a gauge's time, if they are short: the first at its mean watts, the last at its last reading."""
         if self._counts or self._last is None or self._first_s is None:
             return
         value, last_s = self._last

@@ -1,8 +1,8 @@
 """`ddlp report`: a recorded run as one HTML page without scripts or requests, and as PNG plots.
 
-`series` turns an epoch's events into what is drawn, bounded however long the epoch was; `svg` draws lines and boxes, `figures`
-the plots, `page` the whole page, `png` the plots once more by matplotlib. What the figures are is `ddlp.observe.analyse`'s
-word. Must not live here: any analysis of its own.
+`series` turns an epoch's events into tracks and curves of bounded size, however long the epoch was; `svg` draws lines and
+boxes, `figures` the plots, `page` the whole page, `png` the plots once more by matplotlib. `ddlp.observe.analyse` computes the
+figures. Must not live here: any analysis of its own.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ __all__ = ["energy_section"]
 
 
 def energy_section(results: Sequence[EnergyResult], source: Path | None) -> str:
-    """A line a result: joules by part, a batch, cost, CO2; what is modelled is called so, in each cell."""
+    """A table with a line for each result: joules by part and a batch, cost, CO2. Each modelled figure is marked."""
     parts = list(dict.fromkeys(part.part for one in results for part in one.parts))
     head = ["", "epoch", "time", *(f"{part}, J" for part in parts), "total, J", "J/batch", "J/image", "cost", "CO2, g"]
     head.append("total is")

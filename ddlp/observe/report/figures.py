@@ -22,7 +22,7 @@ KINDS = {
     UNUSED: "work not used: taken back, made twice, failed",
 }
 _LANE, _GAP, _HIGH = 22.0, 6.0, 220.0  # pixels: of a lane, between two, of a plot with an axis
-FAR, QUOTA_FAR = 3.0, 8.0  # times what happened: a bound beyond that is not drawn
+FAR, QUOTA_FAR = 3.0, 8.0  # a bound is not drawn above so many times the highest value
 _SAMPLES = 12  # moments in the tables under curves
 
 
@@ -100,7 +100,7 @@ def _lane(track: Track, limit: float, top: float) -> Iterator[str]:
     below = [0.0] * series.BINS
     for kind in KINDS:
         if kind in track.pieces:
-            # What was not used is low, work that was is high: the colours alone do not tell.
+            # Unused work gets a low box, used work a high one: colours alone do not show it.
             part = 0.45 if kind == UNUSED else 0.7 if kind == TRANSFER and track.kind == TRAINING else 1.0
             yield svg.boxes(track.pieces[kind], limit, top + _GAP / 2 + height * (1 - part), height * part, f"box {kind}")
         elif kind in track.shares:
@@ -122,7 +122,7 @@ def rates(trace: EpochTrace, analysis: Analysis) -> str:
     title = "Rates against their bounds"
     if not curves:
         return nothing("rates", title, "No batch was delivered in this epoch.", told)
-    # A bound far above everything that happens would press that flat: it is named then, not drawn.
+    # A bound far above all curves would press them flat: such a bound is named, not drawn.
     levels = [("both", "both sides together, r_cpu + r_csd", bounds.both_sides), ("train", "training alone", bounds.training)]
     top = max(max(curve.mean) for curve in curves)
     known = [(style, name, rate) for style, name, rate in levels if rate]
@@ -145,7 +145,7 @@ def rates(trace: EpochTrace, analysis: Analysis) -> str:
 
 
 def _values(analysis: Analysis) -> list[float | None]:
-    """In the order of the table of rates."""
+    """The rates, in the order of their table."""
     bounds = analysis.rates
     transfer = [bounds.transfer] if bounds.transfer else []
     return [bounds.host, *bounds.devices.values(), bounds.both_sides, *transfer, bounds.training, analysis.images_per_s]

@@ -75,7 +75,7 @@ def _epoch(report: RunReport, summary: EpochSummary, trace: EpochTrace) -> Itera
 
 
 def headline(analysis: Analysis) -> str:
-    """What limited, in a line."""
+    """A line that says what limited the epoch."""
     if not analysis.samples:
         return "No batch was delivered in this epoch"
     if analysis.limit == TRAINING:

@@ -26,7 +26,7 @@ _SINCE = "seconds since the epoch began"
 
 
 def write_plots(epochs: Sequence[tuple[EpochSummary, EpochTrace]], page: Path) -> list[Path]:
-    """Beside the page, PAGE-timeline.png and so on; with the epoch's file in the name where there are several."""
+    """Write the plots beside the page: PAGE-timeline.png and so on. With several epochs, each name has the epoch's file."""
     written = []
     for summary, trace in epochs:
         stem = page.stem if len(epochs) == 1 else f"{page.stem}-{summary.path.stem}"

@@ -48,7 +48,7 @@ def read_report(
         run: the directory of `DDLPLoader(record=...)`, or one of its files.
         epoch: show the epoch of this number (of several the one that was recorded last); else the last one.
         every: show every epoch in detail.
-        energy: what `ddlp energy run --out` or `energy.save` has written; else what of that kind lies in the directory.
+        energy: what `ddlp energy run --out` or `energy.save` has written; else the newest such file in the directory.
 
     Raises:
         DDLPError: nothing was recorded there, there is no such epoch, or a file can't be read.

@@ -13,10 +13,10 @@ from ddlp.recording.events import Fetched, HostBatch, Published, Step
 __all__ = ["Curve", "Track", "buffers", "made_where", "rates_over_time", "tracks"]
 
 HOST, DEVICE, TRANSFER, TRAINING, UNUSED = "host", "device", "transfer", "training", "unused"
-MOST_PIECES = 300  # drawn one by one in a track; of more, what part of the time they take
+MOST_PIECES = 300  # a track draws so many one by one; of more it draws the part of the time that they take
 BINS = 400
 MOST_DOTS = 1200
-MOST_TRACKS = 16  # of a kind; more are drawn as one, by their mean
+MOST_TRACKS = 16  # of a kind; if there are more, one track shows their mean
 RATE_BINS = 60
 
 
@@ -24,7 +24,7 @@ RATE_BINS = 60
 class Track:
     """What one thread or worker did.
 
-    ``pieces``: spans by kind; or where they are too many ``shares``: by kind, of each bin's time the part from 0 to 1.
+    ``pieces``: spans by kind. If they are too many, there are ``shares``: by kind, the part (0 to 1) of each bin's time.
     """
 
     name: str
@@ -103,7 +103,7 @@ def _together(group: Sequence[Track], wall_s: float) -> Track:
 
 
 def in_bins(weighted: Iterable[tuple[float, float, float]], wall_s: float, bins: int) -> list[float]:
-    """Of each bin the mean of the weights of the spans (from, to, weight) that are in it; nothing counts as 0."""
+    """The mean weight in each bin, from spans (from, to, weight). Time without a span counts as 0."""
     sums = [0.0] * bins
     if wall_s <= 0:
         return sums

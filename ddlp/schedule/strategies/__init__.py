@@ -1,8 +1,8 @@
-"""The choice of the next source: what the host takes up, what a device is given, what is delivered next.
+"""The choice of the next source: which batch the host claims, which one a device is given, and which one is delivered next.
 
-A strategy is a class in a file of its own and a line in `STRATEGIES`. Users' own classes live elsewhere and are given to the
-loader as they are. What the rest of ddlp wants to know of a strategy stands in its class attributes: nobody asks for names.
-Pure, like the ledger that they read: no torch, no thread, file, socket or clock.
+A strategy is a class in a file of its own and a line in `STRATEGIES`. Users' own classes live elsewhere, and are given to the
+loader as they are. The rest of ddlp reads a strategy's class attributes, and never decides by its name. Strategies are pure,
+like the ledger that they read: they use no torch, thread, file, socket or clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STRATEGIES: dict[str, type[Strategy]] = {one.name: one for one in (Cpu, Csd, Mte
 
 
 def strategy_class(given: object) -> type[Strategy]:
-    """The class that ``strategy=given`` means: one of ddlp's by its name, or a subclass of `Strategy`.
+    """Return the class for ``strategy=given``: one of ddlp's by its name, or a subclass of `Strategy` as it is.
 
     Raises ValueError for anything else, and for a class without a name of its own.
     """
@@ -40,5 +40,5 @@ def strategy_class(given: object) -> type[Strategy]:
 
 
 def called(name: str) -> type[Strategy]:
-    """What a report calls so: one of ddlp's; `Strategy` itself for a user's own, of which nothing more is known."""
+    """Return ddlp's strategy of this name in a report. For a user's own strategy, which is not known, return `Strategy`."""
     return STRATEGIES.get(name, Strategy)

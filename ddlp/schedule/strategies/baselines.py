@@ -1,4 +1,4 @@
-"""`Cpu` and `Csd`: one side alone, in the sampler's order. What the others are measured against."""
+"""`Cpu` and `Csd`: one side alone, in the sampler's order. The other strategies are measured against these."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ddlp.schedule.strategies.base import Order, Strategy
 
 
 class Cpu(Strategy):
-    """The host alone, in the sampler's order: the baseline, and the drop-in without a device."""
+    """The host alone, in the sampler's order. This is the baseline, and the drop-in without a device."""
 
     name = "cpu"
     line = "this host alone, in the sampler's order"
@@ -19,7 +19,7 @@ class Cpu(Strategy):
 
 
 class Csd(Strategy):
-    """The devices alone, in the sampler's order: the other baseline. The host steps in for what they can't do."""
+    """The devices alone, in the sampler's order: the other baseline. The host only makes the batches that they can't."""
 
     name = "csd"
     line = "the device alone, in the sampler's order"

@@ -1,4 +1,4 @@
-"""`Mte`, the paper's MTE: the host's batches first, then the device's, from the end."""
+"""`Mte`, the paper's MTE: the host's batches come first, then the device's, from the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ddlp.schedule.strategies.base import Order, Strategy
 
 
 class Mte(Strategy):
-    """Moving towards each other: the first batches ascending, all of them the host's; then from the end, descending.
+    """Moving towards each other: the first batches come ascending, all from the host; then the rest come descending.
 
-    ``host_batches`` is the split s; None calibrates: until both rates are known the host's batches are trained on as they
-    come, then `split` chooses. Neither side ever rests: while training goes down from the end the host makes batches of that
-    part too. So the devices leave out every so many-th of them, evenly spread: by the time training has come to one of those
-    the host has made it, and its slot is free again for the next.
+    ``host_batches`` is the split s. None calibrates: until both rates are known, training takes the host's batches as they
+    come; then `split` chooses s. Neither side ever rests: while training goes down from the end, the host makes batches of that
+    part too. So the devices leave out some of these batches, evenly spread. When training comes to such a batch, the host has
+    made it, and its slot becomes free for the next one.
     """
 
     name = "mte"
@@ -24,23 +24,23 @@ class Mte(Strategy):
     order = Order.FROM_BOTH_ENDS
     needs_length = True
     takes_ratio = True
-    rank_after_rank = True  # as the paper's: one rank's directory is filled before the next one's
-    # A split that is too small costs nothing, one that is too large costs time; and the rates are known within 5 %.
+    rank_after_rank = True  # as in the paper: one rank's directory is filled before the next one's
+    # Too small a split costs nothing, too large a split costs time, and the rates are known only within 5 %.
     EARLY, SURE = 0.9, 0.95
 
     def __init__(self, ledger: Ledger, rates: Rates, host_batches: int | None = None) -> None:
         super().__init__(ledger, rates)
         self.host_batches = None if host_batches is None else min(max(host_batches, 0), ledger.length)
-        self._frontier = ledger.length - 1  # down to here each batch was leased, or left to the host
-        self._due = 0.0  # the host's part of the batches so far, less what was left to it
+        self._frontier = ledger.length - 1  # the batches above this one were leased, or left to the host
+        self._due = 0.0  # the host's part of the batches so far, minus the batches that were left to it
 
     @classmethod
     def make(cls, ledger: Ledger, rates: Rates, ratio: float | None = None) -> Mte:
-        """``ratio``: the host's share of the epoch's batches; None calibrates."""
+        """Make the strategy of an epoch. ``ratio``: the host's share of the epoch's batches; None calibrates."""
         return cls(ledger, rates, None if ratio is None else round(ledger.length * ratio))
 
     def turn(self) -> int | None:
-        """Ascending up to the split, then descending from the end."""
+        """Return the next batch: ascending up to the split, then descending from the end."""
         head = self.ledger.delivered.first_missing()
         if head < self._split():
             return head
@@ -59,14 +59,14 @@ class Mte(Strategy):
     def _calibrated(self) -> int | None:
         ledger, n = self.ledger, self.ledger.length
         if not ledger.devices_there:
-            return None  # nobody to share with: the host's order it stays
+            return None  # there is no device to share with: the order stays ascending
         joined = [name for name, a in ledger.devices.items() if a.at_work]
         known = joined and all(self.rates.device(name).known() for name in joined) and self.rates.host.known()
         if not known:
             if ledger.free or ledger.returned:
                 return None
-            return n  # too short to calibrate: they have met, and the turn must not jump over what the host holds
-        committed = ledger.free.first() if ledger.free else n  # up to here the host has made them: no going back
+            return n  # too short to calibrate: both sides have met, and training must not skip batches that the host holds
+        committed = ledger.free.first() if ledger.free else n  # the host has claimed all batches below: they come ascending
         begun = ledger.delivered.first_missing()
         quota = sum(ledger.devices[name].quota for name in joined)
         share = self.split(n - len(ledger.delivered), self.rates, ledger.devices_there, quota)
@@ -74,16 +74,16 @@ class Mte(Strategy):
 
     @classmethod
     def split(cls, n: int, rates: Rates, devices: Iterable[str], quota: int) -> int | None:
-        """How many of ``n`` batches are trained on ascending, at these rates; None where one of them is not known.
+        """Return how many of ``n`` batches are trained on ascending, at these rates; None if one of the rates is not known.
 
-        The paper's n * r_cpu / (r_cpu + r_csd) at most. The host has made its s after s / r_cpu, and training on the others
-        takes (n - s) * t then, with t for a step. Both stay within T = n / (r_cpu + r_csd) where
-        s <= (T - n * t) / (1 / r_cpu - t); where training is what limits (T < n * t < n / r_cpu), it must not wait for the
-        host at all: s = 0. And what the devices make in the first part must fit into their spools, from which nothing
-        drains before the second: s / r_cpu <= quota / r_csd.
+        It is the paper's n * r_cpu / (r_cpu + r_csd) at most. The host has made its s batches after s / r_cpu, and training on
+        the others then takes (n - s) * t, with t for a step. Both stay within T = n / (r_cpu + r_csd) if
+        s <= (T - n * t) / (1 / r_cpu - t). If training is the limit (T < n * t < n / r_cpu), it must not wait for the
+        host at all: s = 0. The batches that the devices make in the first part must fit into their spools, since nothing
+        leaves the spools before the second part: s / r_cpu <= quota / r_csd.
 
-        Where R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of what the devices
-        make (`Rate.per_s`): ranks train in step, so all are given as much, whoever's directory is filled first.
+        If R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of the devices' rate
+        (`Rate.per_s`). Ranks train in step, so each gets an equal part, no matter which rank's directory is filled first.
         """
         r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(devices)
         if r_cpu is None or r_csd is None:
@@ -103,7 +103,7 @@ class Mte(Strategy):
         ahead = self.made_meanwhile(device)
         while (position := free.at_most(self._frontier)) is not None and position >= split:
             self._frontier = position - 1
-            before = len(free) - (position + 1 - split)  # free batches that come earlier
+            before = len(free) - (position + 1 - split)  # free batches that are delivered earlier
             self._due += self._hosts_part(before, position + 1 - split)
             if self._due < 1.0 and before >= ahead:
                 return position
@@ -114,7 +114,7 @@ class Mte(Strategy):
         return free.last() if last is None else last
 
     def _hosts_part(self, before: int, after: int) -> float:
-        """The part (0 to 1) that the host should make of these ``after`` batches, beside the ``before`` earlier ones."""
+        """Return the part (0 to 1) of these ``after`` batches that the host should make, beside the ``before`` earlier ones."""
         r_cpu, r_csd = self.rates.host.per_s, self.rates.csd_per_s(self.ledger.devices_there)
         if r_cpu is None or r_csd is None:
             return 0.0

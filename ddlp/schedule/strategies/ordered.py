@@ -1,4 +1,4 @@
-"""`Ordered`: both sides at work, and the sampler's order all the same."""
+"""`Ordered`: both sides prepare batches, and the order is still the sampler's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ddlp.schedule.strategies.base import Order, Strategy
 
 
 class Ordered(Strategy):
-    """The sampler's order with both sides at work: a device gets batches so far ahead that they are ready in time."""
+    """Both sides prepare batches in the sampler's order. A device gets batches so far ahead that they are ready in time."""
 
     name = "ordered"
     line = "both sides, in the sampler's order"
@@ -16,4 +16,4 @@ class Ordered(Strategy):
         free, ahead = self.ledger.free, self.made_meanwhile(device)
         if ahead < len(free):
             return free.nth(ahead)
-        return super().free_for_device(device)  # the epoch's last ones: as long as it pays
+        return super().free_for_device(device)  # the epoch's last batches: a device gets them as long as that saves time

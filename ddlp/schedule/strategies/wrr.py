@@ -1,4 +1,4 @@
-"""`Wrr`, the paper's WRR: what is ready is trained on."""
+"""`Wrr`, the paper's WRR: training takes any batch that is ready."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from ddlp.schedule.strategies.base import Order, Strategy
 
 
 class Wrr(Strategy):
-    """Weighted round robin: what a device has ready, else what the host has. Follows the speeds; order not fixed.
+    """Weighted round robin: a device's ready batch comes first, else the host's. It follows the speeds; the order is not fixed.
 
-    That is what `Strategy` does for any order. There is no plan that could be wrong.
+    `Strategy` itself does that for the order `Order.ANY`. There is no plan that could be wrong.
     """
 
     name = "wrr"

@@ -1,4 +1,4 @@
-"""How a loader reaches its devices: the embedded engine, or one that is named."""
+"""How a loader reaches its devices: the embedded engine, or engines that the user names."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.engine.shared_spool import NotShared, share_spool
 
 EMBEDDED = "embedded engine"
-LINGER_S = 5.0  # the embedded engine outlives an epoch by this long, since the next one mostly follows at once
+LINGER_S = 5.0  # the embedded engine lives this long after an epoch, since the next epoch mostly begins at once
 
 _DROPPED = "the loader was dropped while its device was on the way"
 
 
 class SharedHandle:
-    """Held by a loader and by its iterators: an iterator may outlive its loader, and still needs the devices.
+    """An object that a loader and its iterators hold. An iterator may outlive its loader, and still needs the devices.
 
-    Where the last of them lets go, the devices are let go of.
+    The connections are closed once the last of them drops this object.
     """
 
 
 @dataclass(frozen=True)
 class EngineConnection:
-    """Where a device is reached: its link, and what travels to it.
+    """The connection to one device, and the data set files that are sent to it.
 
-    ``shared``: batches come through the spool that both see; else over the socket. ``remark``: why, for the report.
-    ``operators`` is where this process puts the user's operator files, for an engine of its own; None: they are there
-    already, having come by SSH, or they are missing. ``mapped``: batch files may be, as `ddlp.transfer.mapped_batch` says.
+    ``shared``: batches come through a spool that host and device both see; otherwise over the socket. ``remark``: the reason,
+    for the report. ``operators``: the directory in which this process puts the user's operator files for an engine of its own.
+    None: the files are there already because they came by SSH, or they are missing. ``mapped``: batch files may be mapped, see
+    `ddlp.transfer.mapped_batch`.
     """
 
     name: str
@@ -58,9 +59,9 @@ class EngineConnection:
     mapped: bool = False
 
     def member(self, rank_after_rank: bool) -> tuple[Member, int]:
-        """This process's place among the ranks that share the device, and how many they are.
+        """This process's place among the ranks that share the device, and the number of those ranks.
 
-        All of a run share a device that is named, those of this machine an engine of its own.
+        All ranks of a run share a named device. The ranks on one machine share an embedded engine.
         """
         ranks = here()
         embedded = self.operators is not None
@@ -77,7 +78,7 @@ class EngineConnection:
         layout: Layout,
         on_event: Callable[[EngineEvent], None],
     ) -> JobHandle:
-        """A job for what `upload` has described."""
+        """Open a job for a data set that `upload` has described."""
         upload = self.upload
         return self.link.open_job(
             pipeline, dataset, layout, upload.manifest, on_event, array_part=upload.array_part, member=member
@@ -85,20 +86,20 @@ class EngineConnection:
 
 
 class EngineConnections:
-    """The devices of one loader; connections are made when first wanted and kept between epochs.
+    """The devices of one loader. A connection is made when it is first wanted, and kept between epochs.
 
-    Connecting may take long and holds up nobody but others who want the same device: an epoch's end and `close` never
-    wait for it.
+    Connecting may take long. It blocks only other callers that want the same device; the end of an epoch and `close` never wait
+    for it.
     """
 
     def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions, transfer: str | None = None) -> None:
         self.pid = os.getpid()
         self.met: set[str] = set()
-        self.told_absent = False  # that the embedded engine does not start: once a loader
+        self.told_absent = False  # the user was told, once a loader, that the embedded engine does not start
         self._devices = {device.label: device for device in devices}
         self._options = options
         self._transfer = transfer
-        self._lock = threading.RLock()  # at exit, without threads, a finalizer may come in while this very thread holds it
+        self._lock = threading.RLock()  # at exit no thread can start: a finalizer may run in the thread that holds it
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opening: set[EngineLink] = set()
         self._places: dict[str, EngineConnection] = {}
@@ -113,7 +114,7 @@ class EngineConnections:
         return tuple(self._devices) or (EMBEDDED,)
 
     def epoch_began(self) -> Callable[[], None]:
-        """An epoch wants the devices. Returns what is to be called, once or more often, when it is over."""
+        """Note that an epoch uses the devices. Return a function to call at its end, once or more often."""
         epoch = object()
         with self._lock:
             self._epochs.add(epoch)
@@ -123,7 +124,7 @@ class EngineConnections:
         return partial(self._epoch_ended, epoch)
 
     def _epoch_ended(self, epoch: object) -> None:
-        """Where no other one begins soon, the embedded engine is ended."""
+        """Stop the embedded engine, unless another epoch begins soon."""
         with self._lock:
             self._epochs.discard(epoch)
             self._end_soon()
@@ -138,7 +139,7 @@ class EngineConnections:
         self._timer.name = "ddlp-linger"
         try:
             self._timer.start()
-        except RuntimeError:  # no threads any more: the interpreter is shutting down, and ends the engine as well
+        except RuntimeError:  # the interpreter is shutting down: no thread can start, and the engine ends too
             self._timer = None
 
     def _end_if_idle(self) -> None:
@@ -158,7 +159,7 @@ class EngineConnections:
             return self._embedded() if name not in self._devices else self._named(name)
 
     def check_embedded(self) -> None:
-        """Raise where the loader's only device is an embedded engine that has not started yet, and does not."""
+        """Start an embedded engine that is the loader's only device, if it never started. Raise if it does not start."""
         if not self._devices and EMBEDDED not in self.met:
             self.place(EMBEDDED)
 
@@ -188,7 +189,7 @@ class EngineConnections:
                     EMBEDDED, engine.link, upload, shared, operators=engine.operators, mapped=engine.mapped
                 )
                 self._places[EMBEDDED] = place
-                self._end_soon()  # where the epoch is over already
+                self._end_soon()  # the epoch may be over already
                 return place
         except BaseException:
             engine.release()
@@ -221,7 +222,7 @@ class EngineConnections:
                 self._opening.discard(link)
 
     def _meet(self, name: str, link: EngineLink) -> EngineConnection:
-        """Choose how batches travel: as the user says, else through the spool where both sides see it."""
+        """Choose how batches travel: as transfer= says, else through a spool that both sides see, else over the socket."""
         welcome = link.open()
         why = "asked for by transfer='stream'"
         if self._transfer != "stream":
@@ -240,9 +241,9 @@ class EngineConnections:
         return EngineConnection(name, link, DatasetUpload.sent_to(welcome.spool), False, remark)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all connections, and release the embedded engine."""
         if os.getpid() != self.pid:
-            return  # a forked child: its parent's
+            return  # in a forked child: the connections are the parent's
         with self._lock:
             self._closed = True
             if self._timer is not None:

@@ -1,6 +1,7 @@
-"""What a device needs of a data set: a manifest of its files, or its arrays as .npy, put on the SSD or sent.
+"""The files of a data set that a device needs: a manifest of its files, or its arrays as .npy.
 
-Made when a device joins, in the background, and kept for the next epoch as long as the data set is the same.
+They are put on the SSD or sent. They are made in the background when a device joins. The next epoch uses them again if the data
+set is the same.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from ddlp.translate.leaf import Upload
 
 _AT_ONCE = 1024  # names
 _PAUSE_S = 0.0005
-FILES, ARRAYS = "files", "arrays"  # below the spool: what hosts put there, and what they have sent
+FILES, ARRAYS = "files", "arrays"  # directories below the spool: files that hosts put there, and arrays that they send
 
 
 def _sweep(base: Path) -> None:
-    """Remove the directories of processes that are gone: whoever holds the lock is not.
+    """Remove the directories of processes that are gone. A living process holds the lock in its directory.
 
-    Of those that other machines may have made, none: see `ddlp.sources.engine.embedded.sweep`.
+    Directories that another machine may have made stay: see `ddlp.sources.engine.embedded.sweep`.
     """
     prefix = "" if may_map(base) else f"{boot()}-"
     for path in base.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime < 5:
-                continue  # being made at this moment
+                continue  # it may be in the making
             lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,13 +61,13 @@ def _sweep(base: Path) -> None:
 
 
 def _absolute(path: str) -> str:
-    """As os.path.abspath, which takes seconds for a million paths; nearly all are plain already."""
+    """Do the same as os.path.abspath, which takes seconds for a million paths. Most paths are plain already."""
     plain = path.startswith("/") and "//" not in path and "/." not in path
     return path if plain else os.path.abspath(path)
 
 
 class _ArrayFile:
-    """An array as a .npy file that need not be written: its fingerprint is the hash of the file's bytes."""
+    """The bytes of a .npy file for an array, without the file. The fingerprint is the hash of these bytes."""
 
     def __init__(self, array: np.ndarray) -> None:
         rows = np.ascontiguousarray(array)
@@ -81,7 +82,7 @@ class _ArrayFile:
         self.size = sum(map(len, self.content))
 
     def part(self, offset: int) -> memoryview:
-        """At most MAX_PART_BYTES from an offset."""
+        """Return at most MAX_PART_BYTES bytes from an offset on."""
         header, rows = self.content
         if offset < len(header):
             return memoryview(bytes(header[offset:]) + bytes(rows[: MAX_PART_BYTES - (len(header) - offset)]))
@@ -92,8 +93,9 @@ class _ArrayFile:
 class DatasetUpload:
     """Portable descriptions of a loader's data sets, with their files.
 
-    ``directory`` holds the manifests, which are always sent. Arrays are put there as well where the device maps them from
-    there (``there`` is what it calls the directory); else they are sent, and ``there`` is where the engine keeps them.
+    ``directory`` holds the manifests, which are always sent. If the device can map files in ``directory``, the arrays are put
+    there as well, and ``there`` is the path of ``directory`` on the device. Otherwise the arrays are sent, and ``there`` is the
+    directory in which the engine keeps them.
     """
 
     def __init__(self, directory: Path, there: Path, sent: bool = False) -> None:
@@ -106,9 +108,9 @@ class DatasetUpload:
 
     @classmethod
     def shared(cls, spool: Path, there: str) -> DatasetUpload:
-        """A directory of this process below the spool of an engine that runs by itself; `close` removes it.
+        """Make a directory for this process below the spool of an engine that runs by itself; `close` removes it.
 
-        Left ones of processes that were killed are removed as well. The engine reads below SPOOL/files without a --root.
+        Directories that killed processes have left are removed as well. The engine may read SPOOL/files without a --root.
 
         Raises:
             DDLPError: it can't be made.
@@ -130,7 +132,7 @@ class DatasetUpload:
 
     @classmethod
     def sent_to(cls, there: str) -> DatasetUpload:
-        """For an engine whose spool ``there`` is not seen here: everything is sent. `close` removes its directory."""
+        """Make one for an engine whose spool ``there`` is not visible here: all is sent. `close` removes the directory."""
         sweep(tempfile.gettempdir())
         directory = Path(tempfile.mkdtemp(prefix=own_prefix()))
         upload = cls(directory, Path(there) / ARRAYS, sent=True)
@@ -149,14 +151,14 @@ class DatasetUpload:
         return f"{FILES}/{self._directory.name}/{path.name}", look_at(path)
 
     def close(self) -> None:
-        """Remove the directory where it is this object's own."""
+        """Remove the directory, if this object has made it."""
         if self._lock >= 0:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
 
     def describe(self, portable: PortableSet) -> Dataset:
-        """The data set as the engine is told of it. Raises OSError where the directory can't be written."""
+        """Return the description of the data set for the engine. Raises OSError if the directory can't be written."""
         arrays: dict[str, _ArrayFile] = {}
         upload = Upload(self._files, partial(self._array, arrays))
         parts = tuple(part.describe(upload) for part in portable.parts)
@@ -168,7 +170,7 @@ class DatasetUpload:
         return self._directory / f"{fingerprint}.manifest"
 
     def array_part(self, fingerprint: str, offset: int) -> tuple[memoryview, int]:
-        """A part of an array of the last `describe`, as .npy, and the whole size. KeyError for any other."""
+        """Return a part of an array's .npy bytes, and their size. KeyError unless the last `describe` used the array."""
         array = self._arrays[fingerprint]
         return array.part(offset), array.size
 
@@ -188,11 +190,11 @@ class DatasetUpload:
     def _files(self, files: Sequence[str | os.PathLike[str]]) -> FileSet:
         content = 0
         for some in _some_at_a_time(files):
-            content = hash((content, *some))  # strings keep their hashes, so this is cheap; people edit these lists in place
+            content = hash((content, *some))  # users edit these lists in place; strings keep their hashes, so this is cheap
         content = hash((content, os.getcwd()))
         if content not in self._known:
             paths: list[str] = []
-            ends: list[str] = []  # first and last in order: what these have in common, all have
+            ends: list[str] = []  # the first and the last in order: their common prefix is common to all
             for some in _some_at_a_time(files):
                 plain = [_absolute(path) for path in some]
                 paths += plain
@@ -208,12 +210,12 @@ class DatasetUpload:
 
 
 def _pause() -> None:
-    """Let the host's workers have the interpreter: a million names take a second or two, and come while they are at work."""
+    """Give the host's workers the interpreter: a million names take a second or two, while the workers prepare batches."""
     time.sleep(_PAUSE_S)
 
 
 def _some_at_a_time(paths: Sequence[Any]) -> Iterator[list[str]]:
-    """All paths as strings, less than a millisecond's work at a time, with a pause behind each part."""
+    """Yield all paths as strings, in parts of less than a millisecond's work, with a pause after each part."""
     source = map(os.fspath, paths)
     while some := list(itertools.islice(source, _AT_ONCE)):
         yield some

@@ -1,12 +1,14 @@
-"""The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket, shared by all its loaders
-(`ddlp.sources.engine.shared_engines`). The ranks of one run on this machine share one (`ddlp.sources.engine.joint`).
+"""The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket.
 
-It lives in a private directory (mode 0700) that holds keys, socket and spool. The engine removes the directory when it
-ends, which it does when this process is gone, however that came; this process removes it when the engine was killed; what
-both left behind is swept by the next one to start: whoever holds the lock file is alive.
+All loaders of this process share it (`ddlp.sources.engine.shared_engines`). The ranks of one run on this machine share one as
+well (`ddlp.sources.engine.joint`).
 
-The engine is started with --trust-roots: it reads what this process names, and nobody else has its keys; this process,
-as the same user, could read those files itself.
+Its keys, socket and spool are in a private directory (mode 0700). The engine ends when this process ends, for whatever reason,
+and removes the directory. If the engine was killed, this process removes the directory. If both were killed, the next process
+that starts an engine removes it: a directory belongs to a living process only while somebody holds the lock file in it.
+
+The engine is started with --trust-roots: it reads any file that this process names. Nobody else has its keys, and this process
+runs as the same user, so it could read those files itself.
 """
 
 from __future__ import annotations
@@ -41,28 +43,28 @@ __all__ = ["EmbeddedEngine", "EmbeddedOptions", "default_spool"]
 MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
 _START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
-STALLED_END_TIMEOUT_S = 1.0  # of one that is silent already
+STALLED_END_TIMEOUT_S = 1.0  # for an engine that is silent already
 _LOG_TAIL_BYTES = 2000
-_MOST_SAID_BYTES = 1 << 16  # before the engine says where it is
+_MOST_SAID_BYTES = 1 << 16  # of output before the engine tells its address
 
 
 def default_spool() -> str:
-    """Where a loader that is given no spool puts its engine's batch files."""
+    """Return the spool directory for a loader that names none."""
     return os.environ.get("DDLP_SPOOL") or tempfile.gettempdir()
 
 
 @dataclass(frozen=True)
 class EmbeddedOptions:
-    """Settings of an embedded engine; loaders with equal ones share it.
+    """Settings of an embedded engine. Loaders with equal settings share one engine.
 
     Attributes:
-        spool: directory below which the private one is made; None: $DDLP_SPOOL, else the system's temporary directory.
+        spool: the private directory is made in this one; None: $DDLP_SPOOL, else the system's temporary directory.
         workers: worker processes; None: $DDLP_ENGINE_WORKERS, else 1.
-        quota_batches, quota_bytes: limits of the spool; None: 1024 batches, and half of what is free at the start (8 GiB
+        quota_batches, quota_bytes: limits of the spool; None: 1024 batches, and half of the free space at the start (8 GiB
             at most).
-        slowdown: to emulate a slower device, how many times; None: $DDLP_ENGINE_SLOWDOWN, else 1.
+        slowdown: how many times slower it works, to emulate a slower device; None: $DDLP_ENGINE_SLOWDOWN, else 1.
         cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
-        kernel: False: Pillow does the work in any case, to compare.
+        kernel: False: Pillow does the work even where a kernel is available, to compare.
     """
 
     spool: str | None = None
@@ -104,7 +106,7 @@ def socket_fits(directory: Path) -> bool:
 
 
 def short_directory(lock: Path) -> Path:
-    """Make a directory for a socket, to be swept when the one of this lock file is. Raises OSError."""
+    """Make a directory with a short path for a socket. `sweep` removes it once nobody holds ``lock``. Raises OSError."""
     for base in (tempfile.gettempdir(), "/tmp"):
         if socket_fits(Path(base) / f"{own_prefix()}12345678"):
             short = Path(tempfile.mkdtemp(prefix=own_prefix(), dir=base))
@@ -114,7 +116,7 @@ def short_directory(lock: Path) -> Path:
 
 
 def unusable(spool: str, error: OSError) -> SpoolError:
-    """What to raise where nothing can be made in the spool directory."""
+    """Return the error for a spool directory in which nothing can be made."""
     return SpoolError(
         f"the spool directory {spool} cannot be used: {error.strerror}. Make it writable, or choose another one with spool= or "
         "$DDLP_SPOOL."
@@ -122,7 +124,7 @@ def unusable(spool: str, error: OSError) -> SpoolError:
 
 
 def _address_in(said: bytes) -> str | None:
-    """The engine's address, where one of the lines tells it."""
+    """Return the engine's address if one of the lines tells it, else None."""
     for line in said.splitlines():
         with contextlib.suppress(ValueError):
             told = json.loads(line)
@@ -132,7 +134,7 @@ def _address_in(said: bytes) -> str | None:
 
 
 class _PrivateDirectory:
-    """A locked directory of our own, and a second, shorter one for the socket where its path would be too long."""
+    """A locked directory of this process. If its path is too long for a socket, the socket gets a second, shorter one."""
 
     def __init__(self, base: str) -> None:
         self.path = Path()
@@ -150,13 +152,13 @@ class _PrivateDirectory:
         unlocked_in_children(self)
 
     def remove(self) -> None:
-        """Remove all; last the lock is let go."""
+        """Remove the directories, then release the lock."""
         for directory in {self.path, self.socket_directory or self.path} - {Path()}:
             shutil.rmtree(directory, ignore_errors=True)
         self.unlock()
 
     def unlock(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
@@ -165,15 +167,15 @@ class _PrivateDirectory:
 def sweep(base: str) -> None:
     """Remove private directories of this user in `base` whose process is gone.
 
-    Where other machines may see them as well, this one's alone: a lock that one of those holds may not be seen here. What a
-    machine has left there when it went down stays.
+    If other machines may see `base`, only directories of this machine are removed: a lock that another machine holds may not be
+    visible here. Directories that a machine left there when it went down stay.
     """
     with contextlib.suppress(OSError):
         prefix = f"{PREFIX}{os.getuid()}-" if may_map(base) else own_prefix()
         for path in Path(base).glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
                 if path.is_symlink() or path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < 5:
-                    continue  # being made at this moment
+                    continue  # not ours, or in the making
                 if not (path / "lock").exists():
                     shutil.rmtree(path, ignore_errors=True)
                     continue
@@ -181,9 +183,9 @@ def sweep(base: str) -> None:
 
 
 class EmbeddedEngine:
-    """A running engine process and the link to it. Made by `shared_engines.acquire`; each acquire wants one `release`.
+    """A running engine process and the link to it. Made by `shared_engines.acquire`; each acquire needs one `release`.
 
-    ``let_go``: what `release` does.
+    ``let_go``: the function that `release` calls.
     """
 
     def __init__(self, options: EmbeddedOptions, let_go: Callable[[EmbeddedEngine], None]) -> None:
@@ -225,7 +227,7 @@ class EmbeddedEngine:
 
     @functools.cached_property
     def mapped(self) -> bool:
-        """Whether its batch files are mapped here."""
+        """Whether this process may map its batch files."""
         return may_map(self.directory)
 
     @property
@@ -236,7 +238,7 @@ class EmbeddedEngine:
 
     @property
     def inherited(self) -> bool:
-        """Whether it came over a fork: it is the parent's."""
+        """Whether this process was forked after the start: the engine is the parent's then."""
         return os.getpid() != self._pid
 
     def ended(self) -> str | None:
@@ -276,7 +278,7 @@ class EmbeddedEngine:
         """Start the process; return its address."""
         make_keys(self._private.path / "keys")
         self.operators.mkdir(mode=0o700)
-        # Nameless: the engine removes its directory before its last words can be read.
+        # Without a name: the engine removes its directory before the end of this log can be read.
         self._log = tempfile.TemporaryFile(dir=self._private.path)
         self._process = subprocess.Popen(
             self._command(),
@@ -285,7 +287,7 @@ class EmbeddedEngine:
             stderr=self._log,
             cwd="/",
             env=child_environment() if self.options.kernel else {**child_environment(), "DDLP_KERNEL": "off"},
-            start_new_session=True,  # Ctrl-C in the terminal is for this process alone
+            start_new_session=True,  # Ctrl-C in the terminal then reaches this process alone
         )
         return self._await_ready()
 
@@ -300,7 +302,7 @@ class EmbeddedEngine:
             raise self._not_started(str(error).rstrip(".")) from None
 
     def _await_ready(self) -> str:
-        """Return the address that the engine tells once it is there; other lines may be a start file's of the interpreter."""
+        """Return the address that the engine prints once it is ready. A start file of the interpreter may print other lines."""
         assert self._process is not None and self._process.stdout is not None
         said, until = b"", time.monotonic() + _START_TIMEOUT_S
         ready = select.poll()  # select.select knows no descriptor above 1023
@@ -319,9 +321,9 @@ class EmbeddedEngine:
         raise self._not_started(self.ended() or "no answer", said)
 
     def _not_started(self, why: str, said: bytes = b"") -> EngineUnreachable:
-        """What to raise; with the end of its log, or of what it ``said``."""
+        """Return the error to raise. It quotes the end of the engine's log, or of its output ``said``."""
         logged = b""
-        if self._process is not None:  # else another rank's: the log is there
+        if self._process is not None:  # else another rank has started it and has the log
             size = os.fstat(self._log.fileno()).st_size
             logged = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         last = (logged.strip() or said[-_LOG_TAIL_BYTES:].strip()).decode(errors="replace")
@@ -331,7 +333,7 @@ class EmbeddedEngine:
         )
 
     def end(self) -> None:
-        """Stop the process and remove its directory; in a forked child only forget."""
+        """Stop the process and remove its directory. A forked child only forgets the engine."""
         if self.inherited:
             self._private.unlock()
             return
@@ -353,6 +355,6 @@ class EmbeddedEngine:
         self._private.remove()
 
     def release(self) -> None:
-        """Give it back; the last one to do so stops it."""
+        """Give the engine back. The last user to do so stops it."""
         if not self.inherited:
             self._let_go(self)

@@ -1,4 +1,4 @@
-"""What an engine's link tells its jobs: plain frozen data."""
+"""The events that an engine's link gives to its jobs: plain frozen data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LeasePublished:
-    """The batch file at `path` is complete; not yet verified. busy_s: the worker's time on it."""
+    """The batch file at `path` is complete, and not yet verified. busy_s: the worker's time on it."""
 
     lease: int
     path: Path
@@ -27,7 +27,7 @@ class LeasePublished:
 
 @dataclass(frozen=True)
 class LeaseFailed:
-    """The lease came to nothing; `fatal` where all others of the job would fail as well."""
+    """The engine could not make the batch. `fatal`: all other leases of the job would fail as well."""
 
     lease: int
     reason: str
@@ -36,7 +36,7 @@ class LeaseFailed:
 
 @dataclass(frozen=True)
 class LeaseProgress:
-    """Samples done of each lease that a worker is at."""
+    """How many samples are done of each lease that a worker has begun."""
 
     samples: dict[int, int]
 
@@ -57,7 +57,7 @@ class EngineLost:
 
 @dataclass(frozen=True)
 class EngineNote:
-    """The engine's word to the user changed; empty when there is nothing to say."""
+    """The engine's note to the user changed. It is empty when there is nothing to say."""
 
     text: str
 

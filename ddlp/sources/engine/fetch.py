@@ -1,4 +1,4 @@
-"""A published batch into memory: from the spool where host and device share one, else over the engine's socket."""
+"""Brings a published batch into memory: from the spool if host and device share one, else over the engine's socket."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ __all__ = ["BatchFetcher"]
 T = TypeVar("T")
 U = TypeVar("U")
 
-_PAUSES_S = (0.0, 0.02, 0.08, 0.2)  # before each further look; then the socket has it sooner
-_MAPPED_BYTES = 512 << 10  # a smaller file is copied in less time than is mapped, and by one call
-_LATE = 3  # so many late files one after another: no file is waited for any more
+_PAUSES_S = (0.0, 0.02, 0.08, 0.2)  # before each further try; after these the socket is faster
+_MAPPED_BYTES = 512 << 10  # a smaller file is copied faster than it is mapped, and by one call
+_LATE = 3  # after so many late files in a row, no file is waited for any more
 
 
 class BatchFetcher:
-    """One job's batches. Any thread may read.
+    """Fetches the batches of one job. Any thread may read.
 
-    A network file system may show a new file late, NFS after up to a minute (it remembers that there was none). Such a
-    batch is looked for again for a third of a second, and then fetched over the socket: the device's work is not lost.
+    A network file system may show a new file late. NFS may take up to a minute, since it remembers that there was no such file.
+    The fetcher looks for such a file for a third of a second, and then fetches the batch over the socket, so that the device's
+    work is not lost.
 
     Args:
         handle: the open job.
         shared: whether this host sees the spool.
-        mapped: whether its files may be mapped, as `ddlp.transfer.mapped_batch` says, instead of read.
-        say: told, once and with the counts so far, that files come late; and how files land.
-        wanted: whether a lease's batch is still of use; the host may have been first, and its file is gone then, not late.
-        landing: brings the files to where `land` delivers them; None where there is none, or this host does not see the spool.
+        mapped: whether the spool's files may be mapped instead of read, see `ddlp.transfer.mapped_batch`.
+        say: called with a remark when files come late, with the count so far, and when the way into the GPU is chosen.
+        wanted: tells whether a lease's batch is still of use. If the host was first, the file has been removed and is not late.
+        gpu_transfer: brings files into a GPU's memory for `land`; None without a GPU, or if this host does not see the spool.
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class BatchFetcher:
         self._lock = threading.Lock()
         self._late = 0  # files in a row that had to be fetched over the socket
         self._late_ever = 0
-        self._landing_remark = ""  # as it was told
+        self._landing_remark = ""  # the last one that was told
 
     def read(
         self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
     ) -> Batch:
-        """The verified batch, its images in ``memory()``, or where its file is mapped.
+        """Return the verified batch. Its images are in ``memory()``, or in the mapped file.
 
         Raises:
-            DamagedBatch: it is not there, or not what it must be.
-            EngineGone: the engine was lost, or the job closed, while it was on the way.
+            DamagedBatch: the file is missing, or is not the expected batch.
+            EngineGone: the engine was lost, or the job was closed, during the fetch.
         """
         return self._fetch(
             path,
@@ -97,13 +98,13 @@ class BatchFetcher:
         sample: int | None,
         memory: Callable[[], np.ndarray],
     ) -> OnDevice | Batch:
-        """The verified batch, finished on the landing's device; or in ``memory()``, where it came over the socket.
+        """Return the verified batch, finished on the GPU; or in ``memory()``, if it came over the socket.
 
         ``sample``: as `FileTransfer.read`. Raises as `read`.
         """
 
         def from_file() -> OnDevice:
-            assert self._gpu_transfer is not None  # the spool is seen
+            assert self._gpu_transfer is not None  # this host sees the spool
             return self._gpu_transfer.read(epilogue, path, identity, lease, layout, sample)
 
         found = self._fetch(

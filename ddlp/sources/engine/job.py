@@ -25,12 +25,12 @@ Item = tuple[int, int]
 
 
 class Probed(NamedTuple):
-    """A sample as the engine makes it.
+    """The engine's answer to the probe of one sample.
 
     Attributes:
-        digest: `csd_engine.prepare.sample.sample_digest` of it; empty where it failed.
-        error: then why.
-        refused: that a user's operator does not run there is why.
+        digest: `csd_engine.prepare.sample.sample_digest` of the sample; empty if it failed.
+        error: why it failed, else empty.
+        refused: it failed because a user's operator does not run there.
     """
 
     digest: str = ""
@@ -39,7 +39,7 @@ class Probed(NamedTuple):
 
     @staticmethod
     def read(told: str) -> Probed:
-        """From what `protocol.ProbeDone` tells."""
+        """Parse one entry of `csd_engine.protocol.messages.ProbeDone.digests`."""
         kind, _, why = told.partition(":")
         if kind in ("error", "refused"):
             return Probed(error=why.strip(), refused=kind == "refused")
@@ -47,12 +47,12 @@ class Probed(NamedTuple):
 
 
 class Connection(Protocol):
-    """What a job asks of the connection that carries it: `ddlp.sources.engine.link.EngineLink` is one.
+    """The connection that carries a job. `ddlp.sources.engine.link.EngineLink` implements it.
 
     Attributes:
         address: of the engine.
-        welcome: what the engine said of itself; None before.
-        stream: parts of batch files on their way.
+        welcome: the engine's first message, about itself; None before it came.
+        stream: the batch files that are being fetched.
     """
 
     address: str
@@ -60,13 +60,13 @@ class Connection(Protocol):
     stream: PartStream
 
     def submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
-        """Have a message sent; not ``at_once``: with the next ones."""
+        """Send a message. Unless ``at_once``, it goes out with the next one."""
 
     def ping_now(self) -> None:
-        """Tell the engine how things stand here, now instead of with the next heartbeat."""
+        """Send a heartbeat now, instead of at its usual time. It tells which jobs training waits for."""
 
     def on_its_thread(self) -> bool:
-        """Whether this is the thread that hears the engine's answers: it can't wait for one."""
+        """Whether the caller is the thread that receives the engine's answers. It can't wait for one."""
 
 
 class JobHandle:
@@ -74,7 +74,7 @@ class JobHandle:
 
     def __init__(self, link: Connection, name: str, on_event: Callable[[EngineEvent], None]) -> None:
         self.name = name
-        self.directory = Path()  # where its batch files appear, as this host sees it
+        self.directory = Path()  # where its batch files appear, as a path on this host
         self._link = link
         self._on_event = on_event
         self.answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
@@ -106,7 +106,7 @@ class JobHandle:
         self._send(say.Cancel(self.name, lease))
 
     def fetch(self, lease: int, size: int) -> Iterator[say.Payload]:
-        """Give the ``size`` bytes of a published batch file over the connection, as `PartStream.fetch` does."""
+        """Fetch the ``size`` bytes of a published batch file over the connection, as `PartStream.fetch` does."""
         self._check()
         return self._link.stream.fetch(self.name, lease, size)
 
@@ -116,25 +116,25 @@ class JobHandle:
         return not self._closed
 
     def release(self, lease: int) -> None:
-        """Say that the batch was delivered or dropped: the engine removes its file, half a second later at most.
+        """Tell the engine that the batch was delivered or dropped. It removes the file, half a second later at most.
 
-        Who needs the space is told in time: it goes before the next lease.
+        The message is sent before the next lease, so that the space is free in time for it.
         """
         self._send(say.Release(self.name, lease), at_once=False)
 
     def set_waiting(self, waiting: bool) -> None:
-        """Say whether a training step waits for this job now: the engine serves it first."""
+        """Tell the engine whether a training step waits for this job now. The engine serves such a job first."""
         if waiting != self.is_waiting and not self._closed:
             self.is_waiting = waiting
             self._link.ping_now()
 
     def probe(self, seed: int, epoch: int, items: Sequence[Item], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Probed]:
-        """Have the engine prepare these items, and tell what it made of each.
+        """Have the engine prepare these items, and return its answer for each.
 
         Raises:
             EngineGone: the engine is lost, or did not answer in time.
         """
-        while not self.answers.empty():  # of a request that was given up
+        while not self.answers.empty():  # answers to a request that was given up
             self.answers.get()
         self._check()
         self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ class JobHandle:
                 pass
 
     def part(self, wanted: say.NeedFile) -> tuple[say.Payload, int]:
-        """The part of a file that the engine asks for, and the file's size; KeyError where this job has it not."""
+        """The part of a file that the engine asks for, and the file's size. KeyError if this job does not have it."""
         if wanted.kind == ARRAY and self.arrays is not None:
             return self.arrays(wanted.fingerprint, wanted.offset)
         if wanted.kind != ARRAY and self.manifests is not None:
@@ -176,7 +176,7 @@ class JobHandle:
         return answer
 
     def heard(self, message: say.Message) -> bool:
-        """Act on what the engine says of this job. True where the job is over with it. On the link's thread."""
+        """Handle a message about this job, on the link's thread. Return True if the message ends the job."""
         if isinstance(message, say.Published):
             path = self.directory / message.file.rpartition("/")[2]
             self.tell(LeasePublished(message.lease, path, message.busy_s))

@@ -1,10 +1,12 @@
 """One embedded engine for all ranks of a training run on this machine.
 
-They meet in a private directory (mode 0700) that is named by the run, and by this system: where several machines see the file
-system, each has its own. Whoever is first there starts the engine, one at a time; the others connect to it with its keys.
-Nobody is the engine's owner: each rank holds a shared lock on the directory, the system lets go of it however a rank ends,
-and the engine ends, and removes the directory, once nobody holds it. The rank that leaves last in good order ends the engine
-itself. An engine that has died is replaced by the next rank that wants one.
+The ranks meet in a private directory (mode 0700). Its name is made of the run and of this system, so that machines which see
+the same file system have one each. The ranks look for the engine one at a time. The first one starts it; the others connect to
+it with its keys.
+
+No rank owns the engine. Each rank holds a shared lock on the directory, and the operating system releases it when the rank
+ends, for whatever reason. Once nobody holds the lock, the engine ends and removes the directory. The last rank that leaves in
+good order ends the engine itself. If an engine has died, the next rank that wants one starts another.
 
     DIR/lock            held (flock, shared) by every rank
     DIR/start           held (flock) by the rank that looks for the engine, and starts it
@@ -50,9 +52,9 @@ _started: list[subprocess.Popen[bytes]] = []  # engines that may outlive this pr
 
 @dataclass(frozen=True)
 class _Card:
-    """What a rank leaves for the others: the engine's address, its process, its directory and its socket's.
+    """The content of engine.json, for the other ranks: the engine's address, process number, directory and socket directory.
 
-    ``system``: where that number is that process.
+    ``system``: the system on which the process number is valid (`ddlp.process.system.processes`).
     """
 
     address: str
@@ -63,7 +65,7 @@ class _Card:
 
     @staticmethod
     def read(path: Path) -> _Card | None:
-        """None where there is none, where a rank was killed while it wrote, and of another system: nothing there is ours."""
+        """Read it. None if there is none, if a rank was killed while it wrote, or if it is of another system."""
         try:
             card = _Card(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
@@ -76,7 +78,7 @@ class _Card:
         os.replace(draft, path)
 
     def runs(self) -> bool:
-        """Whether the engine does: it holds the lock of its spool."""
+        """Whether the engine runs: it holds the lock of its spool then."""
         try:
             lock = os.open(Path(self.directory) / "spool" / ".lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -90,7 +92,7 @@ class _Card:
             os.close(lock)
 
     def stop(self, patience_s: float) -> None:
-        """End it, and remove what it may have left."""
+        """End the engine, and remove what it may have left. It is killed after ``patience_s``."""
         until = time.monotonic() + patience_s
         with contextlib.suppress(OSError):
             if self.runs():
@@ -100,7 +102,7 @@ class _Card:
             if self.runs():
                 os.kill(self.pid, signal.SIGKILL)
         for process in _started:
-            if process.pid == self.pid:  # this process's own child: reaped
+            if process.pid == self.pid:  # a child of this process: reap it
                 process.wait()
         _started[:] = [process for process in _started if process.poll() is None]
         for directory in {self.directory, self.socket_directory}:
@@ -108,7 +110,7 @@ class _Card:
 
 
 class _Meeting:
-    """The run's directory, and in it the one of the engine that this rank uses."""
+    """The run's directory, and in it the directory of the engine that this rank uses."""
 
     def __init__(self, options: EmbeddedOptions, ranks: Ranks) -> None:
         assert options.spool is not None
@@ -134,13 +136,13 @@ class _Meeting:
 
     @contextlib.contextmanager
     def my_turn(self) -> Iterator[None]:
-        """One rank at a time."""
+        """Let one rank at a time in, by the lock of DIR/start."""
         self._turn = os.open(self._run / "start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._turn, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)  # whoever else has the descriptor
+            fcntl.flock(self._turn, fcntl.LOCK_UN)  # for forked children too, which share the descriptor
             self._end_turn()
 
     def _end_turn(self) -> None:
@@ -149,17 +151,17 @@ class _Meeting:
             self._turn = -1
 
     def make_directory(self) -> None:
-        """For an engine's things."""
+        """Make the directories for an engine's files and for its socket."""
         self.path = Path(tempfile.mkdtemp(prefix="e-", dir=self._run))
         self.socket_directory = self.path if socket_fits(self.path) else short_directory(self._run / "lock")
 
     def remove_directory(self) -> None:
-        """What `make_directory` has made, of an engine that did not start."""
+        """Remove what `make_directory` has made, for an engine that did not start."""
         for directory in {self.path, self.socket_directory or self.path} - {Path()}:
             remove_tree(directory)
 
     def unlock(self) -> None:
-        """In a forked child: it is none of the ranks."""
+        """Release the locks in a forked child, which is not one of the ranks."""
         self.members.close()
         self._end_turn()
 
@@ -197,7 +199,7 @@ class JointEngine(EmbeddedEngine):
             if found is not None:
                 if found.runs() and self._meet(found):
                     return
-                found.stop(0.0)  # dead, or it does not answer any more: another one takes its place
+                found.stop(0.0)  # it is dead or does not answer any more: start another one
             meeting.make_directory()
             try:
                 address = self._launch()
@@ -221,7 +223,7 @@ class JointEngine(EmbeddedEngine):
         return True
 
     def end(self) -> None:
-        """Leave; the last one ends the engine. In a forked child only forget."""
+        """Leave the run; the last rank to leave ends the engine. A forked child only forgets it."""
         meeting: _Meeting | None = getattr(self, "_private", None)
         if meeting is None:
             return

@@ -1,8 +1,8 @@
 """The host's end of an engine: one connection, one thread, several jobs.
 
-`EngineLink` speaks the protocol and turns the engine's words into events; it decides nothing. Any thread may call it.
-Events are given to each job's callback on the link's own thread, in the order in which they happened, `EngineLost` at
-most once and last.
+`EngineLink` speaks the protocol and turns the engine's messages into events; it decides nothing. Any thread may call it. Each
+job's callback gets its events on the link's own thread, in the order in which they happened. `EngineLost` comes at most once,
+as the last event.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["EngineLink"]
 
 _LOG = logging.getLogger("ddlp")
 _CLOSE_TIMEOUT_S = 2.0
-_PING_GAP_S = 0.25  # training that is fed too slowly waits and goes on several times a second: that is not news each time
-_PAUSE_S = 1.0  # a longer gap between two rounds of the thread: this process was stopped, not the engine
+_PING_GAP_S = 0.25  # slow batches make training wait several times a second: not every change is sent
+_PAUSE_S = 1.0  # after a longer gap between two rounds, this process was stopped and not the engine
 
 
 class EngineLink:
@@ -49,9 +49,9 @@ class EngineLink:
         public_key, secret_key: this host's pair.
         spool: where this host sees the engine's spool; None: under the same path as the engine.
         connect_timeout_s: how long `open` tries.
-        heartbeat_s: between two pings, which also bring progress.
+        heartbeat_s: between two pings; the answers also bring progress.
         heartbeat_timeout_s: silence after which the engine counts as lost.
-        ended: tells that the engine's process has ended, where that can be known, with the reason; else None.
+        ended: returns why the engine's process has ended, or None while it runs; None if that can't be known.
 
     After a fork only the parent is connected: the child's calls raise EngineGone, its `close` does nothing.
     """
@@ -88,7 +88,7 @@ class EngineLink:
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
-        self._asking: deque[queue.SimpleQueue[say.Message | None]] = deque()  # who waits for a status or for sensors
+        self._asking: deque[queue.SimpleQueue[say.Message | None]] = deque()  # callers that wait for a status or for sensors
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
         self._wakeup: Wakeup | None = None  # wakes the thread
@@ -100,7 +100,7 @@ class EngineLink:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the engine was heard last; its heartbeat is ``heartbeat_s``."""
+        """Seconds since the engine's last message. It answers a ping every ``heartbeat_s``."""
         return time.monotonic() - self._heard
 
     def open(self) -> say.Welcome:
@@ -118,7 +118,7 @@ class EngineLink:
             self._wakeup = Wakeup()
             thread = threading.Thread(target=self._run, args=(self._wakeup,), name="ddlp-engine-link", daemon=True)
             thread.start()
-            self._thread = thread  # now that it may be joined: `close` does not wait for this lock
+            self._thread = thread  # set only when it can be joined: `close` does not wait for this lock
             greeting = self._greeting.get()
             if isinstance(greeting, Exception):
                 self._lost = str(greeting)
@@ -139,15 +139,15 @@ class EngineLink:
         array_part: Callable[[str, int], tuple[say.Payload, int]] | None = None,
         member: Member = Member(),  # noqa: B008  (immutable)
     ) -> JobHandle:
-        """Open a job; manifests, and arrays in the engine's directory of those that were sent, are sent if it has them not.
+        """Open a job. Manifests, and arrays that the engine keeps itself, are sent if the engine does not have them yet.
 
         Args:
             pipeline, dataset, layout: what to prepare.
             manifest_file: maps a manifest's fingerprint to its file here; None for data sets without files.
             on_event: called on the link's thread with each event; must return soon.
-            timeout_s: without any word from the engine about this job.
+            timeout_s: how long the engine may send nothing about this job.
             array_part: maps an array's fingerprint and an offset to a part of its .npy file, and the file's size.
-            member: which rank of which run it is for.
+            member: the rank, and its run, that the job is for.
 
         Raises:
             EngineRefused: the engine does not take the job; says why.
@@ -176,7 +176,7 @@ class EngineLink:
         return handle
 
     def look(self, file: str, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Seen:
-        """Return what the engine sees in a file of this host's below its spool (or in none), and a file of its own.
+        """Ask what the engine sees in this host's ``file`` below its spool (may be empty), and for a file of the engine's.
 
         Raises:
             EngineGone: the engine is lost, or did not answer in time.
@@ -188,13 +188,13 @@ class EngineLink:
                 seen = self._seen.get(timeout=timeout_s)
                 if isinstance(seen, Exception):
                     raise seen
-                if seen.file == file:  # else the answer to a question that was given up
+                if seen.file == file:  # else it answers an earlier question that was given up
                     return seen
         except queue.Empty:
             raise EngineGone(f"the engine at {self.address} did not answer within {timeout_s:g} s.") from None
 
     def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Status:
-        """Ask the engine how it and its computer are.
+        """Ask the engine for its state and its computer's.
 
         Raises:
             EngineRefused, EngineUnreachable: as `open`.
@@ -205,7 +205,7 @@ class EngineLink:
         return status
 
     def sensors(self, timeout_s: float = ANSWER_TIMEOUT_S) -> tuple[say.Reading, ...] | None:
-        """Ask what the device's sensors of power and energy say; None: its engine is too old. Raises as `status`."""
+        """Ask for the readings of the device's power and energy sensors. None if its engine is too old. Raises as `status`."""
         if "sensors" not in self.open().versions:
             return None
         told = self._ask(say.AskSensors(), timeout_s)
@@ -217,7 +217,7 @@ class EngineLink:
         answers: queue.SimpleQueue[say.Message | None] = queue.SimpleQueue()
         with self._lock:
             self._check()
-            self._asking.append(answers)  # under the lock: in the order of the questions
+            self._asking.append(answers)  # under the lock, to keep the order of the questions
             self.submit(say.encode(question))
         try:
             answer = answers.get(timeout=timeout_s)
@@ -233,7 +233,7 @@ class EngineLink:
         if os.getpid() != self._pid:
             return
         if self._thread is None:
-            self._stop = True  # what `open` starts meanwhile ends by itself
+            self._stop = True  # a thread that `open` starts meanwhile ends by itself
             return
         until = time.monotonic() + _CLOSE_TIMEOUT_S
         for job in list(self._jobs.values()):
@@ -252,7 +252,7 @@ class EngineLink:
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
 
     def submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
-        """Send a message; not ``at_once``: with the next one or the heartbeat, without waking the thread for it."""
+        """Send a message. Unless ``at_once``, it waits for the next message or heartbeat and does not wake the thread."""
         if os.getpid() != self._pid:
             self._check()
         self._outbox.append(frames)
@@ -260,7 +260,7 @@ class EngineLink:
             self._awake()
 
     def on_its_thread(self) -> bool:
-        """Whether this is the thread that hears the engine's answers."""
+        """Whether the caller is the thread that receives the engine's answers."""
         return threading.current_thread() is self._thread
 
     def ping_now(self) -> None:
@@ -315,7 +315,7 @@ class EngineLink:
             raise error if why is None else EngineUnreachable(f"no engine answered at {self.address}: {why}") from None
 
     def _serve(self, wire: Wire, wakeup: Wakeup) -> str:
-        """Carry messages until the end; return the reason of it."""
+        """Send and receive messages until the link ends; return why it ended."""
         heard = last_round = time.monotonic()
         pinged, told_s, gap_s = heard - self._heartbeat_s, -math.inf, min(_PING_GAP_S, self._heartbeat_s)
         told: tuple[str, ...] = ()
@@ -355,7 +355,7 @@ class EngineLink:
                     wire.send(say.encode(say.Ping(waiting)))
 
     def _take(self, wire: Wire, message: say.Message, payload: say.Payload) -> str | None:
-        """Act on one message; return a reason if the connection is over with it."""
+        """Handle one message; return a reason if it ends the connection."""
         if isinstance(message, say.Pong):
             self._pong(message)
         elif isinstance(message, (say.Part, say.NoPart)):

@@ -1,4 +1,4 @@
-"""Which operator a device does otherwise: the pipeline is run on both sides again, one operator longer each time."""
+"""Finds the operator that differs on a device: both sides run the pipeline again, one operator longer each time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Ask = Callable[[Pipeline, tuple[int, int, int]], str]
 def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
     """Name what makes other pixels of this item on the device: the image itself, or an operator with its parameters.
 
-    Empty where it can't be told: what the device makes then changes from time to time, or it refuses all but the whole.
+    Empty if that can't be told: the device's result changes from time to time, or it refuses all but the whole pipeline.
 
     Args:
-        spec: whose pipeline makes other bits there.
-        item: (source index, occurrence) of which it does.
-        ask: has the device make it with another pipeline; raises EngineRefused where it does not take that.
+        spec: the epoch whose pipeline makes other bits on the device.
+        item: (source index, occurrence) of a sample that has other bits there.
+        ask: has the device make the item with another pipeline; raises EngineRefused if the device refuses that one.
     """
     with spec.reader.image(item[0]) as image:
         size, kind = image.size, image.format
@@ -42,7 +42,7 @@ def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
         key = Keyed(spec.seed, spec.epoch, *item)
         height, width, channels = pipeline.draw(size, key).shape
         if last is None or not _masks(last):
-            # Changes nothing, and draws nothing: it says what size this item's result has, since others have other sizes.
+            # This crop changes no pixel and draws nothing. It fixes the size of the result, which differs between items.
             operators = (*pipeline.operators, CenterCrop((height, width)))
             pipeline = dataclasses.replace(pipeline, operators=operators)
         try:
@@ -57,7 +57,7 @@ def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
 
 
 def _steps(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Operator | None]]:
-    """The pipeline cut off behind each operator, and the last operator of each; masks come last and all at once."""
+    """Yield the pipeline cut off after each operator, with its last operator. Masks come last, all in one step."""
     yield dataclasses.replace(pipeline, operators=(), boxes=0), None
     for k, operator in enumerate(pipeline.operators):
         if _masks(operator):
@@ -73,7 +73,7 @@ def _masks(operator: Operator) -> bool:
 
 
 def _name(operator: Operator) -> str:
-    """As a person would write it."""
+    """The operator as a person would write it."""
     if isinstance(operator, User):
         return f"{operator.function}({', '.join(f'{key}={value!r}' for key, value in operator.parameters)}), which is yours"
     data = operator.to_data()

@@ -1,4 +1,4 @@
-"""Batch files over an engine's socket: a few parts asked for ahead, given in order to whoever receives the batch."""
+"""Batch files over an engine's socket: a few parts are asked for ahead, and come to the receiver in order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from csd_engine.protocol import codec as say
 
 __all__ = ["PartStream"]
 
-WINDOW = 8  # parts of 1 MiB asked for and not yet used, over all batches on the way: bounds both sides' memory
-SILENT_S = 30.0  # an engine that is lost is noticed by its heartbeat long before
+WINDOW = 8  # parts of 1 MiB asked for and not yet used, over all fetches: bounds the memory of both sides
+SILENT_S = 30.0  # the heartbeat notices a lost engine long before
 
 
 class _OnTheWay:
@@ -24,7 +24,7 @@ class _OnTheWay:
 
 
 class PartStream:
-    """What is fetched over one link. Any thread may fetch; the link's thread brings what arrives.
+    """The fetches over one link. Any thread may fetch; the link's thread brings the parts that arrive.
 
     Args:
         submit: sends a message's frames; never blocks.
@@ -35,13 +35,13 @@ class PartStream:
         self._changed = threading.Condition()
         self._on_the_way: dict[int, _OnTheWay] = {}  # by the fetch's number
         self._fetches = 0
-        self._under_way = 0  # parts asked for and not yet used, nor thrown away
+        self._under_way = 0  # parts asked for, and neither used nor thrown away
         self._over: str | None = None
 
     def fetch(self, job: str, lease: int, size: int) -> Iterator[say.Payload]:
-        """Give the bytes of a published batch file in order, in parts.
+        """Yield the bytes of a published batch file in order, in parts.
 
-        Close the iterator, or use it up: it holds a part of the window.
+        Close the iterator, or use it up: until then it occupies a part of the window.
 
         Raises:
             DamagedBatch: the engine can't send it, or falls silent over it.
@@ -91,7 +91,7 @@ class PartStream:
     # -- the link's thread
 
     def arrived(self, message: say.Part | say.NoPart, payload: say.Payload) -> None:
-        """Take an answer of the engine: exactly one comes to each question, in their order."""
+        """Take an answer of the engine. Each question gets exactly one, and they come in the order of the questions."""
         with self._changed:
             batch = self._on_the_way.get(message.number)
             if batch is None:
@@ -101,7 +101,7 @@ class PartStream:
             self._changed.notify_all()
 
     def drop(self, job: str) -> None:
-        """A job was closed: who fetches a batch of it gets EngineGone."""
+        """Note that a job was closed: threads that fetch a batch of it get EngineGone."""
         with self._changed:
             for number in [number for number, batch in self._on_the_way.items() if batch.job == job]:
                 batch = self._on_the_way.pop(number)
@@ -110,7 +110,7 @@ class PartStream:
             self._changed.notify_all()
 
     def end(self, reason: str) -> None:
-        """The engine is lost: all who fetch get EngineGone."""
+        """Note that the engine is lost: all threads that fetch get EngineGone."""
         with self._changed:
             self._over = reason
             self._changed.notify_all()

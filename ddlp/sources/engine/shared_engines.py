@@ -1,4 +1,4 @@
-"""The embedded engines of this process, by their options; those of a run with several ranks here are the run's."""
+"""The embedded engines of this process, by their options. The ranks of a run on this machine share the run's engine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ddlp.sources.engine.joint import JointEngine
 __all__ = ["acquire"]
 
 _lock = threading.RLock()
-_running: dict[tuple[EmbeddedOptions, str], EmbeddedEngine] = {}  # by the run as well, where this process is one of several
+_running: dict[tuple[EmbeddedOptions, str], EmbeddedEngine] = {}  # also by the run, if it has several ranks here
 
 
 def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
-    """Return the embedded engine of this process, or of its run, for these options; it is started if there is none.
+    """Return the embedded engine of this process, or of its run, for these options. Start it if there is none.
 
     Raises:
         EngineUnreachable: it does not start; holds the end of its log.
@@ -45,7 +45,7 @@ def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
 
 
 def _let_go(engine: EmbeddedEngine) -> None:
-    """The last one to do so stops it."""
+    """Give an engine back. The last user to do so stops it."""
     with _lock:
         engine.users -= 1
         if engine.users <= 0:
@@ -75,12 +75,12 @@ def _end_all() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.RLock()  # the parent's may have been held by a thread that is not here
+    _lock = threading.RLock()  # a thread that exists only in the parent may hold the old one
     _running.clear()
 
 
 @functools.cache
 def _register() -> None:
-    """Once, with the first engine: importing this has no side effects."""
+    """Register the hooks once, with the first engine, so that importing this module has no side effects."""
     atexit.register(_end_all)
     os.register_at_fork(after_in_child=_after_fork)

@@ -26,9 +26,9 @@ class NotShared(DDLPError):
 
 
 def share_spool(link: EngineLink) -> DatasetUpload:
-    """The host's directory in the spool that it shares with the engine of an open link.
+    """Make the host's directory in the spool that it shares with the engine of an open link.
 
-    Nothing is written before the engine's own sign was seen: the directory of that name here may be somebody else's.
+    Nothing is written before this host has seen the engine's own file: the directory of that name here may be somebody else's.
 
     Raises:
         NotShared: with the reason.

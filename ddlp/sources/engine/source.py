@@ -1,7 +1,7 @@
-"""A device's engine as a source of leases: brings an epoch to it, and its batches back.
+"""A device's engine as a source of batches: takes an epoch's leases to it, and brings the batches back.
 
-`EngineSource.attach` connects, describes the job, compares a few samples' bits with the host's own, and only then lets the
-epoch give leases. So the host is at work from the first moment, and a device that is slow to come costs nothing.
+`EngineSource.attach` connects, describes the job, and compares a few samples' bits with the host's own. Only then may the epoch
+give leases. The host works from the first moment, so a device that comes late costs nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
 from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is looked for again; doubled each time
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is tried again; doubled each time
 
 
 class DifferentBits(DDLPError):
@@ -77,7 +77,7 @@ class EngineJob:
     def lease(self, lease: int, position: int) -> None:
         """Ask for a batch."""
         spec = self._spec
-        items = spec.plan.items(position)
+        items = spec.plan.image_items(position)
         identity = batchfile.identity(spec.pipeline.digest, self._dataset, spec.seed, spec.epoch, items)
         self._identities[lease] = identity
         self._open.lease(lease, identity, spec.seed, spec.epoch, items)
@@ -88,7 +88,7 @@ class EngineJob:
         self._open.cancel(lease)
 
     def release(self, lease: int) -> None:
-        """The file is not needed any more."""
+        """Tell the engine that the file is not needed any more."""
         self._identities.pop(lease, None)
         self._open.release(lease)
 
@@ -105,14 +105,14 @@ class EngineJob:
         self._open.close()
 
     def fetch(self, lease: int, position: int, handle: Path) -> PreparedBatch:
-        """The published batch, verified; one sample in every ``audit`` batches is made again and compared.
+        """Return the published batch, verified. One sample in every ``audit`` batches is made again here and compared.
 
-        Blocks, over the socket not after `close`, but for as long as the spool's file system does. Raises
+        Blocks. Over the socket that ends with `close`; from the spool it lasts as long as the file system takes. Raises
         `csd_engine.errors.DamagedBatch`, `EngineGone`, `WrongPixels` or OSError.
         """
         assert self.fetching is not None
         spec, identity = self._spec, self._identities[lease]
-        size = spec.plan.size(position)
+        size = spec.plan.size(position) * spec.plan.views
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         sample: int | None = None  # the one to compare
         if self._audit is not None and next(self._read) % self._audit == 0:
@@ -136,7 +136,7 @@ class EngineJob:
 
     def _check(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
         """Make one of the batch's samples again and compare."""
-        item = self._spec.plan.items(position)[k]
+        item = self._spec.plan.image_items(position)[k]
         if host_digest(self._spec, item) != sample_digest(image, boxes):
             raise WrongPixels(
                 f"audit: sample {self._spec.reader.where(item[0])} of batch {position} has other pixels than the host "
@@ -157,7 +157,7 @@ class EngineSource:
 
     Attributes:
         name: of the device.
-        connections: the loader's, through which it is reached.
+        connections: the loader's; the device is reached through them.
         audit: one sample in every so many batches is made again here and compared; None: none is.
         allow_different_bits: take an engine that makes other pixels than this host.
     """
@@ -168,7 +168,7 @@ class EngineSource:
     allow_different_bits: bool = False
 
     def attach(self, sink: EpochSink) -> None:
-        """Bring the device into an epoch (by `join`), and again whenever it is back after a loss, until the epoch is over."""
+        """Bring the device into an epoch by `join`. After each loss try again, until the epoch is over."""
         pause_s = FIRST_PAUSE_S
         while True:
             began = time.monotonic()
@@ -182,23 +182,23 @@ class EngineSource:
     def join(self, sink: EpochSink) -> None:
         """Bring the device into an epoch, or tell the epoch that it is lost.
 
-        A device that was never met and can't be reached, or makes other bits, is an error of the training run; one that was
-        there before is a warning and a slower epoch. So is an engine of our own that does not start, where the host may do
-        without.
+        A device that was never met and can't be reached, or makes other bits, is an error of the training run. If the device
+        was met before, it is only a warning and a slower epoch. The same holds for an embedded engine that does not start, if
+        the host may do without it.
         """
         name, connections = self.name, self.connections
         job: EngineJob | None = None
         files = operator_files(sink.spec.pipeline)
         try:
             place = connections.place(name)
-            if sink.over_within(0):  # whoever takes one batch of each iterator leaves many such threads behind
+            if sink.over_within(0):  # a script that takes one batch of each iterator leaves many such threads
                 return
             job, capacity = self._open_job(sink, place, files)
             if job is None:  # the epoch is over
                 return
             connections.met.add(name)
             sink.joined(name, job, capacity)
-            job = None  # the epoch's from here on
+            job = None  # the epoch owns it from here on
         except EngineRefused as error:
             reason = by_name(str(error), files)
             sink.lost(name, reason, None if name in connections.met else EngineRefused(reason))
@@ -209,7 +209,7 @@ class EngineSource:
                 connections.told_absent = sink.absent(name, error, connections.told_absent)
             else:
                 sink.lost(name, str(error), None if name in connections.met else error)
-        except Exception as error:  # not a fault of the device: ours, and it must be seen
+        except Exception as error:  # a fault of ours and not of the device: it must be seen
             sink.lost(name, repr(error), error)
         finally:
             if job is not None and job.handle is not None:
@@ -234,7 +234,7 @@ class EngineSource:
         member, ranks = place.member(spec.rank_after_rank)
         sink.shared(name, ranks)
         open_job = partial(place.open_job, dataset, member)
-        layout = Layout(spec.plan.largest, *spec.shape, spec.pipeline.boxes)
+        layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes)
         quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
@@ -260,8 +260,8 @@ class EngineSource:
 
 
 def _telling(sink: EpochSink, name: str, files: Sequence[OperatorFile]) -> Callable[[EngineEvent], None]:
-    """What tells the epoch of the engine's events."""
-    reasons: set[str] = set()  # for which leases have failed, and which were told
+    """Return the callback that passes the engine's events to the epoch."""
+    reasons: set[str] = set()  # reasons of failed leases that were told already
 
     def on_event(event: EngineEvent) -> None:
         if isinstance(event, LeasePublished):
@@ -287,17 +287,19 @@ _OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle
 
 
 def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
-    """The parity probe: a few samples of the first batch, made by both sides; a difference is told where it is allowed."""
+    """The parity probe: both sides make a few samples of the first batch. A difference is an error, or a remark if allowed."""
     spec = sink.spec
     if not len(spec.plan):
         return
-    items = spec.plan.items(0)[:PROBES]
+    first, size, views = spec.plan.image_items(0), spec.plan.size(0), spec.plan.views
+    of_each = max(1, PROBES // views)  # samples of each view
+    items = [item for k in range(views) for item in first[k * size : (k + 1) * size][:of_each]]
     different: tuple[int, int] | None = None
     for item, theirs in zip(items, handle.probe(spec.seed, spec.epoch, items), strict=True):
         try:
             ours = host_digest(spec, item)
         except Exception:
-            continue  # an unreadable sample tells nothing of the device; it raises in its own batch
+            continue  # an unreadable sample says nothing about the device; its own batch raises the error
         if theirs.refused:
             raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs.error}")
         if not theirs.digest:
@@ -321,13 +323,13 @@ def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, op
 
 
 def _both_sides(theirs: dict[str, str]) -> str:
-    """The versions of what decides about pixels, there and here; an older engine does not tell all of them."""
+    """The versions of the parts that decide about pixels, on both sides. An older engine does not tell all of them."""
     ours = own_versions()
     return ", ".join(f"{part} {theirs.get(part, '?')} there, {ours[part]} here" for part in ("pillow", "libjpeg", "numpy"))
 
 
 def _what_differs(spec: EpochSpec, item: tuple[int, int], open_job: _OpenJob) -> str:
-    """A sentence that names the operator."""
+    """Return a sentence that names the operator whose pixels differ."""
 
     def ask(pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
         job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)

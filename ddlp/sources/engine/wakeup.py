@@ -1,4 +1,4 @@
-"""What wakes a thread that waits for sockets: a pipe, written to only while that thread rests."""
+"""Wakes a thread that waits for sockets, by a pipe. The pipe is written to only while that thread rests."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Wakeup"]
 class Wakeup:
     """One thread rests, any thread rings.
 
-    The one that rests calls `rest`, then looks whether there is work already, then waits for `descriptor` to become readable,
-    then calls `awake`. So whoever writes down its work first and rings then is never overlooked, and while the thread is
-    at work nobody pays for a system call.
+    The resting thread calls `rest`, looks whether there is work already, waits for `descriptor` to become readable, and then
+    calls `awake`. A thread that adds work first and rings afterwards is therefore never overlooked. While the resting thread is
+    at work, a ring costs no system call.
     """
 
     def __init__(self) -> None:
         self.descriptor, self._rope = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._rope, False)
-        self._lock = threading.Lock()  # a descriptor's number may be another file's once it is closed
+        self._lock = threading.Lock()  # once the pipe is closed, its descriptor's number may be another file's
         self._resting = True
 
     def ring(self) -> None:
-        """Wake the thread, or have it look again. Does nothing once the bell is closed."""
+        """Wake the thread, or have it look again. Does nothing after `close`."""
         if not self._resting:
             return
         with self._lock:
@@ -35,7 +35,7 @@ class Wakeup:
                     os.write(self._rope, b"\0")
 
     def rest(self) -> None:
-        """From now on a ring is heard."""
+        """From now on a ring writes to the pipe."""
         self._resting = True
 
     def awake(self, rung: bool) -> None:

@@ -16,7 +16,7 @@ from csd_engine.protocol import codec as say
 
 __all__ = ["ClientKeys", "Wire"]
 
-_IN = int(zmq.POLLIN)  # an enum's operators are Python
+_IN = int(zmq.POLLIN)  # a plain int: an enum's operators run Python code
 _MONITORED = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -38,7 +38,7 @@ class Wire:
     """A DEALER with CURVE. `wake` is a file descriptor that interrupts `wait`.
 
     Raises:
-        EngineUnreachable: the address is not one.
+        EngineUnreachable: the address is not valid.
     """
 
     def __init__(self, address: str, keys: ClientKeys, wake: int) -> None:
@@ -76,7 +76,7 @@ class Wire:
         return self._wake in ready
 
     def _events(self) -> Iterable[int]:
-        """What the monitor told of the connection when it was last waited for."""
+        """Yield the monitor's events of the connection, if the last `wait` found any."""
         while self._told and self._monitor.poll(0):
             yield parse_monitor_message(self._monitor.recv_multipart())["event"]
 
@@ -124,7 +124,7 @@ class Wire:
         return any(event == zmq.EVENT_DISCONNECTED for event in self._events())
 
     def messages(self) -> Iterable[tuple[say.Message, say.Payload]]:
-        """Return the messages that have come, their payloads where libzmq has put them; raises BadMessage."""
+        """Yield the messages that have come. Their payloads stay in libzmq's memory, not copied. Raises BadMessage."""
         while int(self._socket.getsockopt(zmq.EVENTS)) & _IN:
             yield say.decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
 

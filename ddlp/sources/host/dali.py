@@ -1,16 +1,17 @@
-"""``backend="dali"``: the host's batches decoded, resized and flipped by NVIDIA DALI, on CPUs or on a GPU.
+"""``backend="dali"``: NVIDIA DALI decodes, resizes and flips the host's batches, on CPUs or on a GPU.
 
-DALI is given each sample's encoded bytes and the numbers that the keyed generator drew for it, as external sources, batch by
-batch as the ledger's claims come; it draws and reads nothing itself. One pipeline of one thread for each of the host's
-workers, so that DALI has as many threads as the loader has workers: a pipeline of many threads would wait for its slowest
-sample after each operator, and for Python between two batches.
+DALI is given each sample's encoded bytes, and the numbers that the keyed generator drew for it, as external sources. They come
+batch by batch, as the ledger's claims come. DALI draws and reads nothing itself. Each of the host's workers has one pipeline of
+one thread, so DALI has as many threads as the loader has workers. A pipeline of many threads would wait for its slowest sample
+after each operator, and for Python between two batches.
 
-ToTensor, Normalize and masks are left to ddlp's own epilogue, which finishes a device's bytes as well, so that what is left
-of a difference is the resize's. DALI's crop_mirror_normalize divides in another order (30 % of its numbers are torchvision's
-bits), and it is slower: 375 us of processor time an image of 224x224, 160 us for the epilogue with the kernel.
+ddlp's own epilogue does ToTensor, Normalize and masks, as it does for a device's bytes. So the only remaining difference comes
+from the resize. DALI's crop_mirror_normalize divides in another order (30 % of its numbers have torchvision's bits), and it is
+slower: it takes 375 us of processor time for an image of 224x224, and the epilogue with the kernel takes 160 us.
 
-On a GPU ("mixed": the CPU has a part in the decoding) a run's images lie in memory that DALI uses again. They are copied from
-there into the batch's own, on the landing's lane, and the worker waits for that: the training thread waits for nothing.
+On a GPU ("mixed": the CPU does a part of the decoding) a run's images are in memory that DALI uses again. They are copied from
+there into the batch's own memory, on the stream of the GPU transfer. The worker waits for the copy; the training thread does
+not wait.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ from csd_engine.transforms.compiled import compile_plan
 from ddlp.errors import DDLPError
 from ddlp.sampling.epoch_plan import Item
 from ddlp.sources.base import EpochSink, EpochSpec, PreparedBatch, Unwanted
-from ddlp.sources.host.native import Rows, no_boxes, prepare_batch, prepare_item
+from ddlp.sources.host.native import Rows, get_ready, no_boxes, prepare_batch, prepare_item
 from ddlp.transfer.device_stream import NoRoom
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import Stages
 
 __all__ = ["DaliHost", "Graphs", "require_dali"]
 
-SAMPLES = 32  # of one run; a batch has any number of them
-PIXELS = 16 << 20  # decoded in one run, about: 48 MB, which DALI keeps
-_EXACT = ("RGB", "L")  # Pillow's modes of the JPEG and PNG files that DALI decodes to the very same pixels
+SAMPLES = 32  # in one run at most; a batch has any number of samples
+PIXELS = 16 << 20  # decoded in one run, about; that is 48 MB, which DALI keeps
+_EXACT = ("RGB", "L")  # Pillow's modes of the JPEG and PNG files that DALI decodes to the same pixels
 
 
 def require_dali() -> None:
-    """Import DALI; ImportError that says what to install where it is not there, or does not load."""
+    """Import DALI. If it is missing or does not load, raise ImportError with a message that tells what to install."""
     try:
         import nvidia.dali.fn  # noqa: F401
-    except Exception as error:  # a package that is there and does not load is as good as none
+    except Exception as error:  # a package that does not load is treated as a missing one
         raise ImportError(
             f"backend='dali' needs NVIDIA DALI, which can't be imported here ({type(error).__name__}: {error}). "
             "Install it, `pip install ddlp[dali]` (no GPU needed), or leave backend= out."
@@ -63,7 +64,7 @@ def require_dali() -> None:
 
 @dataclass(frozen=True)
 class _Sample:
-    """What DALI gets of one sample, and the row of the batch that it becomes."""
+    """The input of DALI for one sample, and the sample's row in the batch."""
 
     row: int
     encoded: np.ndarray
@@ -72,7 +73,7 @@ class _Sample:
 
 
 def define(pipeline: Any, stages: Stages, on_gpu: bool) -> list[str]:
-    """The steps of a DALI pipeline that is not built yet. Returns the names of its inputs beside "encoded"."""
+    """Define the steps of a DALI pipeline that is not built yet. Returns the names of its inputs, except "encoded"."""
     from nvidia.dali import fn, types
 
     names: list[str] = []
@@ -87,8 +88,9 @@ def define(pipeline: Any, stages: Stages, on_gpu: bool) -> list[str]:
         window = {"start": numbers("start"), "shape": numbers("shape"), "axis_names": "HW"}
         how = {"output_type": types.RGB, "adjust_orientation": False}  # as Pillow
         if on_gpu:
-            # Not image_slice: nvImageCodec 0.9 fails at regions, or ends the process, by GPU (its issue 55); a GPU's own
-            # decoder makes whole images anyway. Colours as the CPU upsamples them; threads of many pipelines not on one core.
+            # Not image_slice: nvImageCodec 0.9 fails at regions, or ends the process, depending on the GPU (its issue 55).
+            # A GPU's own decoder makes whole images anyway. jpeg_fancy_upsampling: colours are upsampled as on the CPU.
+            # affine=False: the threads of many pipelines do not all run on one core.
             images = fn.decoders.image(encoded, device="mixed", jpeg_fancy_upsampling=True, affine=False, **how)
             images = fn.slice(images, **window)
         else:
@@ -107,13 +109,13 @@ def define(pipeline: Any, stages: Stages, on_gpu: bool) -> list[str]:
 
 
 class Graph:
-    """A DALI pipeline for up to `SAMPLES` samples, on the CPU or (``gpu``: its number) on a GPU. For one thread at a time."""
+    """A DALI pipeline for up to `SAMPLES` samples, on the CPU, or on the GPU number ``gpu``. One thread uses it at a time."""
 
     def __init__(self, stages: Stages, gpu: int | None = None, threads: int = 1) -> None:
         from nvidia.dali import Pipeline
 
-        # Neither asynchronous nor pipelined: a worker gives the samples of one run and waits for them. Then a run's images
-        # are there when it returns, on a GPU too.
+        # Neither asynchronous nor pipelined: a worker gives the samples of one run, and waits for them. So the images are
+        # ready when `run` returns, on a GPU too.
         self._pipeline = Pipeline(
             SAMPLES, threads, device_id=gpu, exec_async=False, exec_pipelined=False, prefetch_queue_depth=1
         )
@@ -121,9 +123,9 @@ class Graph:
         self._pipeline.build()
 
     def run(self, samples: list[_Sample], take: Callable[[list[int], Any], None]) -> None:
-        """Make these samples; ``take`` is given their rows and DALI's list of uint8 (height, width, 3), valid during that call.
+        """Make these samples. ``take`` is called with their rows and DALI's list of uint8 (height, width, 3) images.
 
-        Raises RuntimeError where DALI can't; the graph is of no use any more then.
+        The images are valid during that call only. Raises RuntimeError if DALI fails; the graph can't be used again then.
         """
         self._pipeline.feed_input("encoded", [sample.encoded for sample in samples])
         for name in self._numbers:
@@ -145,16 +147,18 @@ _OF_JOB: dict[str, tuple[Any, Callable[[Job], Any]]] = {
 
 
 class Graphs:
-    """DALI's pipelines: as many as work at once. Any thread may borrow one.
+    """DALI's pipelines, as many as work at once. Any thread may borrow one.
 
-    On the CPU they are of one epoch; on a GPU of all, since building and ending one may wait for whatever it does.
+    On the CPU they are used for one epoch. On a GPU they are used for all epochs, since to build or end one may wait for all
+    work of the GPU.
 
     Args:
-        stages: what they do.
-        landing: where their batches are delivered, and, if that is a GPU, made; None: in the host's memory, by the CPU.
+        stages: the stages that they run.
+        gpu_transfer: brings their batches to where they are delivered; if that is a GPU, they are made there. None: the CPU
+            makes them in the host's memory.
 
     Raises:
-        DDLPError: DALI can't work on that GPU, as the first pipeline shows, which is built at once.
+        DDLPError: if DALI can't work on that GPU. The first pipeline is built at once, and shows that.
     """
 
     def __init__(self, stages: Stages, gpu_transfer: GpuTransfer | None = None) -> None:
@@ -173,7 +177,7 @@ class Graphs:
                 ) from error
 
     def run(self, samples: list[_Sample], take: Callable[[list[int], Any], None]) -> None:
-        """As `Graph.run`, by one that is idle, or a new one."""
+        """Do the same as `Graph.run`, with an idle pipeline or a new one."""
         try:
             graph = self._idle.pop()
         except IndexError:
@@ -182,7 +186,7 @@ class Graphs:
         self._idle.append(graph)
 
     def epoch_ended(self) -> None:
-        """End DALI's threads, on the CPU. Called when that epoch asks for nothing any more."""
+        """End DALI's threads, if it works on the CPU. Called when the epoch does not ask for batches any more."""
         if self.gpu is None:
             self._idle.clear()
 
@@ -191,13 +195,13 @@ class _OnHost(Rows):
     """A batch that DALI makes in the host's memory."""
 
     def take(self, rows: list[int], images: Any) -> None:
-        """Of a run of DALI's."""
+        """Take the images of one run of DALI."""
         for k, row in enumerate(rows):
             self.put(slice(row, row + 1), np.asarray(images[k])[None])
 
 
 class _OnDevice:
-    """A batch that DALI makes in a GPU's memory, with the face of `Rows`; what our own code makes is copied there."""
+    """A batch that DALI makes in a GPU's memory, with the interface of `Rows`. Samples made by ddlp's code are copied there."""
 
     def __init__(self, spec: EpochSpec, gpu_transfer: GpuTransfer, samples: int) -> None:
         self._gpu_transfer = gpu_transfer
@@ -207,7 +211,7 @@ class _OnDevice:
             self._images = torch.empty((samples, *spec.shape), dtype=torch.uint8, device=gpu_transfer.stream.device)
 
     def take(self, rows: list[int], images: Any) -> None:
-        """Of a run of DALI's. Waits for the copies: it uses that memory again."""
+        """Take the images of one run of DALI. Waits for the copies, since DALI uses their memory again."""
         from nvidia.dali.plugin.pytorch import feed_ndarray
 
         ours = self._gpu_transfer.stream
@@ -220,56 +224,56 @@ class _OnDevice:
                 ours.event().wait()
 
     def place(self, part: slice) -> tuple[np.ndarray, np.ndarray | None]:
-        """As `Rows`, for one sample."""
+        """Do the same as `Rows.place`, for one sample."""
         return self._made, None if self.boxes is None else self.boxes[part]
 
     def done(self, part: slice) -> None:
-        """As `Rows`. Waits for the copy: there are few, and their memory is used again."""
+        """Do the same as `Rows.done`. Waits for the copy, since its memory is used again. Such copies are few."""
         with self._gpu_transfer.stream.work():
             self._images[part].copy_(torch.from_numpy(self._made))
 
     def pixels(self) -> PreparedBatch:
-        """The batch, bytes on the device still: a quarter of what it takes when it is finished there, as its turn nears."""
+        """Return the batch as bytes on the GPU. It is finished there shortly before its turn, and takes four times as much."""
         return PreparedBatch(self._images, None if self.boxes is None else torch.from_numpy(self.boxes))
 
 
 class DaliHost:
-    """Prepares an epoch's batches by DALI: a `ddlp.sources.base.HostSource`.
+    """Prepares an epoch's batches with DALI. It is a `ddlp.sources.base.HostSource`.
 
     Args:
-        spec: of the epoch.
-        graphs: DALI's pipelines, and where they deliver.
+        spec: the epoch's spec.
+        graphs: DALI's pipelines. They also tell where batches are delivered.
     """
 
     def __init__(self, spec: EpochSpec, graphs: Graphs) -> None:
         self._spec, self._graphs = spec, graphs
-        spec.get_ready()
+        get_ready(spec)
         self._lock = threading.Lock()
         self._told = False
         self._by_dali = self._by_us = 0
         self._sink: EpochSink | None = None
 
     def begin(self, sink: EpochSink) -> None:
-        """Have the report say how far DALI's pixels are from torchvision's."""
+        """Have the report tell how far DALI's pixels are from torchvision's."""
         self._sink = sink
         sink.remark("dali", self._graphs.distance)
 
     def close(self) -> None:
-        """Called when nobody asks for batches any more."""
+        """End DALI's part. Called when nobody asks for batches any more."""
         self._graphs.epoch_ended()
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
-        """As `ddlp.sources.host.native.prepare_batch`, which makes what DALI can't."""
+        """Do the same as `ddlp.sources.host.native.prepare_batch`. ddlp's own code makes the samples that DALI can't make."""
         spec = self._spec
-        if not wanted():  # as there
+        if not wanted():  # for the same reason as in prepare_batch
             raise Unwanted
-        items = spec.plan.items(position)
+        items = spec.plan.image_items(position)
         gpu_transfer = self._graphs.gpu_transfer
         n = len(items)
         try:
             about = spec.epilogue, spec.shape, spec.pipeline.boxes, n, spec.pool, finished
             rows = _OnHost(*about) if gpu_transfer is None else _OnDevice(spec, gpu_transfer, n)
-        except NoRoom:  # there; in the host's memory is some
+        except NoRoom:  # there is no room on the GPU, but there is in the host's memory
             self._count(0, n)
             return prepare_batch(spec, position, wanted, finished)
         given: list[_Sample] = []
@@ -298,14 +302,14 @@ class DaliHost:
         return rows.pixels()
 
     def _take(self, reader: Reader, row: int, item: Item, boxes: np.ndarray | None) -> _Sample | None:
-        """The sample as DALI gets it; None: our own code makes it, and says what is wrong with it if it can't."""
+        """Return DALI's input for a sample. None: ddlp's own code makes the sample, or raises the right error for it."""
         spec = self._spec
         index, occurrence = item
-        with contextlib.suppress(Exception):  # what is raised here is raised again by our own code, in the proper words
+        with contextlib.suppress(Exception):  # ddlp's own code raises the error again, with the proper text
             source = reader.open(index)
             if not isinstance(source, OpenFile):
                 return None
-            if source.size > MAX_FILE_BYTES:  # not to be read whole
+            if source.size > MAX_FILE_BYTES or source.upright:  # too large to read whole; or it may have to be turned
                 os.close(source.descriptor)
                 return None
             data = content(source)
@@ -314,14 +318,14 @@ class DaliHost:
                 return None
             plan = spec.pipeline.draw(size, Keyed(spec.seed, spec.epoch, index, occurrence))
             compiled = compile_plan(plan, size, spec.pipeline)
-            if compiled is None or compiled.rest or plan.shape != spec.shape:  # it pads, say
+            if compiled is None or compiled.rest or plan.shape != spec.shape:  # for example a plan that pads
                 return None
             spec.pipeline.place_boxes(plan, None if boxes is None else boxes[row])
             return _Sample(row, np.frombuffer(data, np.uint8), compiled.job, size[0] * size[1])
         return None
 
     def _by_graph(self, position: int, samples: list[_Sample], rows: _OnHost | _OnDevice) -> list[int]:
-        """Make the samples; the rows that are left to our own code: all of them where DALI fails for one."""
+        """Make the samples. Returns the rows that ddlp's own code must make: all of them if DALI fails for one."""
         try:
             self._graphs.run(samples, rows.take)
         except RuntimeError as error:
@@ -349,15 +353,18 @@ class DaliHost:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The line of DALI's message that says what is wrong."""
+    """Return the line of DALI's message that tells what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "ailed" in line), lines[0] if lines else "it does not say why")
 
 
 def _size(path: str, data: bytes) -> tuple[int, int] | None:
-    """(width, height); None for files that DALI may decode to other pixels than Pillow: odd JPEGs, or neither JPEG nor PNG."""
+    """Return (width, height). None for files that DALI may decode to other pixels than Pillow.
+
+    Those are unusual JPEGs, and files that are neither JPEG nor PNG.
+    """
     fast = kernel()
-    size = None if fast is None else fast.context().take(data)  # it refuses what is odd about a JPEG
+    size = None if fast is None else fast.context().take(data)  # it refuses unusual JPEGs
     if size is None:
         with open_image(path, data) as image:
             formats = ("JPEG", "PNG") if fast is None else ("PNG",)

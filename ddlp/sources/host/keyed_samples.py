@@ -1,8 +1,9 @@
-"""A data set of the user's, asked batch by batch, with the draws of each sample keyed.
+"""The user's data set, asked batch by batch, with keyed draws for each sample.
 
 A sample's random draws come from the global generators of torch, numpy and random. To seed all three takes as long as some
-data sets need for ten samples. So all are seeded for the first few samples, and from then on those that had been drawn from.
-The others are watched: where one has moved after a batch, the batch is made once more, with that one seeded as well.
+data sets need for ten samples. So all three are seeded for the first few samples. After that, only those are seeded from which
+samples have drawn. The others are watched: if one has moved after a batch, the batch is made again, with that one seeded too.
+Transforms with generators of their own (albumentations') are seeded before each sample.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from torch.utils.data import Subset, get_worker_info
 from csd_engine.keyed import KeyedRows
 from ddlp.sampling.checkpoint import is_stateful
 from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.own_generators import own_generators
 
 __all__ = ["KeyedBatch", "KeyedSamples"]
 
-_TRIED = 8  # samples, and batches put together, that tell what is drawn from
+_TRIED = 8  # so many samples, and collated batches, are watched to find the generators that are drawn from
+_MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
-_OF_COLLATE = 0x9E3779B97F4A7C15  # tells the key of a batch's collate_fn from its first sample's
+_OF_COLLATE = 0x9E3779B97F4A7C15  # makes the key of a batch's collate_fn different from its first sample's key
 
 
 class KeyedBatch(NamedTuple):
-    """What the data set is asked for, and what its samples' keys are made of.
+    """A request to the data set, with the numbers from which its samples' keys are made.
 
-    ``indices`` are the batch's, or the one of a loader without batches. ``items`` are (index, occurrence) of each sample; None:
-    the indices themselves, which are integers, each for the first time.
+    ``indices``: the batch's indices, or the single index of a loader without batches. ``items``: (index, occurrence) of each
+    sample. None: the indices are integers, and each comes for the first time.
     """
 
     indices: Any
@@ -38,7 +41,7 @@ class KeyedBatch(NamedTuple):
     epoch: int
 
     def keys(self, batched: bool) -> list[int]:
-        """The 64-bit key of each sample."""
+        """Return the 64-bit key of each sample."""
         items = self.items
         if items is None:
             items = [(index, 0) for index in (self.indices if batched else (self.indices,))]
@@ -49,10 +52,10 @@ class KeyedBatch(NamedTuple):
 
 
 class KeyedSamples:
-    """The data set and the collate_fn as torch's fetchers see them: one data set that gives finished batches.
+    """The data set and the collate_fn for torch's fetchers: one data set that gives finished batches.
 
-    Before each sample (the batch, where the data set has ``__getitems__``) and before collate_fn the generators are seeded
-    that they draw from. In the training process they are put back after each batch.
+    The generators that are drawn from are seeded before each sample (before each batch, if the data set has ``__getitems__``)
+    and before collate_fn. In the training process they are put back after each batch.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool) -> None:
@@ -62,16 +65,19 @@ class KeyedSamples:
         self._many = batched and _fetches_batches(dataset)
         self._watched = list(GENERATORS)
         self._seeded: list[str] = []
-        self._stateful = is_stateful(dataset)  # then no batch may be made once more, so all generators are seeded
+        self._stateful = is_stateful(dataset)  # then no batch may be made twice, so all generators are seeded
         self._before: dict[str, Any] = {}  # states of the generators before the batch
+        self._own: list[Any] = []  # the objects with generators of their own
+        self._looked_at: int | None = None  # the epoch in which they were looked for
         self._samples_to_try = self._collates_to_try = _TRIED
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
-        """The finished batch."""
+        """Return the finished batch."""
         here = get_worker_info() is None
+        self._look(batch)
         if self._stateful and self._watched:
             self._seeded, self._watched = [*self._seeded, *self._watched], []
-        if here or not self._before:  # in a worker nobody else moves them
+        if here or not self._before:  # in a worker, only the batches' own code moves the generators
             self._before = {name: GENERATORS[name].state() for name in (*self._watched, *self._seeded)}
         try:
             while True:
@@ -87,17 +93,35 @@ class KeyedSamples:
             if here:
                 self._put_back(self._seeded)
 
-    __getitem__ = __getitems__  # of a loader without batches
+    __getitem__ = __getitems__  # for a loader without batches
+
+    def by_own_generators(self, batch: KeyedBatch) -> Any:
+        """Return the finished batch. Only draws from the transforms' own generators are keyed."""
+        self._look(batch)
+        made = []
+        for index, key in zip(batch.indices if self._batched else (batch.indices,), batch.keys(self._batched), strict=True):
+            self._seed_own(key)
+            made.append(self.dataset[index])
+        return self.collate_fn(made if self._batched else made[0])
 
     def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn. A generator that it moves is left alone from there on."""
+        """Run the user's worker_init_fn. A generator that it moves is left alone from then on."""
         before = {name: GENERATORS[name].state() for name in self._watched}
         init()
         self._watched = [name for name in self._watched if GENERATORS[name].state() == before[name]]
 
+    def _look(self, batch: KeyedBatch) -> None:
+        if self._looked_at != batch.epoch:  # the user may replace transforms between two epochs
+            self._own, self._looked_at = own_generators((self.dataset, self.collate_fn)), batch.epoch
+
+    def _seed_own(self, key: int) -> None:
+        for one in self._own:
+            one.set_random_seed(key & _MASK32)
+
     def _make(self, batch: KeyedBatch) -> Any:
         indices, dataset = batch.indices, self.dataset
-        keys = batch.keys(self._batched) if self._seeded or self._samples_to_try or self._collates_to_try else []
+        wanted = self._seeded or self._own or self._samples_to_try or self._collates_to_try
+        keys = batch.keys(self._batched) if wanted else []
         first = keys[0] if keys else 0
         if not self._batched:
             made = self._ask(first, operator.getitem, dataset, indices)
@@ -108,7 +132,7 @@ class KeyedSamples:
         else:
             made = [dataset[index] for index in indices]
         if self._collates_to_try:
-            if self._others_moved():  # to be seen before they are put back
+            if self._others_moved():  # checked here, since `_try` puts them back
                 return self._make(batch)
             self._collates_to_try -= 1
             return self._try(first ^ _OF_COLLATE, self.collate_fn, made)
@@ -116,7 +140,8 @@ class KeyedSamples:
         return self.collate_fn(made)
 
     def _ask(self, key: int, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the data set answers, with its draws keyed."""
+        """Return the data set's answer, with its draws keyed."""
+        self._seed_own(key)
         if self._samples_to_try:
             self._samples_to_try -= 1
             return self._try(key, call, *arguments)
@@ -124,7 +149,7 @@ class KeyedSamples:
         return call(*arguments)
 
     def _try(self, key: int, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The same with all generators seeded: those that move then were drawn from."""
+        """Do the call with all generators seeded. Those that it moves were drawn from."""
         self._seed((*self._watched, *self._seeded), key)
         fresh = {name: GENERATORS[name].state() for name in self._watched}
         try:
@@ -136,7 +161,7 @@ class KeyedSamples:
             self._put_back(self._watched)
 
     def _others_moved(self) -> bool:
-        """Whether a generator has moved that was not seeded. It is put back, and seeded from now on."""
+        """Whether a generator has moved that was not seeded. Such a generator is put back, and seeded from now on."""
         moved = [name for name in self._watched if GENERATORS[name].state() != self._before[name]]
         if moved:
             self._put_back(moved)
@@ -155,7 +180,7 @@ class KeyedSamples:
 
 
 def _fetches_batches(dataset: Any) -> bool:
-    """True where the user's data set has ``__getitems__``. Subset's own only passes on to it."""
+    """True if the user's data set has ``__getitems__``. Subset has one too, which only passes the call on."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

@@ -1,4 +1,4 @@
-"""The host prong: prepares batches in place, in threads of this process.
+"""Prepares the host's batches in threads of this process.
 
 A sample's kernel call (or Pillow's work) and its epilogue release the GIL, so threads share the work without processes,
 shared memory or pickles.
@@ -6,10 +6,12 @@ shared memory or pickles.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from PIL import Image
 
 from csd_engine.errors import SampleError
 from csd_engine.prepare.batch_maker import Destination, FinishedPlace
@@ -18,39 +20,52 @@ from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, U
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
 
-__all__ = ["NativeHost", "Rows", "fresh_rows", "no_boxes", "prepare_batch", "prepare_item"]
+__all__ = ["NativeHost", "Rows", "fresh_rows", "get_ready", "no_boxes", "prepare_batch", "prepare_item"]
 
 
 class NativeHost:
-    """Prepares batches by Pillow and the kernel: a `ddlp.sources.base.HostSource`."""
+    """Prepares batches with Pillow and the kernel. It is a `ddlp.sources.base.HostSource`."""
 
     def __init__(self, spec: EpochSpec) -> None:
         self._spec = spec
-        spec.get_ready()
+        get_ready(spec)
 
     def begin(self, sink: EpochSink) -> None:
-        """There is nothing to tell."""
+        """Do nothing: there is nothing to tell."""
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Make the batch at this position."""
         return prepare_batch(self._spec, position, wanted, finished)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
+
+
+def get_ready(spec: EpochSpec) -> None:
+    """Do the work that comes once a process with its first batch, mainly imports. Called before any other thread starts.
+
+    If a thread imports a module while this process is forked (a DataLoader starts its workers), the child waits for ever for
+    that module's lock. The same is true of the locks of cached properties before Python 3.12.
+    """
+    Image.preinit()  # the common formats
+    first = spec.reader.places([0]) if len(spec.reader) else None
+    if first is not None and os.path.splitext(first.paths[0])[1].lower() not in Image.EXTENSION:
+        Image.init()  # all formats that Pillow knows
+    _ = spec.maker  # this also loads the kernel
 
 
 def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
-    """Make the batch at this position, into memory of the pool.
+    """Make the batch at this position in memory of the pool.
 
-    ``finished``: as the epilogue delivers it on the CPU. Each part goes through the epilogue while it is in the cache; no
-    batch of bytes is ever in memory.
+    ``finished``: return the result of the epilogue on the CPU. Each part goes through the epilogue while it is in the cache, so
+    no whole batch of bytes is ever in memory.
 
-    ``wanted`` is asked between samples, or small parts of an array's. Raises `Unwanted` once it says no, and the sample's own
-    kind of error (OSError, ...) with its file's name where a sample can't be prepared.
+    ``wanted`` is called between samples, or between small parts of an array's samples. Raises `Unwanted` once it returns False.
+    If a sample can't be prepared, raises the sample's own kind of error (OSError, ...) with its file's name.
     """
-    if not wanted():  # a run's later batches may have been delivered meanwhile, and forgotten
+    if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
-    sources, occurrences = spec.plan.sources(position), spec.plan.occurrences(position)
+    sources, occurrences = spec.plan.images(position)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
     with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True) as batch:
         at = 0
@@ -68,13 +83,13 @@ class Rows(Destination):
     """A batch's memory while its samples are made.
 
     Args:
-        epilogue: what makes the batch of the samples' bytes.
+        epilogue: makes the batch from the samples' bytes.
         shape: (height, width, channels) of a sample.
-        masks: the number of a sample's boxes.
-        samples: the number of them.
-        pool: where the memory comes from.
-        finished: whether the samples go through the epilogue at once, part by part. Then there is room for the bytes of one
-            part only, or for none where the kernel does both.
+        masks: the number of boxes of a sample.
+        samples: the number of samples.
+        pool: gives the memory.
+        finished: whether the samples go through the epilogue at once, part by part. Then there is room only for the bytes of
+            one part, or no room for bytes if the kernel does both steps.
     """
 
     def __init__(
@@ -88,7 +103,10 @@ class Rows(Destination):
         self.boxes = no_boxes(samples, masks)
 
     def _images(self, samples: int) -> np.ndarray:
-        """Made when first asked for: where the kernel makes the result at once, nobody does. No later part is larger."""
+        """Return memory for bytes, made at the first call. If the kernel makes the result at once, nobody calls this.
+
+        No later part is larger than the first one.
+        """
         if self._bytes is None:
             self._bytes = self._pool.empty((samples, *self._shape), np.uint8)
         return self._bytes
@@ -111,7 +129,7 @@ class Rows(Destination):
         """See `Destination.finished_place`."""
         if self._bits is None:
             return None
-        table, channels_last = self._epilogue.by_table or (None, False)  # bytes go to planes
+        table, channels_last = self._epilogue.by_table or (None, False)  # without a table the bytes go to planes
         return FinishedPlace(self._bits[part], None if self.boxes is None else self.boxes[part], table, channels_last)
 
     def put(self, part: slice, made: np.ndarray) -> None:
@@ -122,7 +140,7 @@ class Rows(Destination):
             self._epilogue.convert(made, self._bits[part])
 
     def pixels(self) -> PreparedBatch:
-        """The batch."""
+        """Return the batch."""
         boxes = self.boxes
         if not self._finished:
             images = self._images(self._samples)
@@ -134,17 +152,17 @@ class Rows(Destination):
 
 
 def fresh_rows(spec: EpochSpec, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Memory for a batch's images, uint8, and boxes."""
+    """Return memory for a batch's images, uint8, and for its boxes."""
     return spec.pool.empty((samples, *spec.shape), np.uint8), no_boxes(samples, spec.pipeline.boxes)
 
 
 def no_boxes(samples: int, masks: int) -> np.ndarray | None:
-    """Memory for the boxes of so many samples, empty ones; None without masks."""
+    """Return empty boxes for ``samples`` samples; None without masks."""
     return np.zeros((samples, masks, 4), dtype=np.int32) if masks else None
 
 
 def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
-    """Make one sample. An unreadable one raises an error of the kind that the data set itself would have raised."""
+    """Make one sample. If it is unreadable, raises an error of the kind that the data set itself would have raised."""
     try:
         prepare_sample(spec.reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
     except SampleError as error:
@@ -152,10 +170,10 @@ def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes:
 
 
 def _as_raised_by_the_dataset(error: SampleError) -> Exception:
-    """An error of the kind that the data set itself would have raised."""
+    """Return an error of the kind that the data set itself would have raised."""
     cause = error.__cause__
     kind = type(cause) if isinstance(cause, Exception) else OSError
     try:
         return kind(str(error))
-    except Exception:  # a type that wants other arguments, as torch's own workers meet it
+    except Exception:  # its type needs other arguments; torch's own workers do the same then
         return RuntimeError(str(error))

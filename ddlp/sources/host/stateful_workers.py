@@ -1,8 +1,8 @@
-"""User code that keeps a state of its own: data sets with ``state_dict`` and ``load_state_dict``, as torchdata's
-StatefulDataLoader resumes them, in torch's own workers.
+"""User code with a state of its own: data sets with ``state_dict`` and ``load_state_dict``, in torch's own workers.
 
-A worker's copy of the data set is ahead of training by the batches that are prepared. So its state travels beside the batch
-after which it was taken, and counts once that batch was delivered. What a worker has delivered since is done again on a resume.
+They are resumed as torchdata's StatefulDataLoader resumes them. A worker's copy of the data set is ahead of training by the
+prepared batches. So its state travels beside the batch after which it was taken, and counts once that batch was delivered. On a
+resume the worker makes again the batches that it has delivered since.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ddlp.transfer.to_device import MoveAndTransform
 __all__ = ["StreamView", "check_workers", "iterate", "kept", "lasting"]
 
 Before = list[tuple[Any, list[int]]] | None
-"""Of each worker the state that its data set begins with, and the positions that it has delivered since."""
+"""For each worker: the state with which its data set begins, and the positions that it has delivered since."""
 
 
 class Asked(NamedTuple):
-    """What a worker is asked for: batches to make once more and drop, then one to give, with the data set's state or not."""
+    """A request to a worker: batches to make again and drop, then a batch to give, and whether to take the state after it."""
 
     again: list[Any]
     batch: Any
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A finished batch, who made it, and the pickled state of that worker's data set after it; None: not taken."""
+    """A finished batch, its worker, and the pickled state of the worker's data set after it; None: the state was not taken."""
 
     batch: Any
     worker: int
@@ -68,10 +68,10 @@ def _own_state(thing: Any) -> Any:
 
 
 class StatefulSamples:
-    """A map-style data set with a state of its own, as torch's fetchers see it: gives finished batches."""
+    """A map-style data set with a state of its own, for torch's fetchers. It gives finished batches."""
 
     def __init__(self, view: Any, dataset: Any, before: Before) -> None:
-        self.dataset = view.dataset  # that of the keyed samples
+        self.dataset = view.dataset  # the `KeyedSamples`
         self._own = dataset
         self._fetch = _MapDatasetFetcher(view.dataset, view._auto_collation, view.collate_fn, view.drop_last).fetch
         self._before = before
@@ -87,19 +87,19 @@ class StatefulSamples:
         batch = self._fetch(asked.batch)
         return Given(batch, worker, self.snapshot() if asked.snapshot else None)
 
-    __getitem__ = __getitems__  # of a loader without batches
+    __getitem__ = __getitems__  # for a loader without batches
 
     def snapshot(self) -> bytes:
-        """The data set's state as it is now."""
+        """Return the data set's state as it is now."""
         return pickle.dumps({"dataset": self._own.state_dict()})
 
 
 class StatefulStream(IterableDataset):
-    """An IterableDataset as torch's fetchers see it. It, or its iterator, may have a state of its own.
+    """An IterableDataset for torch's fetchers. The data set, or its iterator, may have a state of its own.
 
     Args:
-        every: a state is taken after so many of a worker's batches.
-        samples: in a batch.
+        every: after how many of a worker's batches a state is taken.
+        samples: the number of samples in a batch.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class StatefulStream(IterableDataset):
         return self._until_its_end(iterator)
 
     def _until_its_end(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        if not self._ended:  # else it may begin anew when it is asked
+        if not self._ended:  # an ended iterator may begin anew when it is asked again
             yield from iterator
         self._ended = True
 
     def collate(self, samples: Any) -> Any:
-        """The user's collate_fn; of a stateful stream its result is `Given`."""
+        """Call the user's collate_fn. For a stateful stream return a `Given` with its result."""
         batch = self._collate_fn(samples)
         if not self._stateful:
             return batch
@@ -155,7 +155,7 @@ class StatefulStream(IterableDataset):
 
 
 class _Start:
-    """Runs in each worker first: the data set is the one within ours."""
+    """Runs first in each worker: sets the worker's data set to the one within ddlp's, then calls ``then``."""
 
     def __init__(self, then: Callable[[int], None]) -> None:
         self._then = then
@@ -171,35 +171,35 @@ class _Start:
 
 @dataclass
 class Told:
-    """What is known of a worker's data set: its last pickled state, and the positions that it has delivered since."""
+    """The last pickled state of a worker's data set, and the positions that the worker has delivered since."""
 
     state: bytes | None = None
     since: list[int] = field(default_factory=list)
 
     def plain(self) -> Any:
-        """The state as the data set gave it."""
+        """Return the state as the data set gave it."""
         return None if self.state is None else pickle.loads(self.state)
 
 
 class Workers:
-    """What the workers' data sets have told in this epoch.
+    """The states that the workers' data sets have given in this epoch.
 
     Args:
         count: num_workers; 0 counts as one.
-        saved: what `saved` gave, of an epoch that is resumed.
+        saved: the result of `saved`, if an epoch is resumed.
     """
 
     def __init__(self, count: int, saved: dict[str, Any] | None) -> None:
         self.count = count
         self.told = [Told() for _ in range(max(1, count))]
-        self.first = 0  # whose turn it is
+        self.first = 0  # the worker whose turn it is first
         if saved is not None:
             self.told = [Told(None if state is None else pickle.dumps(state), list(since)) for state, since in saved["states"]]
             self.first = saved["next"]
         self._next = self.first
 
     def deliver(self, given: Given, position: int) -> None:
-        """That batch went to the training loop."""
+        """Note that the batch went to the training loop."""
         told = self.told[given.worker]
         if given.state is None:
             told.since.append(position)
@@ -208,9 +208,9 @@ class Workers:
         self._next = (given.worker + 1) % len(self.told)
 
     def saved(self, between: bool = False) -> dict[str, Any] | None:
-        """All that is known, as plain data where the data sets' states are; None where none has told anything.
+        """Return all states; plain data, if the data sets' states are. None if no data set has given one.
 
-        ``between`` two epochs no position counts.
+        ``between``: for a state between two epochs, in which no position counts.
         """
         if all(told == Told() for told in self.told):
             return None
@@ -219,7 +219,7 @@ class Workers:
 
 
 def _every(loader: Any, steps: int) -> int:
-    """After how many of a worker's batches its data set's state is taken, to be taken after ``steps`` of all workers'."""
+    """Return after how many of a worker's batches a state is taken, so that one comes after ``steps`` of all workers'."""
     return max(1, steps // max(1, loader.num_workers)) if getattr(loader, "in_order", True) else 1
 
 
@@ -228,7 +228,7 @@ def _before(resume: Resume) -> Before:
 
 
 class _Asking:
-    """The keyed sampler; each batch with what its worker has to make again before it."""
+    """The keyed sampler. It gives each batch with those that its worker must make again before it."""
 
     def __init__(self, view: StatefulView, sampler: Any) -> None:
         self._view, self._sampler = view, sampler
@@ -237,7 +237,7 @@ class _Asking:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Asked]:
-        return self._asked(iter(self._sampler))  # the user's sampler begins now
+        return self._asked(iter(self._sampler))  # iter() of the user's sampler is called now
 
     def _asked(self, batches: Iterator[Any]) -> Iterator[Asked]:
         again: dict[int, list[Any]] = {}
@@ -253,7 +253,7 @@ class _Asking:
 class StatefulView(KeyedView):
     """The loader over a map-style data set with a state of its own."""
 
-    again_in: int | None = None  # the worker that makes the sampler's last batch once more; None: it is to be delivered
+    again_in: int | None = None  # the worker that makes the sampler's last batch again; None: that batch is to be delivered
     given: Given
 
     def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
@@ -267,94 +267,101 @@ class StatefulView(KeyedView):
         self._index_sampler: Any = _Asking(self, self._index_sampler)
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
-        """What the next reading of the sampler is for."""
+        """Set the epoch for which the sampler is read next."""
         super().next_epoch(seed, epoch, resume, seed_drawn=seed_drawn)
         self.workers = Workers(self.num_workers, resume.workers or self.between())
         self._again = {position: worker for worker, told in enumerate(self.workers.told) for position in told.since}
 
     def read(self, position: int) -> bool:
-        """The sampler gave this position's batch. True where a worker has to make it."""
+        """Note that the sampler gave this position's batch. True if a worker must make it."""
         self.again_in = self._again.get(position)
         return super().read(position) or self.again_in is not None
 
     def asks(self) -> tuple[int, bool]:
-        """Which worker makes the batch that was sent last, and whether it takes the data set's state then."""
+        """Return which worker makes the batch that was sent last, and whether it takes the data set's state after it."""
         workers = self.workers
         number, count = len(self._sent) - 1, len(workers.told)
         at_the_end = self._batches is not None and self._sent[-1] + count >= self._batches
         return (workers.first + number) % count, number // count % self._every == 0 or at_the_end
 
     def deliver(self, number: int) -> None:
-        """The batch that was sent to the workers as that number, from 0, went to the training loop; -1: the last one sent."""
+        """Note that batch ``number`` of those sent to the workers was delivered, counted from 0; -1: the last one sent."""
         super().deliver(number)
         self.workers.deliver(self.given, self._sent[number])
 
     def state(self) -> dict[str, Any] | None:
-        """The epoch's state with those of the workers' data sets; None once it is over."""
+        """Return the epoch's state with those of the workers' data sets; None once the epoch is over."""
         state = super().state()
         return None if state is None else {**state, "workers": self.workers.saved()}
 
     def between(self) -> dict[str, Any] | None:
-        """What the next epoch's data sets begin with; None: those that the loader is given."""
+        """Return the states with which the next epoch's data sets begin; None: they begin as the loader was given them."""
         if self.num_workers == 0:
             return {"num_workers": 0, "next": 0, "states": [[{"dataset": copy.deepcopy(self._own.state_dict())}, []]]}
         return self.workers.saved(between=True) if self.persistent_workers else None
 
 
 class StreamView:
-    """The loader over an IterableDataset as torch's iterators see it; also what an epoch's state is made of."""
+    """The loader over an IterableDataset, for torch's iterators. The epoch's state is made from it too."""
 
-    given: Given | None = None  # None: the stream has no state, nor its iterator
+    given: Given | None = None  # None: neither the stream nor its iterator has a state
 
     def __init__(self, loader: Any, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
-        self._loader = weakref.ref(loader)  # as KeyedView
+        self._loader = weakref.ref(loader)  # for the same reason as in KeyedView
         self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
         self.dataset = loader.dataset
+        self.worker_init_fn: Any = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
         self.base_seed: int | None = None
-        if not isinstance(loader.dataset, IterDataPipe):  # which torch's iterators shuffle and share by its type
+        if not isinstance(loader.dataset, IterDataPipe):  # torch's iterators shuffle and share those by their type
             every = _every(loader, snapshot_every_n_steps)
             stream = StatefulStream(loader.dataset, loader.collate_fn, every, loader.batch_size or 1, _before(resume))
             self.dataset, self.collate_fn = stream, stream.collate
-            self.worker_init_fn = _Start(_WorkerStart(loader.worker_init_fn))
+            self.worker_init_fn = _Start(self.worker_init_fn)
         self.next_epoch(None, epoch, resume, seed_drawn=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader(), name)
 
     def of(self, iterator: Any) -> None:
-        """This is the view of that iterator."""
+        """Do nothing. `KeyedView` keeps the iterator here."""
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
-        """What the next iter() of the data set is for."""
+        """Set the epoch for which iter() of the data set is called next."""
         self.epoch = epoch
         self.resume = resume
-        self.delivered = len(resume.delivered)  # batches
+        self.delivered = len(resume.delivered)  # number of batches
         self.workers = Workers(self.num_workers, resume.workers)
         self.ended = False
 
     def deliver(self, number: int) -> None:
-        """A batch went to the training loop."""
+        """Note that a batch went to the training loop."""
         if self.given is not None:
             self.workers.deliver(self.given, self.delivered)
         self.delivered += 1
 
     def state(self) -> dict[str, Any] | None:
-        """Where each worker's stream stands; None once it is over. The epoch begins again where none says so."""
+        """Return the epoch's state, with that of each worker's stream; None once the epoch is over.
+
+        If no stream has a state, this epoch begins again on a resume.
+        """
         workers = self.workers.saved()
         if self.ended or workers is None:
             return None if self.ended else between(self.epoch)
         return save(RangeSet([(0, self.delivered)]), None, seed=self.base_seed, epoch=self.epoch, workers=workers)
 
     def over_by_count(self) -> bool:
-        """True where one who counts batches takes the epoch for over: the last by its length was delivered, or none counts."""
+        """True if a caller that counts batches takes the epoch for over.
+
+        That is so if as many batches were delivered as the loader's length tells, or if the stream has no state.
+        """
         try:
             return self.given is None or self.delivered >= len(self._loader())  # type: ignore[arg-type]
-        except TypeError:  # it has no length
+        except TypeError:  # the loader has no length
             return False
 
 
 class _Opening:
-    """Mixed into torch's iterators: takes out of `Given` the batch, and begins with the seed of an epoch that is resumed."""
+    """Mixed into torch's iterators: takes the batch out of `Given`, and begins with the seed of an epoch that is resumed."""
 
     view: Any
 
@@ -380,7 +387,7 @@ class _SingleOpening(_Opening, _Single):
 
 class _MultiOpening(_Opening, _Multi):
     def _try_put_index(self) -> None:
-        if self._send_idx == 0:  # of an epoch that is resumed: the worker whose turn it was
+        if self._send_idx == 0:  # on a resume, begin with the worker whose turn it was
             for _ in range(self.view.workers.first):
                 next(self._worker_queue_idx_cycle)
         super()._try_put_index()
@@ -389,7 +396,7 @@ class _MultiOpening(_Opening, _Multi):
 def iterate(
     loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, snapshot_every_n_steps: int
 ) -> UserCodeIterator:
-    """torch's own iterator over the loader, as `iterate_user_code`; states of its data set's own are in the epoch's state."""
+    """Do the same as `iterate_user_code`. If the data set has states of its own, the epoch's state includes them."""
     view: Any
     if isinstance(loader.dataset, IterableDataset):
         view = StreamView(loader, epoch, resume, snapshot_every_n_steps)
@@ -402,7 +409,7 @@ def iterate(
 
 
 def check_workers(loader: Any, resume: Resume) -> None:
-    """Raise ValueError where a state holds the workers' data sets, and this loader has others."""
+    """Raise ValueError if a state holds the states of the workers' data sets, and this loader has other ones."""
     if resume.workers is None:
         return
     was, dataset = resume.workers["num_workers"], type(loader.dataset).__name__
@@ -421,12 +428,12 @@ def check_workers(loader: Any, resume: Resume) -> None:
 
 
 def lasting(loader: Any) -> dict[str, Any] | None:
-    """What the next epoch's data sets begin with, of copies that go on from epoch to epoch; None: as they are given."""
+    """Return the states with which the next epoch's data sets begin, if they go on from epoch to epoch; else None."""
     return loader._last.between() if isinstance(loader._last, StatefulView) else None
 
 
 def kept(loader: Any, resume: Resume) -> dict[str, Any] | None:
-    """Of a state that was loaded what also another epoch begins with: the data sets that go on from epoch to epoch."""
+    """Return the states in a loaded state with which any epoch begins: those of data sets that go on from epoch to epoch."""
     goes_on = loader.num_workers == 0 or loader.persistent_workers
     if resume.workers is None or not goes_on or isinstance(loader.dataset, IterableDataset):
         return None

@@ -1,12 +1,13 @@
-"""User code that can't travel: torch's own DataLoader workers, with the content of each sample keyed.
+"""User code that can't travel: torch's own DataLoader workers prepare it, with keyed draws for each sample.
 
-torch's iterators are given `KeyedSamples` in the data set's place, and a sampler that tells them what each sample's key is
-made of, so that what a sample becomes does not depend on num_workers or on the order in which workers come to it.
+torch's iterators are given `KeyedSamples` instead of the data set, and a sampler that adds the numbers from which each sample's
+key is made. So a sample's content does not depend on num_workers, or on the order in which workers make samples.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import time
 import weakref
@@ -21,30 +22,32 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from ddlp import postponed
 from ddlp.sampling import sampler_order as order
 from ddlp.sampling.checkpoint import OrderSource, Resume, SamplerStart, save
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.generator_states import for_base_seed
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
+from ddlp.sources.host.hand_over import Blocks, HandOver
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform
 
 
 class _KeyedSampler:
-    """The loader's index sampler; each batch with what its samples' keys are made of."""
+    """The loader's index sampler. It gives each batch with the numbers from which its samples' keys are made."""
 
     def __init__(self, view: KeyedView, sampler: Any, batched: bool) -> None:
         self._view, self._sampler, self._batched = view, sampler, batched
-        indices = getattr(sampler, "sampler", sampler) if batched else sampler  # without batches a BatchSampler's are lists
+        indices = getattr(sampler, "sampler", sampler) if batched else sampler  # without batches, a BatchSampler gives lists
         self._each_once = is_built_in(sampler) and order.gives_each_once(indices)
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._keyed(self._view.begin())  # the user's sampler begins now, as torch's iterators begin it
+        return self._keyed(self._view.begin())  # iter() of the user's sampler is called now, as by torch's iterators
 
     def _keyed(self, items: Iterator[Any]) -> Iterator[KeyedBatch]:
         count = _Occurrences()
@@ -57,14 +60,14 @@ class _KeyedSampler:
 
 
 class _Occurrences:
-    """How often each index came in an epoch."""
+    """Counts how often each index came in an epoch."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
         self._ordinal = 0
 
     def __call__(self, indices: Iterable[Any]) -> list[tuple[int, int]] | None:
-        """(index, how often it came before) of each; None where all are integers that come for the first time."""
+        """Return (index, how often it came before) of each; None if all are integers that come for the first time."""
         indices, seen = list(indices), self._seen
         if set(map(type, indices)) == {int} and seen.keys().isdisjoint(indices) and len(set(indices)) == len(indices):
             seen.update(dict.fromkeys(indices, 1))
@@ -76,7 +79,7 @@ class _Occurrences:
         self._ordinal += 1
         try:
             number = int(index)
-        except (TypeError, ValueError):  # a data set with keys of its own: the place in the epoch stands for it
+        except (TypeError, ValueError):  # a data set with keys of its own: use the sample's place in the epoch
             return self._ordinal, 0
         before = self._seen.get(number, 0)
         self._seen[number] = before + 1
@@ -84,12 +87,19 @@ class _Occurrences:
 
 
 class _WorkerStart:
-    """Runs in each worker first: ``get_worker_info().dataset`` is the user's own, then the user's worker_init_fn."""
+    """Runs first in each worker: sets ``get_worker_info().dataset`` to the user's own, then calls the user's worker_init_fn.
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+    ``postpone``: make `Image.open` give postponed images in the worker.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, postpone: bool) -> None:
         self._worker_init_fn = worker_init_fn
+        self._postpone = postpone
 
     def __call__(self, worker: int) -> None:
+        gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
+        if self._postpone:
+            postponed.install()
         info = get_worker_info()
         samples = info.dataset if info is not None and isinstance(info.dataset, KeyedSamples) else None
         if samples is not None:
@@ -103,14 +113,14 @@ class _WorkerStart:
 
 
 def _as_it_is(batch: Any) -> Any:
-    """The collate_fn of torch's iterators: `KeyedSamples` has called the user's."""
+    """The collate_fn of torch's iterators. `KeyedSamples` has called the user's own already."""
     return batch
 
 
 def _samples_of(loader: Any) -> KeyedSamples:
-    """The loader's data set as torch's iterators see it.
+    """Return the loader's data set for torch's iterators.
 
-    In the training process the same for all epochs: it knows which generators are drawn from.
+    In the training process it is the same object for all epochs, since it has found out which generators are drawn from.
     """
     kept: KeyedSamples | None = loader._samples
     if kept is None or loader.num_workers or kept.dataset is not loader.dataset or kept.collate_fn is not loader.collate_fn:
@@ -120,13 +130,13 @@ def _samples_of(loader: Any) -> KeyedSamples:
 
 
 class KeyedView:
-    """The loader as torch's iterators see it: its data set and sampler replaced by the keyed ones.
+    """The loader for torch's iterators, with the keyed data set and sampler in place of its own.
 
-    Also what an epoch's state is made of; it outlives the iterator, which it knows weakly.
+    The epoch's state is made from it too. It outlives the iterator, to which it has a weak reference.
     """
 
     def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
-        self._loader = weakref.ref(loader)  # which keeps this view: a circle would keep workers until it is collected
+        self._loader = weakref.ref(loader)  # weak, since the loader keeps this view: a cycle would keep the workers
         self._source = OrderSource(loader._index_sampler, loader.generator)
         self._built_in = is_built_in(loader._index_sampler)
         self._iterator: weakref.ref[Any] | None = None
@@ -136,53 +146,53 @@ class KeyedView:
         self.dataset = _samples_of(loader)
         self.collate_fn = _as_it_is
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
-        self.worker_init_fn = _WorkerStart(loader.worker_init_fn)
-        # With workers torch begins to read the sampler once more after it has drawn its base seed, and reads that.
+        self.worker_init_fn = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
+        # With workers, torch calls iter() of the sampler again after it has drawn its base seed, and reads that iterator.
         self.next_epoch(seed, epoch, resume, seed_drawn=loader.num_workers == 0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader(), name)
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
-        """What the next reading of the sampler is for."""
+        """Set the epoch for which the sampler is read next."""
         self._seed = seed
         self.epoch = epoch
         self.resume = resume
         self._start = SamplerStart(self._source, resume, seed_drawn)
         self._done = RangeSet(resume.delivered.ranges())
         self.delivered = RangeSet(resume.delivered.ranges())
-        self._batches = len(self._source._index_sampler) if self._built_in else None  # None: not known before the end
+        self._batches = len(self._source._index_sampler) if self._built_in else None  # None: not known until the end
         self._sent: list[int] = []
         self._drawn = resume.drawn
         self.ended = False
 
     def of(self, iterator: Any) -> None:
-        """This is the view of that iterator, whose base seed is the seed where none was given."""
+        """Keep a weak reference to the iterator of this view. Its base seed is the seed if none was given."""
         self._iterator = weakref.ref(iterator)
 
     def seed(self) -> int:
-        """The seed given, else the base seed that torch's iterator has drawn."""
+        """Return the given seed, else the base seed that torch's iterator has drawn."""
         iterator = self._iterator() if self._iterator is not None else None
         if iterator is not None:
             self._base_seed = iterator._base_seed
         return self._base_seed if self._seed is None else self._seed
 
     def begin(self) -> Iterator[Any]:
-        """The sampler's iterator: torch's iterator is about to draw its base seed."""
+        """Return the sampler's iterator. torch's iterator calls this before it draws its base seed."""
         sampler = self._source._index_sampler
         if type(sampler) is BatchSampler and order.gives_each_once(sampler.sampler):
             return order.in_batches(sampler)
         return iter(self._start)
 
     def order_again(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The sampler's items, the first of which is asked for now; on a resume those that it gave in the first place."""
+        """Return the sampler's items, just before the first is asked for. On a resume they are the same as the first time."""
         source, resume = self._source, self.resume
         if self._built_in:
             self._start.keep_order()
         if resume.order is None or self._batches is None:
             return items
-        # But for the last batch, unless it had been read as well: with it a RandomSampler draws once more from a generator of
-        # the user's, and the next epoch's order follows from that.
+        # Not the last batch, unless it had been read as well: with it a RandomSampler draws once more from the user's
+        # generator, and the next epoch's order depends on that draw.
         given = self._batches if resume.finished else len(self._done)
         read = max(given + self._ahead, self._batches - 1, 1)
         with resume.order_restored(source):
@@ -191,7 +201,7 @@ class KeyedView:
         return itertools.chain(head, items)
 
     def read(self, position: int) -> bool:
-        """The sampler gave this position's batch. True where it is still to be delivered."""
+        """Note that the sampler gave this position's batch. True if the batch is still to be delivered."""
         self._drawn = max(self._drawn, position + 1)
         if self.resume.finished or position in self._done:
             return False
@@ -199,15 +209,15 @@ class KeyedView:
         return True
 
     def end(self) -> None:
-        """The sampler has given all of its batches."""
+        """Note that the sampler has given all of its batches."""
         self._batches = self._drawn
 
     def deliver(self, number: int) -> None:
-        """The batch that was sent to the workers as that number, from 0, went to the training loop; -1: the last one sent."""
+        """Note that batch ``number`` of those sent to the workers was delivered, counted from 0; -1: the last one sent."""
         self.delivered.add(self._sent[number])
 
     def state(self) -> dict[str, Any] | None:
-        """The epoch's state; None once it is over: all was delivered, and the iterator has said so or is gone."""
+        """Return the epoch's state. None once it is over: all was delivered, and the iterator has told its end or is gone."""
         finished = self.resume.finished or len(self.delivered) == self._batches
         iterator = None if self._iterator is None else self._iterator()
         gone = iterator is None or getattr(iterator, "_shutdown", False)
@@ -225,34 +235,34 @@ class KeyedView:
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch of any shape has: as many as its first tensor or array has rows; 1 where there is none."""
+    """Return how many samples a batch of any structure has: the rows of its first tensor or array; 1 if it has none."""
     try:
         return _rows_of(batch)
-    except Exception:  # an object of the user's, which may be anything: it is counted here, and must not be lost
+    except Exception:  # the user's batch may be any object: an error while it is counted must not lose it
         return 1
 
 
 def _rows_of(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):
-        return batch.size(0) if batch.dim() else 1  # a nested one has no shape
+        return batch.size(0) if batch.dim() else 1  # not by shape, which a nested tensor does not have
     if hasattr(batch, "shape"):
         return int(batch.shape[0]) if len(batch.shape) else 1
     if isinstance(batch, Mapping):
         batch = tuple(batch.values())
     if not isinstance(batch, (tuple, list)) or not batch:
         return 1
-    if isinstance(batch[0], (str, bytes, int, float)):  # a column of values that are no tensors
+    if isinstance(batch[0], (str, bytes, int, float)):  # a column of values that are not tensors
         return len(batch)
     return _rows_of(batch[0])
 
 
 class _Finishing:
-    """Mixed into torch's iterators: what ddlp does to a finished batch, and the count of what was delivered."""
+    """Mixed into torch's iterators: applies ddlp's last steps to each finished batch, and counts the delivered batches."""
 
     _base_seed: Any
     _sampler_iter: Any
     _num_yielded: int
-    on_end: Callable[[], None] | None = None  # called when all batches were delivered, and asked for
+    on_end: Callable[[], None] | None = None  # called when training has asked for a batch after the last one
 
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
         self._finish = finish
@@ -261,7 +271,7 @@ class _Finishing:
         self.view = self.memory = view
         view.of(self)
         super().__init__(view)  # type: ignore[call-arg]
-        if view.resume.seed is not None:  # also of the epochs after it, where workers persist
+        if view.resume.seed is not None:  # if workers persist, it holds for the epochs after it too
             self._base_seed = view.resume.seed
 
     def __next__(self) -> Any:
@@ -277,15 +287,15 @@ class _Finishing:
                 if self.on_end is not None:
                     self.on_end()
             raise
-        counts.ended_s = time.monotonic()  # so far: nobody tells when an iteration is broken off
+        counts.ended_s = time.monotonic()  # for now: it is not told when an iteration is broken off
         counts.delivered(0, Side.HOST, samples_in(batch) if self._in_batches else 1, asked_s, counts.ended_s)
         batch = self._finish(batch)
         self.view.deliver(self._number())
         return batch
 
     def _given(self) -> Any:
-        """torch's next batch. Where no profiler looks, without torch's mark for it: that takes 8 us, a small batch 40."""
-        length = self._IterableDataset_len_called  # type: ignore[attr-defined]  # torch warns where a stream gives more
+        """Return torch's next batch. Without a profiler, skip torch's mark for it: that takes 8 us, and a small batch 40 us."""
+        length = self._IterableDataset_len_called  # type: ignore[attr-defined]  # torch warns if a stream gives more
         if self._sampler_iter is None or length is not None or torch.autograd._profiler_enabled():
             return super().__next__()  # type: ignore[misc]
         batch = self._next_data()  # type: ignore[attr-defined]
@@ -293,7 +303,7 @@ class _Finishing:
         return batch
 
     def _number(self) -> int:
-        """Which of the batches sent to the workers `__next__` has just given, from 0."""
+        """Return the number, from 0, of the batch that `__next__` has just given, among those sent to the workers."""
         raise NotImplementedError
 
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform) -> None:
@@ -308,11 +318,16 @@ class _Finishing:
 
 class _Single(_Finishing, _SingleProcessDataLoaderIter):
     def _number(self) -> int:
-        return -1  # it sends one at a time; torch counts none that has failed
+        return -1  # it sends one at a time; torch does not count a batch that has failed
 
 
 class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
     _received = 0
+
+    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
+        self._blocks = Blocks()
+        view.collate_fn = HandOver(view.collate_fn, self._blocks.token)
+        super().__init__(loader, view, counts, finish)
 
     def _get_data(self) -> Any:
         data = super()._get_data()
@@ -320,7 +335,7 @@ class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
         return data
 
     def _number(self) -> int:
-        # With in_order=False what was received last is what was given; else torch counts.
+        # With in_order=False the batch that was received last is given; otherwise torch counts.
         return self._rcvd_idx - 1 if getattr(self, "_in_order", True) else self._received
 
 
@@ -330,9 +345,9 @@ UserCodeIterator = _Single | _Multi
 def iterate_user_code(
     loader: DataLoader, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform
 ) -> UserCodeIterator:
-    """torch's own iterator over a loader whose data set has indices, with keyed samples.
+    """Return torch's own iterator over a loader whose data set has indices, with keyed samples.
 
-    ``seed`` None takes the base seed that torch draws. ``finish`` is called with each batch, in the training thread.
+    ``seed``: None: the base seed that torch draws. ``finish`` is called with each batch, in the training thread.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
     return kind(loader, KeyedView(loader, seed, epoch, resume), _counts(epoch, resume), finish)

@@ -1,4 +1,4 @@
-"""Python runs this when it starts, in each process below `ddlp run`: that has put this directory on PYTHONPATH."""
+"""Python runs this when it starts, in each process below `ddlp run`, which has put this directory on PYTHONPATH."""
 
 import importlib.util
 import json
@@ -7,8 +7,8 @@ import sys
 from importlib.machinery import PathFinder
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]  # the script's path is what it would have been
-_own = PathFinder.find_spec("sitecustomize", sys.path)  # the environment's, in whose place this one runs
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]  # the script sees the path that it would have had
+_own = PathFinder.find_spec("sitecustomize", sys.path)  # the environment's own, which this file hides
 if _own is not None and _own.loader is not None:
     sys.modules["sitecustomize"] = importlib.util.module_from_spec(_own)
     _own.loader.exec_module(sys.modules["sitecustomize"])

@@ -1,1 +1,1 @@
-"""GPUDirect Storage: batch files straight into GPU memory, what stands in the way of that, and a probe that reads."""
+"""GPUDirect Storage: reads batch files directly into GPU memory, finds what prevents that, and probes it by a read."""

@@ -1,8 +1,8 @@
-"""cuFile's own settings: where a process gets them from, a copy with its compatibility mode switched off, what it goes by.
+"""cuFile's own settings: where a process gets them, a copy without the compatibility mode, and the ones in force.
 
-cuFile reads a JSON file with // comments ($CUFILE_ENV_PATH_JSON, else /etc/cufile.json) when its driver is opened; some
-settings have an environment variable that goes first. Its compatibility mode is the property ``allow_compat_mode``. The
-variable CUFILE_ALLOW_COMPAT_MODE, named in many places, is ignored by libcufile 1.17: the file alone counts there.
+cuFile reads a JSON file with // comments ($CUFILE_ENV_PATH_JSON, else /etc/cufile.json) when its driver is opened; for some
+settings an environment variable takes precedence. Its compatibility mode is the property ``allow_compat_mode``. libcufile 1.17
+ignores the variable CUFILE_ALLOW_COMPAT_MODE, which many texts name: the file alone counts there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def section(settings: Settings, *names: str) -> Settings:
 
 
 def strict(settings: Settings, p2pdma: bool = False) -> Settings:
-    """A copy in which a read that can't go directly fails. ``p2pdma``: with the kernel's PCI P2PDMA switched on."""
+    """A copy of the settings, with which a read fails if it can't be direct. ``p2pdma``: with the kernel's PCI P2PDMA on."""
     settings = copy.deepcopy(settings)
     section(settings, "properties")["allow_compat_mode"] = False
     if p2pdma:
@@ -73,16 +73,16 @@ def wants_p2pdma(settings: Settings, environ: Mapping[str, str] = os.environ) ->
 def quiet_log() -> None:
     """Keep cuFile from writing cufile.log into the working directory, unless the user said where it goes.
 
-    To be called before its driver is opened, which the first file does.
+    Call it before cuFile's driver is opened. The first file opens it.
     """
     if "CUFILE_LOGFILE_PATH" not in os.environ and not section(read_settings(), "logging").get("dir"):
         os.environ["CUFILE_LOGFILE_PATH"] = os.devnull
 
 
 def in_force() -> tuple[bool, bool] | None:
-    """(compatibility mode allowed, compatibility mode forced): what this process's open driver goes by.
+    """(compatibility mode allowed, compatibility mode forced), as this process's open driver has them.
 
-    None where libcufile is too old to tell (before 1.14) or not loaded. It says (False, False) before the driver is open.
+    None if libcufile is too old to tell (before 1.14) or not loaded. Before the driver is open, cuFile tells (False, False).
     """
     try:
         ask = ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW).cuFileGetParameterBool

@@ -1,9 +1,9 @@
 """Reads by cuFile itself, in threads of our own.
 
-kvikio's are ordered after the CUDA default stream: before the first byte each waits for all training steps that are queued
-there (since its pull request 437; its bindings before 796 hold the GIL meanwhile). C++ callers can switch that off, Python's
-can't; nor does its read for a stream of one's own help, where cuFile has no settings file. cuFile's reads wait for nothing.
-And torch.cuda.gds holds the GIL as long as a read takes.
+kvikio's reads are ordered after the CUDA default stream: before its first byte each read waits for all training steps that are
+queued there (since kvikio's pull request 437; its bindings before 796 hold the GIL meanwhile). C++ callers can switch that off,
+Python callers can't. kvikio's read for a stream of one's own does not help either, if cuFile has no settings file. cuFile's own
+reads wait for nothing. torch.cuda.gds is no choice: it holds the GIL as long as a read takes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class DirectReader:
 
     Args:
         device: the GPU's number, as CUDA has it in this process.
-        threads: that read at once.
-        piece_bytes: that each reads at a time.
+        threads: how many read at once.
+        piece_bytes: how much each of them reads at a time.
 
     Raises:
         OSError: the libraries, or the GPU's context, can't be had.
@@ -53,7 +53,7 @@ class DirectReader:
 
     def __init__(self, device: int, threads: int, piece_bytes: int) -> None:
         self._piece_bytes = piece_bytes
-        self._cufile = ctypes.CDLL(SONAME, use_errno=True)  # torch's or kvikio's, which is loaded
+        self._cufile = ctypes.CDLL(SONAME, use_errno=True)  # the one that torch or kvikio has loaded
         self._cufile.cuFileHandleRegister.restype = Error
         self._cufile.cuFileHandleRegister.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(_Description)]
         self._cufile.cuFileHandleDeregister.restype = None
@@ -65,14 +65,14 @@ class DirectReader:
         self._cuda.cuMemGetAddressRange_v2.argtypes = [ctypes.POINTER(_Pointer), ctypes.POINTER(_Size), _Pointer]
         number = ctypes.c_int()
         _check_cuda("cuDeviceGet", self._cuda.cuDeviceGet(ctypes.byref(number), device))
-        # The one that torch works in. Kept for good, as torch keeps it.
+        # The context in which torch works. It is kept for good, as torch keeps it.
         self._context = ctypes.c_void_p()
         retained = self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), number)
         _check_cuda("cuDevicePrimaryCtxRetain", retained)
         self._threads = ThreadPoolExecutor(threads, "ddlp-gds")
 
     def read(self, path: str | os.PathLike[str], address: int, offset: int, size: int) -> int:
-        """Read the bytes [offset, offset + size) of a file to an address in the GPU's memory, and wait for that alone.
+        """Read the bytes [offset, offset + size) of a file to an address in the GPU's memory, and wait for this read alone.
 
         Returns how many bytes came: less than ``size`` where the file ends before. Raises OSError.
         """
@@ -85,7 +85,7 @@ class DirectReader:
                     self._threads.submit(self._piece, path, handle, address, start, offset, min(step, size - start))
                     for start in range(0, size, step)
                 ]
-                wait(parts)  # all, also where one failed: they write to the memory
+                wait(parts)  # for all, even if one has failed: they write to the memory
                 return sum(part.result() for part in parts)
         finally:
             os.close(descriptor)
@@ -104,9 +104,9 @@ class DirectReader:
             self._cufile.cuFileHandleDeregister(handle)
 
     def _piece(self, path: str | os.PathLike[str], handle: int, address: int, start: int, offset: int, size: int) -> int:
-        """The part of a read that begins ``start`` bytes behind its beginning."""
+        """Read one part, which begins ``start`` bytes after the beginning of the read."""
         _check_cuda("cuCtxSetCurrent", self._cuda.cuCtxSetCurrent(self._context))
-        # From the beginning of the allocation, which is what kvikio registers: cuFile looks a buffer up by its beginning.
+        # Counted from the beginning of the allocation, as kvikio registers it: cuFile looks a buffer up by its beginning.
         base, whole = _Pointer(), _Size()
         found = self._cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(whole), address)
         _check_cuda("cuMemGetAddressRange", found)

@@ -1,9 +1,9 @@
-"""What stands between a directory and direct reads into GPU memory: read from /proc and /sys, nothing is asked of CUDA.
+"""Finds what prevents direct reads from a directory into GPU memory, in /proc and /sys and without CUDA.
 
-These are reasons to look into, in the order of causes. Whether reads are direct only a read can tell
+The results are possible reasons, in the order of causes. Only a read can tell whether reads are direct
 (`ddlp.transfer.gds.probe`). Sources: NVIDIA's GPUDirect Storage troubleshooting guide and release notes, 1.13 to 1.18.
 
-Those of the system take the root of the file tree, so that a recorded one can be looked at.
+Functions that look at the system take the root of the file tree, so that they can look at a recorded one.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def nvidia_fs(root: str | os.PathLike[str] = "/") -> bool:
 
 
 def ask_p2pdma(root: str | os.PathLike[str] = "/") -> tuple[str, ...]:
-    """What the kernel's PCI P2PDMA, the way without nvidia-fs, still wants of this system; empty if nothing is seen."""
+    """What this system lacks for the kernel's PCI P2PDMA, the way without nvidia-fs; empty if nothing is seen."""
     root = Path(root)
     wants = []
     release = _read(root / "proc/sys/kernel/osrelease").strip()
@@ -164,7 +164,7 @@ def ways_out(
 ) -> tuple[str, ...]:
     """What would make reads from a directory direct: each an imperative with its reason, causes first.
 
-    Empty where nothing is seen that stands in the way, which is no proof.
+    Empty if no obstacle is seen. That is no proof.
 
     Args:
         directory: the spool, or where batch files lie.

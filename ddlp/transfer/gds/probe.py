@@ -1,7 +1,7 @@
 """Find out by reading how files of a directory get into GPU memory: directly, through cuFile's copies, or by POSIX calls.
 
-No version string counts and no driver's word: a file is written there and read in a process of its own, with every
-compatibility mode off. If the right bytes arrive, reads from there are direct.
+Version strings and what a driver says of itself don't count. A file is written there, and a process of its own reads it with
+every compatibility mode off. If the right bytes arrive, reads from there are direct.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Probe:
         reason: what proves it, or why it is no better; one line.
         ways_out: what would make it direct, each an imperative; causes first.
         gb_per_s: of one read of 32 MiB by that way, uncached; None if none was made.
-        gpu: there is a GPU; False: nothing is wrong, there is nothing to read into.
+        gpu: there is a GPU. False: nothing is wrong, but there is nothing to read into.
     """
 
     kind: str
@@ -60,8 +60,8 @@ def probe(
 
     Args:
         directory: the spool, or where batch files lie. A file of 32 MiB is written there and removed.
-        gpu: the number of the one to read into: another may hang on another part of the machine.
-        limit_s: for each of the reads, after which it counts as failed.
+        gpu: the number of the GPU to read into. Another one may be attached to another part of the machine.
+        limit_s: a read that takes longer counts as failed.
         root: of the file tree in which /proc and /sys are looked up.
     """
     directory = os.path.abspath(directory)
@@ -90,7 +90,7 @@ def probe(
 
 
 def judge(outcomes: dict[str, Outcome], ways: tuple[str, ...]) -> Probe:
-    """What the reads mean together. ``outcomes``: of "strict", and if that failed "p2pdma", "cufile" and "posix"."""
+    """What the reads mean together. ``outcomes``: of "strict", and if that failed of "p2pdma", "cufile" and "posix"."""
     ways = ways or (_LOOK,)
     direct, cufile, posix = (outcomes.get(name, Outcome(False)) for name in ("strict", "cufile", "posix"))
     if direct.ok and direct.usual == "cufile":
@@ -141,7 +141,7 @@ def _probe_file(directory: str) -> Iterator[tuple[str, str]]:
 
 
 def _try(path: str, digest: str, gpu: int, limit_s: float, mode: str, settings: Settings) -> Outcome:
-    """One read, in a child with these settings of cuFile."""
+    """Make one read, in a child process with these settings of cuFile."""
     folder = tempfile.mkdtemp(prefix="ddlp-probe-")
     log = os.path.join(folder, "cufile.log")
     try:
@@ -165,7 +165,7 @@ def _try(path: str, digest: str, gpu: int, limit_s: float, mode: str, settings: 
 
 
 def run_child(command: list[str], environment: dict[str, str], limit_s: float) -> Outcome:
-    """Run a probe read to its end, or to the limit; then nothing of it is left. Raises nothing."""
+    """Run a probe read to its end or to the limit. Nothing of it is left afterwards. Raises nothing."""
     child = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,

@@ -1,7 +1,7 @@
 """The probe read: `python -m ddlp.transfer.gds.probe_child FILE OFFSET SIZE DIGEST MODE GPU`, started by `probe`.
 
-A process of its own, since cuFile reads its settings once a process, can end it (signals), and can hang for ever.
-Prints one line of JSON, `Outcome`'s fields.
+It is a process of its own, since cuFile reads its settings once a process, can end the process (signals), and can hang for
+ever. It prints one line of JSON with the fields of `Outcome`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["Outcome"]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a probe read came to.
+    """The outcome of a probe read.
 
     Attributes:
-        ok: the bytes came, in the way that was asked for, and they are the file's.
-        why: why not.
+        ok: the file's bytes came, in the way that was asked for.
+        why: the reason if not ok.
         gb_per_s: of the second read, from the drive and not from the page cache; None if there was none.
-        usual: how kvikio reads here when nobody insists: "cufile" or "posix".
+        usual: how kvikio reads here by default: "cufile" or "posix".
         no_gpu: torch sees no CUDA device.
     """
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     except (DDLPError, OSError, RuntimeError, ValueError) as error:
         outcome = Outcome(False, _short(error))
     print(json.dumps(dataclasses.asdict(outcome)), flush=True)
-    os._exit(0)  # what CUDA and cuFile do at exit has no say in the outcome
+    os._exit(0)  # what CUDA and cuFile do at exit must not change the outcome
 
 
 def _read(path: str, offset: int, size: int, digest: str, mode: str, gpu: int) -> Outcome:
@@ -90,7 +90,7 @@ def _read(path: str, offset: int, size: int, digest: str, mode: str, gpu: int) -
 
 
 def _short(error: Exception) -> str:
-    """The first sentence, without kvikio's place in its sources: "... at: /x/file_handle.cpp:202: what is wrong"."""
+    """The first sentence, without the place in kvikio's sources: "... at: /x/file_handle.cpp:202: what is wrong"."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return re.sub(r"^.*\.[ch]pp:\d+: ", "", text, flags=re.DOTALL).partition("\n")[0].partition(". ")[0]
 

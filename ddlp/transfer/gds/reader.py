@@ -1,9 +1,9 @@
 """GPUDirect Storage: batch files read straight into GPU memory, by NVIDIA's cuFile; kvikio finds it and registers memory.
 
-kvikio is imported when a reader is opened, not before: without the driver's libcuda nearly all it does fails, and opening
-cuFile then spins for ever (kvikio 26.10, libcufile 1.17). `ddlp.transfer.gds.probe` finds out whether a read is direct.
+kvikio is imported only when a reader is opened. Without the driver's libcuda nearly all calls of kvikio fail, and opening
+cuFile spins for ever (kvikio 26.10, libcufile 1.17). `ddlp.transfer.gds.probe` finds out whether a read is direct.
 
-After the first read this process must not fork workers that touch CUDA or files by cuFile: neither survives it.
+After the first read this process must not fork workers that touch CUDA or read files by cuFile: neither works after a fork.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GdsReader", "as_os_error", "set_default"]
 
-# kvikio's own defaults are 1 thread and 4 MiB a task: one request under way, where an NVMe drive wants many. Two batches of
-# some tens of MB, read at once in pieces of 4 MiB, keep 16 busy. $KVIKIO_NTHREADS and $KVIKIO_TASK_SIZE go first.
+# kvikio's own defaults are 1 thread and 4 MiB a task. That is one request at a time, but an NVMe drive wants many. Two batches
+# of some tens of MB, read at once in pieces of 4 MiB, keep 16 threads busy. $KVIKIO_NTHREADS and $KVIKIO_TASK_SIZE take
+# precedence.
 _THREADS = 16
 _TASK_BYTES = 4 << 20
 _ENVIRONMENT = {"num_threads": ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"), "task_size": ("KVIKIO_TASK_SIZE",)}
@@ -34,8 +35,8 @@ class GdsReader:
     """Reads parts of files into GPU memory.
 
     Several threads may read at once, each into a buffer of its own. Direct reads obey no CUDA stream and wait for none
-    (`ddlp.transfer.gds.direct`): before one, whatever still uses the buffer must have ended; after it, the bytes are there.
-    kvikio's own ("posix") are copied in turn with the default stream, so after all training steps that are queued there.
+    (`ddlp.transfer.gds.direct`). Before one, all work that uses the buffer must have ended; after it, the bytes are there.
+    kvikio's own reads ("posix") are copied on the default stream, so after all training steps that are queued there.
 
     Attributes:
         through: "cufile", or "posix" where kvikio goes round cuFile (its compatibility mode: $KVIKIO_COMPAT_MODE, no
@@ -83,10 +84,11 @@ class GdsReader:
         return cls(kvikio)
 
     def register(self, buffer: torch.Tensor) -> None:
-        """Pin a buffer's memory for direct access, once for all reads into it; what fails is noted, and reads still work.
+        """Pin a buffer's memory for direct access, once for all reads into it. If that fails it is noted, and reads still work.
 
-        cuFile registers the whole allocation that the tensor lies in, so it should have one of its own: 20 MiB or more,
-        made once and kept. It is held until `deregister` or `close`: memory freed while registered can hang the driver.
+        cuFile registers the whole allocation that the tensor lies in, so the tensor should have one of its own: 20 MiB or more,
+        made once and kept. The buffer is held until `deregister` or `close`: memory that is freed while registered can hang the
+        driver.
         """
         _check(buffer, 0)
         try:
@@ -97,18 +99,18 @@ class GdsReader:
             self._registered[buffer.data_ptr()] = buffer
 
     def deregister(self, buffer: torch.Tensor) -> None:
-        """Undo `register`; nothing happens to a buffer that is not."""
+        """Undo `register`. Does nothing for a buffer that is not registered."""
         if self._registered.pop(buffer.data_ptr(), None) is not None:
             try:
                 self._kvikio.buffer.memory_deregister(buffer)
             except (RuntimeError, OSError, ValueError):
-                pass  # two buffers in one allocation: it is one registration
+                pass  # two buffers in one allocation have one registration
 
     def read(self, path: str | os.PathLike[str], buffer: torch.Tensor, offset: int, size: int) -> int:
         """Read the bytes [offset, offset + size) of a file to the beginning of the buffer, and wait; without the GIL.
 
-        Direct reads are whole blocks: offset and size should be multiples of 4096. Others work; their ends are copied.
-        Where cuFile can't read a file an error says so; nothing else is tried.
+        Direct reads are whole blocks: offset and size should be multiples of 4096. Others work, but their ends are copied. If
+        cuFile can't read a file, an error says so; nothing else is tried.
 
         Args:
             path: the file.
@@ -141,7 +143,7 @@ class GdsReader:
             raise as_os_error(error, path) from error
 
     def _direct_to(self, buffer: torch.Tensor) -> DirectReader:
-        """What reads directly into that GPU's memory."""
+        """Return the reader that reads directly into the memory of the buffer's GPU."""
         with self._lock:
             device = buffer.get_device()
             if device not in self._direct:
@@ -160,7 +162,7 @@ class GdsReader:
 
 
 def as_os_error(error: RuntimeError, path: str | os.PathLike[str]) -> OSError:
-    """What kvikio says, with the errno that is only a text in it; EIO where there is none and the file can be opened."""
+    """kvikio's error with its errno, which kvikio tells only as text; EIO if it tells none and the file can be opened."""
     text = str(error)
     said = text.rpartition(": ")[2].strip().rstrip(".")
     for number in errno.errorcode:
@@ -190,7 +192,7 @@ def _load() -> Any:
 
 
 def set_default(kvikio: Any, name: str, value: Any) -> None:
-    """One of kvikio's settings; its versions before 25.2 have a function for each."""
+    """Set one of kvikio's settings; its versions before 25.2 have a function for each."""
     if hasattr(kvikio.defaults, "set"):
         kvikio.defaults.set({name: value})
     else:

@@ -5,12 +5,16 @@ import json
 import os
 import re
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torchvision import transforms as T
 
-from ddlp.bench import bits, contenders
+from csd_engine.keyed import Keyed
+from ddlp.bench import bits, contenders, operator_bits
 from ddlp.bench.common import child
 from ddlp.bench.contenders import (
     BARE,
@@ -26,9 +30,11 @@ from ddlp.bench.contenders import (
     TURBOLOADER,
     Work,
 )
-from ddlp.bench.data import cycle, stream
+from ddlp.bench.data import PRESETS, cycle, loader, stream
 from ddlp.bench.host import Result, Table, aims, table
 from ddlp.cli import main
+from ddlp.translate.portable import portable
+from ddlp.translate.transforms import translate
 
 
 def test_the_middle_of_a_cycle_holds_each_image_once():
@@ -58,6 +64,21 @@ def test_contender(small_sets, name):
             side = 32 if pipeline == "cifar10" else 224
             assert tuple(images.shape) == (4, 3, side, side)
             assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
+
+
+@pytest.mark.parametrize("pipeline", PRESETS)
+def test_presets(small_sets, pipeline):
+    if pipeline == "timm":
+        pytest.importorskip("timm", reason="pip install timm")
+    for name in (OURS, BASELINES[0], BARE, DALI):
+        if pipeline in CONTENDERS[name].pipelines and not CONTENDERS[name].missing():
+            work = Work(name, pipeline, str(small_sets / "110kb"), 4, 8)
+            made = next(CONTENDERS[name].make(work))
+            images = made[0]["images"] if name == DALI else made if name == BARE else made[0]
+            for view in images if pipeline == "simclr" else [images]:
+                assert tuple(view.shape) == (4, 3, 224, 224) and view.dtype == torch.float32
+            assert not pipeline == "simclr" or len(images) == 2
+    assert portable(loader(small_sets / "110kb", pipeline, 4), torch.float32, None).views == 1 + (pipeline == "simclr")
 
 
 def test_turboloader_gets_the_same_files_in_the_same_order(small_sets):
@@ -149,9 +170,41 @@ def test_pixels_are_torchvisions(kind, tmp_path, monkeypatch):
         prepare(*arguments)
         arguments[-1][0, 0, 0] ^= 1
 
-    prepare = bits._prepare
-    monkeypatch.setattr(bits, "_prepare", one_off)
+    prepare = bits.prepare
+    monkeypatch.setattr(bits, "prepare", one_off)
     found = bits.compare_kind(kind, 24, tmp_path)
     assert found["differing"] == 24 and "up to 1" in found["examples"][0]
     result = bits.Bits({kind: 24}, {kind: 0}, {kind: 24}, found["examples"])
     assert result.differing == 24 and bits.aims(result)[0].text.endswith("MISSED") and kind in bits.table(result)
+
+
+def test_each_operators_pixels_are_torchvisions(tmp_path, monkeypatch):
+    names = [name for name in operator_bits.OPERATORS if name != operator_bits.TIMMS or find_spec("timm")]
+
+    def over(kind):
+        result = operator_bits.OperatorBits()
+        for answer in operator_bits.compare_kind(kind, 2, names, tmp_path):
+            result.add(answer)
+        return result
+
+    found = over("420")
+    assert all(found.right(name) for name in names) and set(found.values.values()) == {2 * 64 * 64 * 3}
+    drawn = [step for name in names for step in steps_of(name)]
+    kinds = {"Enhance", "Hue", "Gray", "Blur", "Warp", "Table", "AutoContrast", "Equalize"}
+    assert kinds <= {type(step).__name__ for step in drawn}
+
+    def one_off(*arguments):
+        prepare(*arguments)
+        arguments[-1][0, 0, 0] ^= 1
+
+    prepare = bits.prepare
+    monkeypatch.setattr(operator_bits, "prepare", one_off)
+    found = over("420")
+    assert not any(found.right(name) for name in names if name not in operator_bits.BY_ONE)
+    assert operator_bits.aims(found)[0].text.endswith("MISSED") and "RandomAffine" in operator_bits.table(found)
+
+
+def steps_of(name):
+    """What an operator draws for 20 images."""
+    pipeline = translate(T.Compose([operator_bits.OPERATORS[name](), T.ToTensor()])).pipeline
+    return [step for k in range(20) for step in pipeline.draw((90, 70), Keyed(0, 0, k, 0)).primitives]

@@ -2,6 +2,7 @@
 
 import json
 
+from ddlp.bench.user_images import IMAGE_SETS, missing
 from ddlp.bench.usercode import SETS, Line, Result, table
 from ddlp.cli import main
 
@@ -19,6 +20,15 @@ def test_with_workers(capsys):
     arguments = ["--rounds", "1", "--batch", "4", "--part", "0.001", "--workers", "2", "--sets", "trivial", "IterableDataset"]
     assert main(["bench", "usercode", *arguments]) == 0
     assert "ours / DataLoader" in capsys.readouterr().out
+
+
+def test_sets_of_images(small_sets, capsys):
+    sets = [name for name in IMAGE_SETS if not missing(name)]
+    arguments = ["--rounds", "1", "--batch", "4", "--data", str(small_sets), "--sets", *sets]
+    assert main(["bench", "usercode", *arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [(line["data"], line["workers"]) for line in result["lines"]] == [(name, 1) for name in sets]
+    assert all(line["theirs"][0] > 0 and line["ours"][0] > 0 for line in result["lines"])
 
 
 def test_the_table_gives_median_and_spread():

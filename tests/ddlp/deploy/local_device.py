@@ -17,6 +17,15 @@ from ddlp.deploy.shell import Shell
 from tests.ddlp.deploy.sshd import Sshd
 from tests.engine_process import make_jpegs, until
 
+# `ddlp` in a process of its own, where the device's images/s are measured for a moment, as by the fixture quick_rate.
+QUICK_DDLP = """
+import sys
+from ddlp import cli
+from ddlp.deploy import deployment
+deployment._RATE_S = 0.1
+sys.exit(cli.main())
+"""
+
 # A user's systemd where there is none: HOME/may says who lets the user linger, HOME/lingers whether it does.
 SYSTEMD = {
     "id": "case $1 in -u) echo 1000 ;; *) echo user ;; esac\n",

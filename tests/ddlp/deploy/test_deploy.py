@@ -21,7 +21,7 @@ from ddlp import DDLPError, load_operators
 from ddlp.deploy import deployment
 from ddlp.devices import address_book as book
 from ddlp.devices import device as reach
-from tests.ddlp.deploy.local_device import SYSTEMD, Device, ddlp, epoch, everything, tree
+from tests.ddlp.deploy.local_device import QUICK_DDLP, SYSTEMD, Device, ddlp, epoch, everything, tree
 from tests.ddlp.deploy.sshd import kill_tree, programs, python_path
 from tests.engine_process import alive, until
 
@@ -81,7 +81,7 @@ def _older_build(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch
     shutil.copytree(REPOSITORY / "ddlp", copy / "ddlp", ignore=shutil.ignore_patterns("__pycache__"))
     change(copy / "csd_engine")
     done = subprocess.run(
-        [sys.executable, "-m", "ddlp", *device.arguments()], env={**os.environ, "PYTHONPATH": str(copy)}, cwd=copy,
+        [sys.executable, "-c", QUICK_DDLP, *device.arguments()], env={**os.environ, "PYTHONPATH": str(copy)}, cwd=copy,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

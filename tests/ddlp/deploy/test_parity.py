@@ -117,7 +117,8 @@ def test_an_operator_that_differs_is_named(device, capsys):
     steps = device / "transforms/primitives.py"
     text = steps.read_text()
     assert "return luma if" in text
-    steps.write_text(text.replace("return luma if", "luma = luma.point(lambda v: v + (v < 200) * 3)\n    return luma if"))
+    changed = text.replace("return luma if", "luma = luma.point(lambda v: v + (v < 200) * 3)\n        return luma if")
+    steps.write_text(changed.replace("return KernelStep(StepKind.GRAY, (self.channels,))", "return None"))
     assert main(["parity", "board0"]) == 1
     said = capsys.readouterr().out
     assert "Grayscale, 1 channel: " in said and "% of values differ, by at most 3" in said

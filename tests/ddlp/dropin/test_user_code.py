@@ -294,7 +294,7 @@ def test_persistent_workers_and_another_batch_transform():
     [
         (lambda paths: (numbered(paths, lambda image: torch.zeros(1)), {}), "function"),
         (lambda paths: (numbered(paths, Invert()), {}), "Invert"),
-        (lambda paths: (numbered(paths), dict(collate_fn=pairs)), "collate_fn=pairs"),
+        (lambda paths: (numbered(paths), dict(collate_fn=pairs, own_steps="off")), "collate_fn=pairs"),
         (lambda paths: (Draws(), {}), "Draws"),
         (lambda paths: (Stream(), {}), "Stream"),
     ],

@@ -56,9 +56,14 @@ WAYS = {
     garble_header: "header",
 }
 
+RATIO, STEP = 0.25, 7
+
 
 class Vandal:
-    """Does one thing to files that lie in the spool. Called between two steps, when all fetch slots are full: no race."""
+    """Does one thing to files that lie in the spool. Called between two steps, when all fetch slots are full: no race.
+
+    With mte at `RATIO`, before `STEP`: the host makes up to 13 of the device's 30 batches beside its own ten.
+    """
 
     def __init__(self, spool: Path, way: Callable[[Path, Path], None], files: int) -> None:
         self._spool, self._way, self._files = spool, way, files
@@ -89,9 +94,9 @@ class Vandal:
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_damaged_files(leaves_nothing, data, truth, told, way):
     """mte leaves the device's batches in the spool until the host's are trained on."""
-    loader = make_loader(data, "mte", ratio=0.5)
+    loader = make_loader(data, "mte", ratio=RATIO)
     vandal = Vandal(leaves_nothing, way, 4)
-    truth.check(train(loader, 0.02, at={17: vandal}))
+    truth.check(train(loader, 0.02, at={STEP: vandal}))
     assert vandal.batches == 4
     assert len(told) == 4, list(told)
     assert all("was not used" in text and WAYS[way] in text and "host prepares it again" in text for text in told)

@@ -52,7 +52,7 @@ def test_a_host_that_vanishes(engines, script, images, number, transfer):
     assert host.line() == "at work"
     os.kill(host.pid, number)
     until(lambda: not job_directories(engine) and not os.listdir(engine.spool / "files"), 10, "an empty spool")
-    assert "silent" in engine.log
+    assert "has sent nothing" in engine.log
     if number == signal.SIGKILL:
         host = script(HOST, **environment)
         assert host.line() == "at work"

@@ -19,8 +19,8 @@ from ddlp.transfer.gds.needs import place_of
 from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
 from tests.ddlp.faults.scene import make_loader, train, until
+from tests.ddlp.faults.test_damage import RATIO, STEP, Vandal, flip
 from tests.ddlp.faults.test_damage import WAYS as DAMAGES
-from tests.ddlp.faults.test_damage import Vandal, flip
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -81,9 +81,9 @@ def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, work
 
 @pytest.mark.parametrize("way", DAMAGES, ids=lambda way: way.__name__)
 def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
-    loader = make_loader(data, "mte", ratio=0.5, **lands("pinned"))
+    loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
     vandal = Vandal(leaves_nothing, way, 4)
-    truth.check(on_cpu(train(loader, 0.02, at={17: vandal})))
+    truth.check(on_cpu(train(loader, 0.02, at={STEP: vandal})))
     assert vandal.batches == len(told) == 4, list(told)
     assert all("was not used" in text and DAMAGES[way] in text and "host prepares it again" in text for text in told)
 
@@ -91,10 +91,10 @@ def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
 def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands, monkeypatch):
     """Else the test above could pass by something else: without it the damaged bits are delivered."""
     monkeypatch.setattr("ddlp.transfer.gpu_transfer.check_sum", lambda found, promised: None)
-    loader = make_loader(data, "mte", ratio=0.5, **lands("pinned"))
+    loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
     vandal = Vandal(leaves_nothing, flip, 4)
     with pytest.raises(AssertionError):
-        truth.check(on_cpu(train(loader, 0.02, at={17: vandal})))
+        truth.check(on_cpu(train(loader, 0.02, at={STEP: vandal})))
     assert not len(told)
 
 

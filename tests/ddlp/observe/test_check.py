@@ -266,7 +266,7 @@ def test_a_file_that_is_not_verified(data, monkeypatch, mapped):
 
 
 def test_a_batch_used_before_it_was_read(data, monkeypatch):
-    """What is published counts as made: nobody reads the file."""
+    """What is published counts as made: nobody fetches it."""
     def at_once(self, device, lease, path, busy_s):
         with self._lock:
             position = self.ledger.devices[device].outstanding.get(lease)
@@ -278,7 +278,7 @@ def test_a_batch_used_before_it_was_read(data, monkeypatch):
 
     monkeypatch.setattr(EpochExecutor, "published", at_once)
     verdict = verdict_on(data, "csd")
-    assert refuted(verdict) == [BITS, COMPLETE] and "before its file was read" in verdict.claims[COMPLETE].against[0]
+    assert refuted(verdict) == [BITS, COMPLETE] and "before it was fetched" in verdict.claims[COMPLETE].against[0]
 
 
 def test_half_a_file(data, monkeypatch):

@@ -21,9 +21,8 @@ class Listener(EpochExecutor):
 
     def __init__(self, strategy_of: int) -> None:
         self.ledger = Ledger(strategy_of, host_slots=4)
-        self.rates = Rates()
+        self.rates = Rates(full_batch=BATCH)
         self.strategy = Mte(self.ledger, self.rates)
-        self.rates.full_batch = BATCH
         self._lock, self._messages = threading.RLock(), UserMessages()
         self.hooks = EpochHooks()
         self.acted = 0
@@ -38,7 +37,7 @@ def test_each_rank_reckons_with_an_equal_part(ranks):
     one = Listener(120)
     one.rates.host.add(1.0)
     one.shared("d", ranks)
-    one.rates.device("d").parallel = 2
+    one.rates.joined("d", 2)
     one.rates.device("d").add(0.5)
     assert one.rates.csd_per_s(["d"]) == pytest.approx(4 / ranks)
     assert Mte.split(120, one.rates, ["d"], 1000) == round(120 / (1 + 4 / ranks))

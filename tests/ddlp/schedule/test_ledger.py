@@ -267,6 +267,25 @@ def test_what_was_delivered_is_written_down_where_it_is_in_the_epoch():
     assert list(again.free) == [1, 2, 3, 4]
 
 
+def test_the_hosts_slots_come_at_once_and_go_as_they_come_free_but_for_one():
+    ledger = Ledger(20, host_slots=3)
+    ledger.resize_host_slots(6)
+    assert ledger.free_host_slots == 6
+    claims = [ledger.claim(position) for position in range(5)]
+    ledger.resize_host_slots(3)
+    assert (ledger.host_slots, ledger.free_host_slots) == (6, 1), "the one that is free is kept"
+    ledger.made(claims[0])
+    ledger.deliver(0)
+    ledger.resize_host_slots(3)
+    assert (ledger.host_slots, ledger.free_host_slots) == (5, 1)
+    for claim in claims[1:]:
+        ledger.made(claim)
+    for position in range(1, 5):
+        ledger.deliver(position)
+    ledger.resize_host_slots(3)
+    assert (ledger.host_slots, ledger.free_host_slots) == (3, 3)
+
+
 def test_an_epoch_of_unknown_length():
     ledger = Ledger(None, host_slots=2)
     assert not ledger.done

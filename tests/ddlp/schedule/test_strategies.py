@@ -386,8 +386,23 @@ def test_a_large_batch_over_a_slow_link_is_given_its_time():
     ledger.published("csd0", lease)
     ledger.fetch(9, now=0.0)
     assert strategy.hanging_fetch(29.0) is None and strategy.hanging_fetch(31.0) == lease
-    rates.full_batch, strategy.sample_bytes = 1024, 224 * 224 * 3
+    rates.epoch_begins(workers=1, full_batch=1024, sample_bytes=224 * 224 * 3)
     assert strategy.hanging_fetch(290.0) is None and strategy.hanging_fetch(300.0) == lease
     ledger.leave("csd0", now=20.0)
     assert strategy.hanging_fetch(24.0) is None, "what comes over a socket ends with the link, at once"
     assert strategy.hanging_fetch(26.0) == lease, "what a dead device's spool does not give is given up soon"
+
+
+def test_a_batch_that_is_read_hangs_by_no_device():
+    """What the user's own steps take afterwards is not the device's fault."""
+    ledger = Ledger(10, host_slots=3)
+    strategy = STRATEGIES["wrr"](ledger, Rates())
+    ledger.join("csd0", quota=4, window=2)
+    lease = ledger.lease("csd0", 9, now=0.0)
+    ledger.published("csd0", lease)
+    ledger.fetch(9, now=0.0)
+    ledger.read(lease)
+    ledger.leave("csd0", now=1.0)
+    assert strategy.hanging_fetch(1e6) is None and ledger.verified(lease)
+    ledger.read(lease)  # it was given up, or is over: nothing to note
+    assert not ledger.fetching

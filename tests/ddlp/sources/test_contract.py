@@ -125,6 +125,8 @@ def test_each_sample_once_with_the_hosts_bits(scene, truth, strategy):
         watched = checked(loader, every=1, rows=None, say=None)
         truth.check(train(watched, 0.002, at={0: scene.at_work}), epoch)
         assert not [text for claim in watched.verdict.claims.values() for text in claim.against], str(watched.verdict)
+        unseen = watched.verdict.claims["complete before use"].unseen
+        assert unseen == ("" if scene.source is None else "a source without files gives no checksum to compare")
         report = loader.report()
         assert report.batches_csd > 0 and (strategy != "csd" or report.batches_cpu == 0)
     del watched, loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -153,7 +154,9 @@ def test_files_are_written_over_and_no_batch_that_anybody_still_has(tmp_path: Pa
                     os.write(hear[1], b"yes" if right(batch, labels) else b"no")
                     os._exit(0)
             assert loader.report().batches_csd == 24
-            files |= {(path.name, path.stat().st_ino) for path in engine.directory.rglob("spare-*")}
+            for folder, _, _ in os.walk(engine.directory):  # the engine removes the epoch's own meanwhile
+                with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
+                    files |= {(one.name, one.inode()) for one in found if one.name.startswith("spare-")}
         assert all(right(*one) for one in kept) and len(kept) == 15
         os.write(tell[1], b".")
         assert os.read(hear[0], 3) == b"yes"

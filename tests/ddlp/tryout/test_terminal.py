@@ -13,7 +13,7 @@ from PIL import Image
 from ddlp.tryout.comparison import Comparison, Row
 from ddlp.tryout.cores import Cores
 from ddlp.tryout.picture import draw
-from ddlp.tryout.terminal import sentences, text
+from ddlp.tryout.terminal import parts, sentences, text
 
 
 class Terminal(io.StringIO):
@@ -110,3 +110,12 @@ def test_the_picture(found: Comparison, tmp_path: Path) -> None:
     torch, host, engine = (colours[bytes.fromhex(colour)[0], bytes.fromhex(colour)[1], bytes.fromhex(colour)[2]] for colour in
                            ("818b98", "0969da", "bc4c00"))  # fmt: skip
     assert abs(host / engine - 1) < 0.1 and abs(host / torch - (1000 + 950 + 1000) / 750) < 0.3
+
+
+def test_a_part_of_less_than_a_pixel_is_no_error(found: Comparison, tmp_path: Path) -> None:
+    """The rate times the mean part, summed up first, once left 1e-13 images/s for the host."""
+    for rate in (979.123, 1057.7, 1183.31):
+        found.rows[3] = row("csd", 1, rate, 1.0)
+        assert [part.by for part in parts(found.rows[3])] == ["engine"]
+        found.rows[4] = row("mte", 2, rate, 1 - 1e-9)
+        draw(found, tmp_path / "drawn.png")

@@ -21,7 +21,7 @@ from csd_engine.prepare import sample as samples
 from ddlp import ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.sources.base import EpochSpec, Unwanted
-from ddlp.sources.host.native import prepare_batch
+from ddlp.sources.host.native import NativeHost, prepare_batch
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transforms import Cutout
 from ddlp.translate.datasets import translate_dataset
@@ -134,3 +134,11 @@ def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="gone"):
         prepare_batch(spec(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
     assert descriptors() == before
+
+
+def test_a_host_is_ready_before_there_are_threads(paths):
+    """A process that is forked while a thread makes the first batch's maker, or imports for it, would wait for ever."""
+    made = spec(files(paths))
+    assert "maker" not in vars(made)
+    NativeHost(made)
+    assert "maker" in vars(made) and ".jpg" in Image.EXTENSION

@@ -1,0 +1,89 @@
+"""Data sets of images as users write them, which can't travel: a table with Pillow, Hugging Face's datasets, WebDataset.
+
+All read the benchmarks' photographs, with torchvision's usual transforms for training.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+from ddlp.bench.data import transform
+
+__all__ = ["IMAGE_SETS", "missing"]
+
+
+class Table(Dataset):
+    """Paths and labels, opened with Pillow."""
+
+    def __init__(self, directory: Path) -> None:
+        self._rows = _rows(directory)
+        self._transform = transform("imagenet1")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self._rows[index]
+        with Image.open(path) as image:
+            return self._transform(image.convert("RGB")), label
+
+
+def _rows(directory: Path) -> list[tuple[Path, int]]:
+    paths = sorted(path for path in (directory / "train").rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    labels = {folder: label for label, folder in enumerate(sorted({path.parent for path in paths}))}
+    return [(path, labels[path.parent]) for path in paths]
+
+
+def _hugging_face(directory: Path) -> Any:
+    """A datasets.Dataset with the files' bytes in an Arrow table."""
+    import datasets
+
+    rows, prepare = _rows(directory), transform("imagenet1")
+
+    def transformed(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {"pixels": [prepare(image.convert("RGB")) for image in batch["image"]], "label": batch["label"]}
+
+    images = [{"bytes": path.read_bytes(), "path": None} for path, _ in rows]
+    table = datasets.Dataset.from_dict({"image": images, "label": [label for _, label in rows]})
+    return table.cast_column("image", datasets.Image()).with_transform(transformed)
+
+
+def _web_dataset(directory: Path) -> IterableDataset:
+    """WebDataset's own pipeline over one shard, which is made beside the files."""
+    import webdataset
+
+    shard = directory / "webdataset.tar"
+    if not shard.exists():
+        new = shard.with_suffix(".new")
+        with tarfile.open(new, "w") as archive:
+            for number, (path, label) in enumerate(_rows(directory)):
+                archive.add(path, f"{number:06}.jpg")
+                member, content = tarfile.TarInfo(f"{number:06}.cls"), str(label).encode()
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        new.rename(shard)
+    pipeline: Any = webdataset.WebDataset(str(shard), shardshuffle=False).decode("pilrgb").to_tuple("jpg", "cls")
+    made: IterableDataset = pipeline.map_tuple(transform("imagenet1"), int)
+    return made
+
+
+# How each is made of the photographs' directory, the package that it wants, and the aim.
+IMAGE_SETS: dict[str, tuple[Callable[[Path], Any], str, float]] = {
+    "table of files": (Table, "PIL", 1.8),
+    "Hugging Face": (_hugging_face, "datasets", 1.5),
+    "WebDataset": (_web_dataset, "webdataset", 1.5),
+}
+
+
+def missing(name: str) -> str:
+    """The package that a set lacks here; "": none."""
+    package = IMAGE_SETS[name][1]
+    return "" if importlib.util.find_spec(package) else package

@@ -1,0 +1,563 @@
+"""The user's own steps after the known operators. They run sample by sample on a prepared batch of bytes.
+
+`OwnSteps` runs the steps and collates the samples. The loader's ``own_steps=`` and ``num_workers`` choose where it is called:
+
+    Here        in the training thread (``num_workers=0``), as DataLoader does
+    Processes   in torch's own worker processes, one for each of the host's threads, with torch's guarantees
+    Threads     in the host's threads, each with a copy of the steps: for steps that release the GIL and do not draw from a
+                global generator, which only the user can know
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+import math
+import multiprocessing.connection
+import operator
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from PIL import Image
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _DatasetKind, _utils, default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from torchvision import tv_tensors
+
+from csd_engine.kernels import kernel
+from ddlp.process.finalizers import when_dropped
+from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.own_generators import own_generators
+from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch, StepRunner
+from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.transfer.memory_pool import MemoryPool
+from ddlp.transfer.shared_pool import Block, BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
+from ddlp.translate.cut import Rest
+
+__all__ = ["Here", "OwnSteps", "Processes", "Threads", "in_processes", "start"]
+
+_TAKES_A_LIST = "dataset_holder" in inspect.signature(_utils.worker._worker_loop).parameters  # since torch 2.13
+_TRIED = 8  # in threads, so many samples are watched for draws from the global generators
+_ENDS_S = 5.0  # a process has so long to end by itself before it is terminated
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A prepared batch, and the facts about its samples.
+
+    Attributes:
+        images: uint8 (n, height, width, channels).
+        boxes: int32 (n, masks, 4); None without masks. It is an array, which is sent by value; torch's tensors are not.
+        targets: one for each sample, as the data set keeps them.
+        parts: the number of the data set's part for each sample.
+        items: (source index, occurrence) of each sample.
+        places: the place of each sample, for messages.
+        seed, epoch: with the items they give the keys of all draws.
+    """
+
+    images: torch.Tensor
+    boxes: np.ndarray | None
+    targets: list[Any]
+    parts: list[int]
+    items: list[tuple[int, int]]
+    places: list[str]
+    seed: int
+    epoch: int
+
+    @classmethod
+    def of(cls, spec: EpochSpec, position: int, images: torch.Tensor, boxes: torch.Tensor | None) -> Bytes:
+        """Return the batch at this position, whose bytes are prepared."""
+        items = spec.plan.items(position)
+        sources = [source for source, _ in items]
+        found = [spec.dataset.part(source) for source in sources]
+        numbers = {id(part): number for number, part in enumerate(spec.dataset.parts)}
+        targets = [part.targets([index])[0] for part, index in found]
+        parts, places = [numbers[id(part)] for part, _ in found], [spec.reader.where(source) for source in sources]
+        return cls(
+            images, None if boxes is None else boxes.numpy(), targets, parts, list(items), places, spec.seed, spec.epoch
+        )
+
+
+class _Samples:
+    """The samples of the current batch, by their place in it, as a data set whose transform is the user's steps."""
+
+    def __init__(self, rest: Rest) -> None:
+        self.steps, self.target_transforms, self._tensor = rest.steps, rest.target_transforms, rest.tensor
+        self._images = torch.empty(0)
+        self._batch: Bytes | None = None
+
+    def take(self, images: torch.Tensor, batch: Bytes) -> None:
+        """Set the batch whose samples are asked for next. ``images``: the epilogue's result for it."""
+        self._images, self._batch = images, batch
+
+    def drop(self) -> None:
+        """Forget the batch, which is made."""
+        self._images, self._batch = torch.empty(0), None
+
+    def __getitem__(self, k: int) -> tuple[Any, Any]:
+        assert self._batch is not None
+        try:
+            image = self._image(k)
+            for step in self.steps:
+                image = step(image)
+            target, transform = self._batch.targets[k], self.target_transforms[self._batch.parts[k]]
+            return image, target if transform is None else transform(target)
+        except Exception as error:
+            raise _named(error, self._batch.places[k]) from error
+
+    def _image(self, k: int) -> Any:
+        """Return what torchvision would have given to the first step."""
+        image = self._images[k]
+        if self._tensor is None:
+            pixels = image.permute(1, 2, 0).numpy()  # in their order in memory
+            made = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
+            return made.copy() if made.readonly else made
+        image = image.clone()  # memory of its own: a step may change it, or keep it
+        return image if self._tensor is torch.Tensor else tv_tensors.Image(image)
+
+
+def _named(error: Exception, place: str) -> Exception:
+    """Return an error of the same kind that names the sample. The caller sets the user's own error as its cause."""
+    text = f"{place}: {error}"
+    try:
+        return type(error)(text)
+    except Exception:  # its type needs other arguments
+        return RuntimeError(f"{place}: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A batch of the default structure, [images, targets], whose images are at the beginning of a block."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    targets: Any  # a tensor is sent as an array
+
+
+class _Join:
+    """The collate_fn. If it is torch's own, the images are joined in ``block``, if there is one and they fit."""
+
+    def __init__(self, collate: Callable[[Any], Any], batched: bool) -> None:
+        self.collate = collate
+        self._usual = batched and collate is default_collate
+        self.block: torch.Tensor | None = None
+
+    def __call__(self, made: Any) -> Any:
+        block = self.block
+        if block is None or not self._usual or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
+            return self.collate(made)
+        images = [image for image, _ in made]
+        alike = {(type(one), getattr(one, "dtype", None), getattr(one, "shape", None)) for one in images}
+        first = images[0]
+        if len(alike) > 1 or type(first) is not torch.Tensor or first.requires_grad or first.device.type != "cpu":
+            return self.collate(made)
+        size = len(images) * first.numel() * first.element_size()
+        if not 0 < size <= len(block):
+            return self.collate(made)
+        shape = (len(images), *first.shape)
+        torch.stack(images, out=block[:size].view(first.dtype).view(shape))
+        targets = default_collate([target for _, target in made])
+        return _Placed(first.dtype, shape, targets.numpy() if type(targets) is torch.Tensor else targets)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A batch on its way to another process: ``batch`` without images, a block with the images, and one for the result."""
+
+    batch: Bytes
+    images: BlockOnItsWay
+    shape: tuple[int, ...]
+    result: BlockOnItsWay | None
+
+
+class OwnSteps:
+    """Makes the training loop's batches from batches of bytes. torch's worker loop uses it as a data set.
+
+    Args:
+        rest: the steps, and what the first of them gets.
+        epilogue: the epilogue of the known operators, which runs first.
+        collate: joins the samples.
+        batched: True: the loader makes batches. False: each sample is given to ``collate`` by itself.
+        dataset: the user's data set, for ``get_worker_info().dataset``.
+    """
+
+    def __init__(self, rest: Rest, epilogue: Epilogue, collate: Callable[[Any], Any], batched: bool, dataset: Any) -> None:
+        self.dataset = dataset
+        self._epilogue, self._batched = epilogue, batched
+        self._samples, self._join = _Samples(rest), _Join(collate, batched)
+        self._keyed = KeyedSamples(self._samples, self._join, batched)
+        self._blocks = ReceivedBlocks()
+
+    def whole(self, batch: Bytes) -> Any:
+        """Return the batch. The draws of each sample are keyed. The training process's global generators are put back."""
+        with self._taken(batch):
+            return self._keyed.__getitems__(self._asked(batch))
+
+    def __getitems__(self, message: bytes) -> bytes:
+        """Do the same in another process, for torch's worker loop: take a `_Sent`, return the batch or a `_Placed`."""
+        sent: _Sent = pickle.loads(message)
+        block = self._blocks.receive(sent.images)
+        self._join.block = None if sent.result is None else self._blocks.receive(sent.result)
+        images = block[: math.prod(sent.shape)].view(sent.shape)
+        return bytes(ForkingPickler.dumps(self.whole(dataclasses.replace(sent.batch, images=images))))
+
+    def without_global_draws(self, batch: Bytes) -> Any:
+        """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
+        with self._taken(batch):
+            return self._keyed.by_own_generators(self._asked(batch))
+
+    def copies(self, number: int) -> list[OwnSteps]:
+        """Return ``number`` objects: this one, and copies with steps of their own.
+
+        Raises ValueError if a function names a transform that has generators of its own: such a transform would be shared.
+        """
+        made = [self, *(copy.deepcopy(self) for _ in range(number - 1))]
+        drawing = [own_generators((one._samples, one._join)) for one in made[:2]]
+        shared = {type(one).__name__ for one in drawing[0] if any(one is other for other in drawing[-1])}
+        if number > 1 and shared:
+            raise ValueError(
+                f"own_steps='threads': a function of the transform uses {', '.join(sorted(shared))} from outside of it, so "
+                "that all threads would draw from the same one. Keep it in an attribute of a class with __call__, or leave "
+                "own_steps='threads' out"
+            )
+        return made
+
+    def same_as(self, other: OwnSteps) -> bool:
+        """Return whether ``other`` would make the same of each batch: it holds the very same objects."""
+        ours, theirs = self._held(), other._held()
+        return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs)) and self._epilogue.does_what(other._epilogue)
+
+    def _held(self) -> list[Any]:
+        samples = self._samples
+        return [*samples.steps, *samples.target_transforms, samples._tensor, self._join.collate, self._batched, self.dataset]
+
+    def begin_worker(self, init: Callable[[], None]) -> None:
+        """Run the user's worker_init_fn."""
+        self._keyed.begin_worker(init)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnSteps:
+        samples = self._samples
+        rest = copy.copy(samples)
+        rest.steps, rest.target_transforms = copy.deepcopy((samples.steps, samples.target_transforms), memo)
+        made = copy.copy(self)
+        made._samples, made._join = rest, copy.deepcopy(self._join, memo)
+        made._keyed = KeyedSamples(rest, made._join, self._batched)
+        return made
+
+    @contextlib.contextmanager
+    def _taken(self, batch: Bytes) -> Iterator[None]:
+        boxes = None if batch.boxes is None else torch.from_numpy(batch.boxes)
+        self._samples.take(self._epilogue(batch.images, boxes), batch)
+        try:
+            yield
+        finally:
+            self._samples.drop()
+
+    def _asked(self, batch: Bytes) -> KeyedBatch:
+        indices: Any = range(len(batch.items)) if self._batched else 0
+        return KeyedBatch(indices, batch.items, batch.seed, batch.epoch)
+
+
+class Here:
+    """The steps run in the training thread."""
+
+    def __init__(self, steps: OwnSteps) -> None:
+        self._steps = steps
+
+    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+        """Return the batch as it is: `whole` does the work."""
+        return batch
+
+    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+        """Return what the training loop gets."""
+        return self._steps.whole(Bytes.of(spec, position, batch.images, batch.boxes))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
+
+
+class _Beside:
+    """The steps run beside the training thread. Each batch goes to a free one of several runners."""
+
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+        """Return the whole batch, or a failed one with the error of a sample."""
+        one = self._free.get()
+        try:
+            made = one(Bytes.of(spec, position, batch.images, batch.boxes))
+        except Exception as error:  # raised again in the training thread, in this batch's place
+            return PreparedBatch.failed(error)
+        finally:
+            self._free.put(one)
+        return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=made)
+
+    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+        """Return what the training loop gets, which is made already."""
+        return batch.whole
+
+
+class Threads(_Beside):
+    """The host's threads run the steps. Each has a copy of its own, as each of torch's workers has."""
+
+    def __init__(self, steps: OwnSteps, threads: int) -> None:
+        super().__init__()
+        self._left, self._lock = _TRIED, threading.Lock()
+        for one in steps.copies(threads):
+            self._free.put(functools.partial(self._run, one))
+
+    def _run(self, steps: OwnSteps, batch: Bytes) -> Any:
+        if self._left <= 0:
+            return steps.without_global_draws(batch)
+        with self._lock:  # the epoch's first batches: training waits for them, and draws nothing meanwhile
+            before = {name: generator.state() for name, generator in GENERATORS.items()}
+            made = steps.without_global_draws(batch)
+            moved = [name for name, generator in GENERATORS.items() if generator.state() != before[name]]
+            self._left -= len(batch.items)
+        if moved:
+            raise RuntimeError(
+                f"own_steps='threads': the transform's own steps drew from the global generator of {' and '.join(moved)}, "
+                "which threads share, so their results would differ from run to run. Leave own_steps='threads' out"
+            )
+        return made
+
+    def close(self) -> None:
+        """Do nothing: the threads end by themselves."""
+
+
+class Processes(_Beside):
+    """torch's own worker processes run the steps in one epoch.
+
+    Args:
+        workers: the processes.
+        pool: the memory of the batches, and of the results.
+        keep: leave the processes to the next epoch, as the loader's ``persistent_workers`` asks.
+    """
+
+    def __init__(self, workers: WorkerProcesses, pool: SharedPool, keep: bool) -> None:
+        super().__init__()
+        self._workers, self._keep, self._epoch = workers, keep, _Epoch(pool)
+        workers.epoch = self._epoch
+        for one in workers.all:
+            self._free.put(functools.partial(one.run, self._epoch))
+
+    def close(self) -> None:
+        """Drop the batches in work. End the processes unless they are kept."""
+        self._epoch.closed = True
+        if not self._keep:
+            self._workers.end()
+
+
+@dataclass
+class _Epoch:
+    """What the processes need to know of an epoch: the memory of its batches, and whether it is over."""
+
+    pool: SharedPool
+    closed: bool = False
+
+
+class WorkerProcesses:
+    """torch's worker processes with the user's steps.
+
+    Args:
+        steps: the steps.
+        processes: the number of processes.
+        context: the loader's multiprocessing context; None: torch.multiprocessing, with Python's default.
+        init: the user's worker_init_fn, or None.
+        base_seed: the base seed of the loader's epoch. The processes' generators begin like those of DataLoader's workers.
+    """
+
+    def __init__(
+        self, steps: OwnSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+    ) -> None:
+        kernel()  # found and checked once here, so that forked processes have it
+        self._steps, self._context, self._init, self._pid = steps, context, init, os.getpid()
+        self.epoch: _Epoch | None = None  # the last one that they work for
+        self.all: list[_Process] = []
+        context = torch.multiprocessing if context is None else context
+        try:
+            for number in range(processes):
+                self.all.append(_Process(steps, number, processes, context, init, base_seed))
+        except BaseException:
+            self.end()
+            raise
+        when_dropped(self, functools.partial(_end, self.all))  # by the loader and by the epoch's iterator
+
+    @property
+    def in_use(self) -> bool:
+        """Whether an epoch of this process uses them."""
+        return self._pid == os.getpid() and self.epoch is not None and not self.epoch.closed
+
+    def fit(self, steps: OwnSteps, processes: int, context: Any, init: Callable[[int], None] | None) -> bool:
+        """Return whether they can go on with these steps: no epoch uses them, all are alive, and nothing has changed."""
+        if self._pid != os.getpid():  # a fork has the loader; they are its parent's
+            return False
+        same = len(self.all) == processes and self._context is context and self._init is init
+        return not self.in_use and same and self._steps.same_as(steps) and all(one.alive for one in self.all)
+
+    def end(self) -> None:
+        """End the processes. Batches in work are dropped."""
+        if self._pid != os.getpid():
+            return
+        if self.epoch is not None:
+            self.epoch.closed = True
+        _end(self.all)
+
+
+def _end(processes: list[_Process]) -> None:
+    ending, processes[:] = list(processes), []
+    for one in ending:
+        one.begin_end()
+    for one in ending:
+        one.end()
+
+
+class _Process:
+    def __init__(
+        self, steps: OwnSteps, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+    ) -> None:
+        self._sent = SentBlocks()
+        self._result_bytes = 0  # the size of a batch's images in a result; 0: not known yet
+        self._asked, self._made, self._over = context.Queue(), context.Queue(), context.Event()
+        self._number = number
+        self._lock = threading.Lock()  # a thread of the epoch before may still be here
+        self._lent: tuple[Any, ...] = ()  # the memory of the batch in work: the process reads and writes it
+        self._process = context.Process(
+            target=_utils.worker._worker_loop,
+            args=(
+                _DatasetKind.Map, [steps] if _TAKES_A_LIST else steps, self._asked, self._made, self._over, True, _as_it_is,
+                False, base_seed, _WorkerStart(init), number, of, False, None,
+            ),
+            daemon=True,
+        )  # fmt: skip
+        self._process.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.is_alive()
+
+    def run(self, epoch: _Epoch, batch: Bytes) -> Any:
+        """Return the finished batch. Raises the user's error as torch's workers do; RuntimeError if the process died."""
+        with self._lock:
+            if self._lent:  # by an epoch that was broken off
+                self._answer(epoch)
+            block, lent = epoch.pool.block_of(batch.images), None
+            holds: Any = batch.images
+            if block is None:
+                block, holds = epoch.pool.lend(batch.images.numel())
+                block[1].copy_(batch.images.reshape(-1))
+            room: Block | None = None
+            if self._result_bytes:
+                room, lent = epoch.pool.lend(self._result_bytes)
+            on_its_way, result = self._sent.send(block), None if room is None else self._sent.send(room)
+            sent = _Sent(dataclasses.replace(batch, images=torch.empty(0)), on_its_way, tuple(batch.images.shape), result)
+            self._asked.put((0, bytes(ForkingPickler.dumps(sent))))
+            self._lent = holds, lent
+            answer = self._answer(epoch)
+        if isinstance(answer, ExceptionWrapper):
+            answer.reraise()
+        made = pickle.loads(answer)
+        if isinstance(made, _Placed):
+            assert lent is not None
+            images = torch.from_numpy(lent)[: math.prod(made.shape) * made.dtype.itemsize].view(made.dtype).view(made.shape)
+            return [images, torch.from_numpy(made.targets) if isinstance(made.targets, np.ndarray) else made.targets]
+        first = made[0] if isinstance(made, list) and made else None
+        if type(first) is torch.Tensor:
+            self._result_bytes = max(self._result_bytes, first.numel() * first.element_size())
+        return made
+
+    def _answer(self, epoch: _Epoch) -> Any:
+        """Wait for the batch in work, in an epoch that needs it or the process; a wrapped error if a sample failed."""
+        while not epoch.closed:
+            multiprocessing.connection.wait([self._made._reader, self._process.sentinel], timeout=0.2)
+            try:
+                _, made = self._made.get(timeout=0.01)
+            except queue.Empty:
+                if not self._process.is_alive() and not epoch.closed:
+                    raise RuntimeError(
+                        f"DataLoader worker {self._number} (pid {self._process.pid}) of own_steps='processes' exited "
+                        f"unexpectedly, with code {self._process.exitcode}"
+                    ) from None
+                continue
+            self._lent = ()
+            return made
+        raise RuntimeError("this iteration was closed")
+
+    def begin_end(self) -> None:
+        """Tell the process to end as soon as it can."""
+        self._over.set()
+        self._asked.put(None)
+        self._asked.close()
+        self._asked.cancel_join_thread()
+
+    def end(self) -> None:
+        """Wait until the process has ended. Terminate it if it takes too long."""
+        self._process.join(_ENDS_S)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(_ENDS_S)
+        self._made.close()
+
+
+def _as_it_is(batch: Any) -> Any:
+    """The collate_fn for torch's worker loop. `KeyedSamples` has called the user's own already."""
+    return batch
+
+
+class _WorkerStart:
+    """Runs first in each process: sets ``get_worker_info().dataset`` to the user's own, then calls the worker_init_fn."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        steps: Any = None if info is None else info.dataset
+        object.__setattr__(info, "dataset", steps.dataset)  # WorkerInfo refuses plain assignment
+        if self._init is not None:
+            steps.begin_worker(functools.partial(self._init, worker))
+
+
+def in_processes(how: str, workers: int) -> bool:
+    """Whether other processes run the own steps, by the loader's ``own_steps`` and ``num_workers``."""
+    return how == "processes" and workers > 0
+
+
+def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int, pool: MemoryPool) -> StepRunner:
+    """Return the runner of a loader's own steps for one epoch. ``how``: the loader's ``own_steps``, which is not ``"off"``.
+
+    ``pool``: the memory of the batches; a `SharedPool` if they go to other processes.
+    """
+    steps = OwnSteps(rest, epilogue, loader.collate_fn, loader._auto_collation, loader.dataset)
+    if how == "threads":
+        return Threads(steps, max(1, loader.num_workers))
+    if not in_processes(how, loader.num_workers):
+        return Here(steps)
+    assert isinstance(pool, SharedPool)
+    given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn
+    if not loader.persistent_workers:
+        return Processes(WorkerProcesses(*given, base_seed), pool, keep=False)
+    kept: WorkerProcesses | None = loader._own_processes
+    if kept is None or not kept.fit(*given):
+        workers = WorkerProcesses(*given, base_seed)
+        if kept is not None:
+            if kept.in_use:  # by another iterator of the loader
+                return Processes(workers, pool, keep=False)
+            kept.end()
+        loader._own_processes = kept = workers
+    return Processes(kept, pool, keep=True)

@@ -1,0 +1,122 @@
+"""Recognizes transforms that make several views of one sample: ddlp's own Views, and the usual classes that people write."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+from ddlp.transforms import Views
+
+__all__ = ["views_of"]
+
+_MOST = 64
+_KIND = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class _Alike:
+    t: Any
+    n: int
+
+    def listed(self, x: Any) -> Any:
+        return [self.t(x), self.t(x)]
+
+    def paired(self, x: Any) -> Any:
+        return self.t(x), self.t(x)
+
+    def named(self, x: Any) -> Any:
+        first = self.t(x)
+        second = self.t(x)
+        return [first, second]
+
+    def named_pair(self, x: Any) -> Any:
+        first = self.t(x)
+        second = self.t(x)
+        return first, second
+
+    def counted(self, x: Any) -> Any:
+        return [self.t(x) for _ in range(self.n)]
+
+
+class _Unlike:
+    t: Any
+    u: Any
+
+    def listed(self, x: Any) -> Any:
+        return [self.t(x), self.u(x)]
+
+    def paired(self, x: Any) -> Any:
+        return self.t(x), self.u(x)
+
+    def named(self, x: Any) -> Any:
+        first = self.t(x)
+        second = self.u(x)
+        return [first, second]
+
+    def named_pair(self, x: Any) -> Any:
+        first = self.t(x)
+        second = self.u(x)
+        return first, second
+
+
+class _Several:
+    each: Any
+
+    def listed(self, x: Any) -> Any:
+        return [one(x) for one in self.each]
+
+
+_Form = tuple[Any, ...]
+
+
+def _form(code: types.CodeType) -> _Form:
+    """A function's instructions, and those of the functions inside it, without the names of attributes."""
+    inner = tuple(_form(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return (code.co_code, code.co_argcount, code.co_kwonlyargcount, code.co_flags & _KIND, len(code.co_names), inner)
+
+
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    inner = (name for one in code.co_consts if isinstance(one, types.CodeType) for name in _names(one))
+    return (*code.co_names, *inner)
+
+
+_FORMS: dict[_Form, tuple[str, ...]] = {
+    _form(function.__code__): _names(function.__code__)
+    for kind in (_Alike, _Unlike, _Several)
+    for function in vars(kind).values()
+    if isinstance(function, types.FunctionType)
+}
+
+
+def views_of(transform: Any) -> tuple[Any, ...] | None:
+    """Return each view's transform, for ddlp's Views or an object whose ``__call__`` has the byte code of a known form.
+
+    The known forms return a list or a pair of results for one image. One or two attributes make them: ``[self.t(x),
+    self.t(x)]``, the same with two variables, or ``[self.t(x) for _ in range(self.n)]``. Or each transform in one attribute
+    makes one: ``[one(x) for one in self.each]``. None: the object has none of these forms.
+    """
+    kind = type(transform)
+    if kind is Views:
+        return tuple(transform.transforms)
+    call: Any = kind.__call__ if callable(transform) else None
+    code = getattr(call, "__code__", None)
+    if call is None or code is None or call.__closure__ or (form := _form(code)) not in _FORMS:
+        return None
+    found = dict(zip(_names(code), _FORMS[form], strict=True))
+    usual: Any = object.__getattribute__
+    held: dict[str, Any] = {}
+    for name, meant in found.items():
+        if meant == "range":
+            if name != "range" or "range" in call.__globals__:
+                return None
+        elif kind.__getattribute__ is not usual or hasattr(kind, name) or name not in vars(transform):
+            return None
+        else:
+            held[meant] = vars(transform)[name]
+    if "each" in held:
+        each = held["each"]
+        return tuple(each) if type(each) in (list, tuple) and 0 < len(each) <= _MOST else None
+    if "n" in held:
+        n = held["n"]
+        return (held["t"],) * n if type(n) is int and 0 < n <= _MOST else None
+    return held["t"], held.get("u", held["t"])

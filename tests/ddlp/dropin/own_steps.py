@@ -1,0 +1,114 @@
+"""Steps of a user's own, which other processes can import."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import get_worker_info
+from torchvision import tv_tensors
+
+
+class Shift:
+    """Deterministic: a PIL image of a given mode in, one out."""
+
+    def __init__(self, mode: str = "RGB") -> None:
+        self.mode = mode
+
+    def __call__(self, image: Any) -> Image.Image:
+        assert type(image) is Image.Image and image.mode == self.mode
+        image.load()[0, 0] = 7 if self.mode == "L" else (7, 8, 9)  # a PIL image is the step's own
+        return Image.fromarray(np.roll(np.asarray(image), 3, axis=1))
+
+
+class Halve:
+    """Deterministic: a tensor of a given type in, changed in place."""
+
+    def __init__(self, kind: type = torch.Tensor) -> None:
+        self.kind = kind
+
+    def __call__(self, image: Any) -> Any:
+        assert type(image) is self.kind
+        return image.mul_(0.5) if image.dtype.is_floating_point else image.bitwise_and_(15)
+
+
+class Noise:
+    """Draws from the global generators of torch, numpy and random; from random in one sample of ten alone."""
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.asarray(image).astype(np.float32)).permute(2, 0, 1)
+        pixels = pixels + torch.randn(()) + float(np.random.rand())
+        return pixels + random.random() if int(pixels.sum()) % 10 == 0 else pixels
+
+
+class Slow:
+    """Takes 10 ms."""
+
+    def __call__(self, image: Any) -> Any:
+        time.sleep(0.01)
+        return image
+
+
+class Album:
+    """albumentations' transform on arrays, kept in an attribute."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        return self.transform(image=np.array(image))["image"]
+
+
+class Moody:
+    """Fails on the images whose first pixel is dark."""
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(image))
+        refuse(pixels)
+        return pixels
+
+
+def refuse(pixels: torch.Tensor) -> None:
+    if int(pixels[0, 0].sum()) < 300:
+        raise ValueError("too dark")
+
+
+class Worker:
+    """What a step sees of the process that it runs in."""
+
+    seen: int = -1
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        info = get_worker_info()
+        mine = threading.current_thread() is threading.main_thread()
+        return torch.tensor([-1 if info is None else info.id, os.getpid(), Worker.seen, len(info.dataset) if info else 0, mine])
+
+
+def note_worker(number: int) -> None:
+    """A worker_init_fn."""
+    Worker.seen = 100 + number
+
+
+class Dies:
+    """Ends its process."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        os._exit(3)
+
+
+class Tagged:
+    """A collate_fn: a dict of a list of images and the targets."""
+
+    def __call__(self, samples: list[Any]) -> dict[str, Any]:
+        return {"images": [image for image, _ in samples], "targets": torch.tensor([target for _, target in samples])}
+
+
+def tv_image(image: Any) -> tv_tensors.Image:
+    assert type(image) is tv_tensors.Image
+    return image

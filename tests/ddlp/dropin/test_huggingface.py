@@ -1,0 +1,214 @@
+"""Hugging Face's data sets of images: each sample is the row that the data set gives, its image transformed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_convert
+from torchvision import transforms
+
+from ddlp import DDLPLoader, HuggingFaceImages
+from ddlp.observe import checked
+from ddlp.observe.verdict import BITS, LABELS
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, numbered, write_images
+
+datasets = pytest.importorskip("datasets")
+COUNT = 23
+
+
+def turned(data: bytes, orientation: int, xmp: bool = False) -> bytes:
+    """The same JPEG file that says how to turn it."""
+    image, out = Image.open(io.BytesIO(data)), io.BytesIO()
+    if xmp:
+        packet = f'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="{orientation}"/>'.encode()
+        image.save(out, "JPEG", quality=90, xmp=packet)
+    else:
+        exif = image.getexif()
+        exif[0x0112] = orientation
+        image.save(out, "JPEG", quality=90, exif=exif)
+    return out.getvalue()
+
+
+@pytest.fixture
+def contents(tmp_path) -> list[bytes]:
+    """JPEG files, most upright; some to be turned, a PNG, a grey one."""
+    found = [Path(path).read_bytes() for path in write_images(tmp_path / "files", COUNT)]
+    for k in range(2, 9):
+        found[k] = turned(found[k], k)
+    found[9], found[10], found[11] = turned(found[9], 1), turned(found[10], 6, True), turned(found[11], 8)
+    for k, (mode, kind) in {12: ("RGB", "PNG"), 13: ("L", "JPEG"), 14: ("P", "PNG")}.items():
+        out = io.BytesIO()
+        Image.open(io.BytesIO(found[k])).convert(mode).save(out, kind)
+        found[k] = out.getvalue()
+    return found
+
+
+@pytest.fixture
+def arrow(contents, tmp_path):
+    """Memory-mapped, several chunks and files, bytes in Arrow."""
+    features = datasets.Features(
+        {"label": datasets.ClassLabel(2), "image": datasets.Image(), "text": datasets.Value("string"),
+         "box": datasets.List(datasets.Value("float32"), length=4)}
+    )  # fmt: skip
+    rows = {
+        "label": [k % 2 for k in range(COUNT)],
+        "image": [{"bytes": data, "path": f"{k}.jpg"} for k, data in enumerate(contents)],
+        "text": [f"text {k}" for k in range(COUNT)], "box": [[k, k + 1, k + 2, k + 3] for k in range(COUNT)],
+    }  # fmt: skip
+    made = datasets.Dataset.from_dict(rows, features)
+    made.save_to_disk(str(tmp_path / "saved"), num_shards=3)
+    return datasets.load_from_disk(str(tmp_path / "saved"))
+
+
+def same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, dict):
+        assert list(ours) == list(theirs)
+        for key in theirs:
+            same(ours[key], theirs[key])
+    elif isinstance(theirs, torch.Tensor):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    elif isinstance(theirs, (list, tuple)):
+        for a, b in zip(ours, theirs, strict=True):
+            same(a, b)
+    else:
+        assert ours == theirs
+
+
+def compare(dataset: Any, spool: str | None = None) -> None:
+    strategy = "cpu" if spool is None else "csd"
+    loader = DDLPLoader(dataset, 4, strategy=strategy, spool=spool)
+    assert "travels    Resize" in loader.explain()
+    for ours, theirs in zip(loader, DataLoader(dataset, 4), strict=True):
+        same(ours, theirs)
+    if spool is not None:
+        assert loader.report().batches_csd == len(loader)
+    for k, ours in enumerate(DDLPLoader(dataset, None, strategy=strategy, spool=spool)):
+        same(ours, default_convert(dataset[k]))
+
+
+def test_bytes_in_mapped_arrow_files(arrow, engine):
+    """As the user's own function on rows would make them."""
+    dataset = HuggingFaceImages(arrow, DETERMINISTIC)
+
+    def own(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {**rows, "image": [DETERMINISTIC(image.convert("RGB")) for image in rows["image"]]}
+
+    for ours, theirs in zip(DDLPLoader(dataset, 5), DataLoader(arrow.with_transform(own), 5), strict=True):
+        same(ours, theirs)
+    compare(dataset)
+    compare(dataset, engine)
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", None])
+def test_the_other_columns_have_the_data_sets_format(arrow, form):
+    compare(HuggingFaceImages(arrow.with_format(form), DETERMINISTIC))
+    compare(HuggingFaceImages(arrow.with_format(form, columns=["text", "image"]), DETERMINISTIC))
+    compare(HuggingFaceImages(arrow.select_columns(["image"]), DETERMINISTIC))
+
+
+def test_rows_that_were_chosen_mixed_and_joined(arrow, contents, tmp_path, engine):
+    for rows in (
+        arrow.select(range(5, 19)),
+        arrow.shuffle(seed=3).select([2, 3, 17, 2]),
+        datasets.concatenate_datasets([arrow, arrow.select([7, 1])]),
+        arrow.rename_column("image", "picture").sort("text"),
+    ):
+        compare(HuggingFaceImages(rows, DETERMINISTIC, "picture" if "picture" in rows.column_names else "image"))
+    both = ConcatDataset([HuggingFaceImages(arrow, DETERMINISTIC), HuggingFaceImages(arrow.select([4, 9]), DETERMINISTIC)])
+    compare(Subset(both, [1, 24, 0, 9, 23]), engine)
+    files = numbered(write_images(tmp_path / "more", 3))
+    said = DDLPLoader(ConcatDataset([HuggingFaceImages(arrow, DETERMINISTIC), files]), 4).explain()
+    assert "travels    nothing" in said and "samples with different keys" in said
+
+
+def test_files_by_path_and_both_at_once(contents, tmp_path, engine):
+    paths = []
+    for k, data in enumerate(contents):
+        paths.append(str(tmp_path / f"{k}.img"))
+        Path(paths[-1]).write_bytes(data)
+    rows = datasets.Dataset.from_dict({"image": paths, "n": list(range(COUNT))}).cast_column("image", datasets.Image())
+    compare(HuggingFaceImages(rows, DETERMINISTIC))
+    compare(HuggingFaceImages(rows, DETERMINISTIC), engine)
+    values = [{"bytes": None, "path": path} if k % 3 else {"bytes": contents[k], "path": None} for k, path in enumerate(paths)]
+    features = datasets.Features({"image": datasets.Image(), "n": datasets.Value("int32")})
+    datasets.Dataset.from_dict({"image": values, "n": list(range(COUNT))}, features).save_to_disk(str(tmp_path / "mixed"))
+    mixed = datasets.load_from_disk(str(tmp_path / "mixed"))
+    compare(HuggingFaceImages(mixed, DETERMINISTIC), engine)
+
+
+def test_without_a_kernel_the_same(arrow, monkeypatch):
+    expected = list(DDLPLoader(HuggingFaceImages(arrow, RANDOM), 4, seed=5))
+    monkeypatch.setattr("csd_engine.prepare.batch_maker.kernel", lambda: None)
+    monkeypatch.setattr("csd_engine.prepare.sample.kernel", lambda: None)
+    for ours, theirs in zip(DDLPLoader(HuggingFaceImages(arrow, RANDOM), 4, seed=5), expected, strict=True):
+        same(ours, theirs)
+
+
+def test_what_of_it_stays_on_the_host(arrow, contents):
+    def stays(dataset: Any, words: str) -> None:
+        loader = DDLPLoader(dataset, 4)
+        assert "travels    nothing" in loader.explain() and words in loader.explain()
+        for ours, theirs in zip(loader, DataLoader(dataset, 4), strict=True):
+            same(ours, theirs)
+
+    features = datasets.Features({"image": datasets.Image()})
+    memory = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None} for data in contents]}, features)
+    stays(HuggingFaceImages(memory, DETERMINISTIC), "its table is in memory")
+    stays(HuggingFaceImages(arrow.cast_column("image", datasets.Image(mode="L")), DETERMINISTIC), "of mode L")
+    own = arrow.with_transform(lambda rows: {"x": [DETERMINISTIC(image.convert("RGB")) for image in rows["image"]]})
+    stays(own, "ddlp.HuggingFaceImages(dataset, transform)")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda rows: {"train": rows}, "Give it one split"),
+        (lambda rows: rows.to_iterable_dataset(), "not streamed"),
+        (lambda rows: rows.with_transform(lambda row: row), "Give the data set without it"),
+        (lambda rows: rows.remove_columns("image"), "column 'image' is None"),
+        (lambda rows: rows.cast_column("image", datasets.Image(decode=False)), "none of images to decode"),
+        (lambda rows: rows.with_format("torch", columns=["label"]), "leaves 'image' out"),
+    ],
+)
+def test_what_is_none(arrow, make, words):
+    with pytest.raises(ValueError, match=words):
+        HuggingFaceImages(make(arrow), transforms.ToTensor())
+
+
+def test_an_image_that_is_damaged_is_told_by_its_row(arrow, contents, tmp_path):
+    contents[17] = contents[17][:-300]
+    features = datasets.Features({"image": datasets.Image()})
+    values = [{"bytes": data, "path": None} for data in contents]
+    datasets.Dataset.from_dict({"image": values}, features).save_to_disk(str(tmp_path / "damaged"))
+    dataset = HuggingFaceImages(datasets.load_from_disk(str(tmp_path / "damaged")), DETERMINISTIC)
+    with pytest.raises(Exception, match=r"\.arrow, row 17 of the data set"):
+        list(DDLPLoader(dataset, 4))
+
+
+def test_small_offsets_of_large_tables(arrow):
+    """The very bytes of each image, whatever chunks and slices the table has."""
+    from ddlp.translate.huggingface import hugging_face_images
+
+    rows = datasets.concatenate_datasets([arrow.select(range(3, 9)), arrow, arrow.select(range(20, 22))])
+    leaf = hugging_face_images(HuggingFaceImages(rows, DETERMINISTIC))
+    values = rows.cast_column("image", datasets.Image(decode=False))
+    assert len(leaf) == len(rows) == COUNT + 8
+    for k, (file, offset, size) in enumerate(zip(leaf.which, leaf.offsets, leaf.sizes, strict=True)):
+        with open(leaf.files[file], "rb") as stream:
+            stream.seek(offset)
+            assert stream.read(size) == values[k]["image"]["bytes"]
+    assert np.unique(leaf.which).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_the_checker_knows_samples_that_are_dicts(arrow, batch_size):
+    batches = checked(DDLPLoader(HuggingFaceImages(arrow, RANDOM), batch_size, shuffle=True), every=1)
+    assert len(list(batches)) == len(batches) and not batches.verdict.refuted
+    assert all(batches.verdict.claims[name].looked_at for name in (BITS, LABELS))

@@ -1,0 +1,167 @@
+"""Several views of each sample: torch's form of batch, keyed draws of each view, either side, exactly once, over a resume."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import datasets
+from torchvision import transforms as T
+
+from csd_engine.keyed import Keyed
+from ddlp import DDLPLoader, ImageFiles
+from ddlp.errors import Untranslatable
+from ddlp.observe import checked
+from ddlp.transforms import Views
+from ddlp.translate.transforms import obstacles_in, translate
+
+pytestmark = pytest.mark.usefixtures("hard_limit")
+
+
+def view(*more, size=24):
+    return T.Compose([T.RandomResizedCrop(size), T.RandomHorizontalFlip(), *more, T.ToTensor(), T.Normalize(0.4, 0.2)])
+
+
+def fixed(*more):
+    return T.Compose([T.Resize((24, 24)), *more, T.ToTensor()])
+
+
+class Listed:
+    def __init__(self, base_transform):
+        self.base_transform = base_transform
+
+    def __call__(self, image):
+        """With a docstring."""
+        q = self.base_transform(image)
+        k = self.base_transform(image)
+        return [q, k]
+
+
+class Counted:
+    def __init__(self, transform, n_views):
+        self.transform, self.n_views = transform, n_views
+
+    def __call__(self, x):
+        return [self.transform(x) for _ in range(self.n_views)]
+
+
+class Several:
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+    def __call__(self, image):
+        return [transform(image) for transform in self.transforms]
+
+
+class Unlike:
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def __call__(self, x):
+        return self.first(x), self.second(x)
+
+
+class Turned(Unlike):
+    def __call__(self, x):
+        return self.second(x), self.first(x)
+
+
+class NotQuite(Listed):
+    def __call__(self, image):
+        q = self.base_transform(image)
+        k = self.base_transform(q)
+        return [q, k]
+
+
+def files(paths, transform):
+    return ImageFiles(paths, list(range(len(paths))), transform)
+
+
+BOTH = [
+    lambda: Views(fixed(), fixed(T.RandomSolarize(99, p=1.0)), fixed(T.Grayscale(3))),
+    lambda: Views(fixed(), fixed()),
+    lambda: Listed(fixed()),
+    lambda: Counted(fixed(), 3),
+    lambda: Several(fixed(), fixed(T.Grayscale(3)), fixed()),
+    lambda: Unlike(fixed(), fixed(T.RandomInvert(p=1.0))),
+    lambda: Turned(fixed(), fixed(T.RandomInvert(p=1.0))),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BOTH)))
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_batches_are_data_loaders(paths, number, batch_size):
+    data = files(paths[:10], BOTH[number]())
+    loader = DDLPLoader(data, batch_size, seed=1)
+    assert "views of each sample" in loader.explain()
+    for (ours, numbers), (theirs, labels) in zip(loader, DataLoader(data, batch_size), strict=True):
+        assert isinstance(ours, list) and len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.equal(mine, other) and mine.is_contiguous()
+        assert torch.equal(torch.as_tensor(numbers), torch.as_tensor(labels))
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr", "mte", "ordered"])
+def test_each_view_has_its_own_draws_on_either_side(paths, engine, strategy):
+    given = Views(view(), view(T.RandomGrayscale(0.5)), view())
+    loader = DDLPLoader(files(paths, given), 5, shuffle=True, seed=9, strategy=strategy, num_workers=1, audit=1,
+                        spool=None if strategy == "cpu" else engine)
+    translation, seen = translate(given), []
+    for views, numbers in checked(loader, every=1, rows=None, raises=True, say=None):
+        for k, number in enumerate(numbers.tolist()):
+            seen.append(number)
+            made = [views[v][k] for v in range(3)]
+            assert not torch.equal(made[0], made[2])
+            for v in range(3):
+                out = np.empty((24, 24, 3), np.uint8)
+                with Image.open(paths[number]) as image:
+                    translation.pipeline.run(image, Keyed(9, 0, number, v), out, None)
+                assert torch.equal(made[v], translation.epilogue(torch.from_numpy(out[None]))[0])
+    assert sorted(seen) == list(range(len(paths)))
+
+
+def test_an_epoch_goes_on_where_it_was(paths):
+    def loader():
+        return DDLPLoader(files(paths, Views(view(), view())), 4, sampler=[3, 1, 3, 2, 3, 0, 1, 5, 4, 3, 9, 8], seed=2)
+
+    whole = [views for views, _ in loader()]
+    first = loader()
+    it = iter(first)
+    begun = [next(it)[0] for _ in range(1)]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = loader()
+    second.load_state_dict(state)
+    found = [*begun, *(views for views, _ in second)]
+    assert len(found) == len(whole) == 3
+    for ours, theirs in zip(found, whole, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    # The same sample three times: six draws.
+    thrice = torch.cat([torch.stack([whole[0][v][0], whole[0][v][2], whole[1][v][0]]) for v in range(2)])
+    assert len({one.numpy().tobytes() for one in thrice}) == 6
+
+
+def test_a_folder_and_a_pickle(tmp_path, paths):
+    (tmp_path / "a").mkdir()
+    for number, path in enumerate(paths[:6]):
+        (tmp_path / "a" / f"{number}.jpg").symlink_to(path)
+    transform = pickle.loads(pickle.dumps(Views(view(), view())))
+    views, labels = next(iter(DDLPLoader(datasets.ImageFolder(tmp_path, transform), 6, output=torch.float16)))
+    assert [one.shape for one in views] == [(6, 3, 24, 24)] * 2 and views[0].dtype == torch.float16 and len(labels) == 6
+
+
+def test_what_cannot_be_views():
+    with pytest.raises(Untranslatable, match="different sizes"):
+        translate(Views(view(), view(size=12)))
+    with pytest.raises(Untranslatable, match="different values"):
+        translate(Views(view(), fixed()))
+    with pytest.raises(Untranslatable, match="the whole transform"):
+        translate(T.Compose([T.Resize(30), Views(view(), view())]))
+    with pytest.raises(Untranslatable, match="not one of the operators"):
+        translate(NotQuite(view()))
+    assert [len(obstacles_in(given)) for given in (Views(view(), view(size=12)), Views(view(), view()))] == [1, 0]
+    assert len(obstacles_in(Views(view(T.Lambda(abs)), view(T.Lambda(abs))))) == 2
+    with pytest.raises(ValueError, match="no transform"):
+        Views()

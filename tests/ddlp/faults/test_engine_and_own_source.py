@@ -1,0 +1,141 @@
+"""An engine and a source of the user's own in one loader: both deliver, and each goes on where the other one is lost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlp.observe import checked
+from ddlp.sources.engine.source import EngineSource
+from tests.ddlp.faults.scene import device, make_loader, train
+from tests.ddlp.sources.contract import Contract
+from tests.ddlp.sources.in_process import InProcess
+from tests.engine_process import EngineProcess, until
+
+OWN = "spare cores"
+
+
+class StaysAway(InProcess):
+    """Does not come back once it is lost."""
+
+    class Sink:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def lost_or_over(self, name: str) -> bool:
+            self.inner.lost_or_over(name)
+            return False
+
+    def attach(self, sink: Any) -> None:
+        super().attach(self.Sink(sink))
+
+
+class Both:
+    """A loader with both, and a record of what passes between its epochs and each of them."""
+
+    def __init__(
+        self, engine: EngineProcess, data: Any, strategy: str, monkeypatch: pytest.MonkeyPatch, kind: type = InProcess
+    ) -> None:
+        self.to_engine = Contract(lambda job, lease: job.holds(lease))
+        self.to_own = Contract(lambda leases, lease: lease in leases.made)
+        monkeypatch.setattr(EngineSource, "attach", self.to_engine.watching(EngineSource.attach))
+        monkeypatch.setattr(kind, "attach", self.to_own.watching(kind.attach))  # type: ignore[attr-defined]
+        ratio = {"ratio": 0.5} if strategy == "mte" else {}
+        self.loader = make_loader(data, strategy, csd=[device(engine), kind(OWN)], **ratio)
+
+    def at_work(self) -> None:
+        """Wait for a batch of each. Each holds four batches at most that training has not taken: most of the epoch is left."""
+        until(lambda: all(c.sinks and published(c) for c in (self.to_engine, self.to_own)), 20, "a batch of each")
+
+    def last_lease(self) -> int:
+        """The number of the last lease of this epoch; they are counted over all sources."""
+        return max(number for contract in (self.to_engine, self.to_own) for number in contract.sink.leases)
+
+    def check(self) -> None:
+        """After the epochs: the sources and the loader have kept what they promise each other."""
+        self.to_engine.check()
+        self.to_own.check()
+
+
+def published(contract: Contract) -> int:
+    """Batches that the source has published in the last epoch."""
+    return sum(lease.published > 0 for lease in list(contract.sink.leases.values()))
+
+
+def delivered(contract: Contract, after: int = 0) -> int:
+    """Batches of the source in the last epoch, of leases given after this one. Fetched and released: they were delivered."""
+    leases = list(contract.sink.leases.values())
+    return sum(lease.fetched and lease.ended == "released" and lease.number > after for lease in leases)
+
+
+@pytest.fixture
+def engine(engines: Any, images: Path) -> EngineProcess:
+    return engines("--root", str(images), "--quota-batches", "4")
+
+
+@pytest.mark.parametrize("strategy", ["csd", "mte", "wrr", "ordered"])
+def test_each_sample_once_with_the_hosts_bits(engine, data, truth, told, monkeypatch, strategy):
+    both = Both(engine, data, strategy, monkeypatch)
+    for epoch in range(2):
+        watched = checked(both.loader, every=1, rows=None, say=None)
+        truth.check(train(watched, 0.002, at={0: both.at_work}), epoch)
+        assert not watched.verdict.refuted, str(watched.verdict)
+        by_engine, by_own, report = delivered(both.to_engine), delivered(both.to_own), both.loader.report()
+        assert by_engine and by_own and report.batches_csd <= by_engine + by_own
+        assert strategy != "csd" or (by_engine + by_own, report.batches_cpu) == (len(both.loader), 0)
+    both.check()
+    assert not len(told), list(told)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [("csd", InProcess), ("csd", StaysAway), ("mte", InProcess), ("wrr", StaysAway), ("ordered", InProcess)],
+)
+def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch, strategy, kind):
+    """What it had published is gone with it. The engine goes on, and so does the source if it comes back."""
+    both = Both(engine, data, strategy, monkeypatch, kind)
+    both.to_own.faults.publish_s = 0.02  # so it has leases in work when it is killed
+    numbers: list[int] = []
+
+    def kill() -> None:
+        both.at_work()
+        killed = both.to_own.sink.sources[0].inner
+        killed.close()
+        killed.made.clear()
+        numbers.append(both.last_lease())
+        both.to_own.sink.lost(OWN, "it was killed")
+        if kind is InProcess:
+            until(lambda: len(both.to_own.sink.sources) == 2, 20, "its return")
+
+    truth.check(train(both.loader, 0.005, at={0: kill}))
+    assert [text for text in told if f"{OWN} is gone (it was killed)" in text]
+    assert bool(both.to_own.sink.sources[1:]) == (kind is InProcess)
+    if strategy == "csd":  # else the host may be first
+        assert delivered(both.to_engine, numbers[0])
+        assert bool(delivered(both.to_own, numbers[0])) == (kind is InProcess)
+    both.check()
+
+
+@pytest.mark.parametrize("strategy", ["csd", "ordered"])
+def test_the_engine_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch, strategy):
+    both = Both(engine, data, strategy, monkeypatch)
+    numbers: list[int] = []
+
+    def kill() -> None:
+        both.at_work()
+        engine.process.send_signal(signal.SIGKILL)
+        engine.process.wait()
+        until(lambda: not next(one for one in both.loader.live().devices if one.name != OWN).alive, 20, "its loss")
+        numbers.append(both.last_lease())
+
+    truth.check(train(both.loader, 0.005, at={0: kill}))
+    assert len(told) == 1 and f"{engine.address} is gone" in told[0], list(told)
+    if strategy == "csd":
+        assert delivered(both.to_own, numbers[0])
+    both.check()

@@ -1,0 +1,285 @@
+"""Colour, blur, rotation, affine maps, perspective and the automatic policies: torchvision's pixels, parameters and chances."""
+
+import inspect
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, autoaugment, v2
+from torchvision.transforms import functional as F
+
+from csd_engine.kernels import kernel
+from csd_engine.keyed import Keyed
+from csd_engine.prepare.sample import prepare_sample
+from csd_engine.transforms import policies, warps
+from csd_engine.transforms.colour_steps import Blur, Hue
+from csd_engine.transforms.operators import Canvas
+from csd_engine.transforms.pipeline import Pipeline
+from ddlp import DDLPLoader, ImageArrays
+from ddlp.errors import Untranslatable
+from ddlp.translate.datasets import translate_dataset
+from ddlp.translate.transforms import translate
+
+N = 4000
+P = 1e-3
+MODES = ("nearest", "bilinear", "bicubic")
+
+
+def noisy(rnd):
+    height, width = rnd.choice([(224, 224), (64, 96), (33, 57), (32, 32)])
+    channels = rnd.choice([3, 3, 1])
+    numbers = np.random.RandomState(rnd.randrange(1 << 30))
+    walk = np.cumsum(numbers.randint(-9, 10, (height, width, channels)), 1) + 128
+    return np.clip(walk + numbers.randint(-20, 20, walk.shape), 0, 255).astype(np.uint8)
+
+
+def picture(array):
+    return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
+
+
+def canvas_of(array):
+    return Canvas(array.shape[0], array.shape[1], array.shape[2], 0)
+
+
+def made(array, canvas):
+    """What a canvas' steps come to by Pillow."""
+    image = picture(array)
+    for step in canvas.steps:
+        image = step.by_pillow(image, "pillow13")
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("kind", ["RandAugment", "TrivialAugmentWide", "AutoAugment"])
+@pytest.mark.parametrize("module", [v1, v2])
+def test_policies_have_torchvisions_operators_and_magnitudes(kind, module):
+    rnd = random.Random(kind)
+    theirs = getattr(module, kind)()
+    ours = {"RandAugment": policies._RAND, "TrivialAugmentWide": policies._WIDE, "AutoAugment": policies._AUTO}[kind]
+    for _ in range(25):
+        array, bins = noisy(rnd), 10 if kind == "AutoAugment" else rnd.choice([31, 10, 11])
+        canvas, image = canvas_of(array), picture(array)
+        if module is v1:
+            sizes = () if kind == "TrivialAugmentWide" else (array.shape[:2],)
+            space = theirs._augmentation_space(bins, *sizes)
+        else:
+            listed = theirs._AUGMENTATION_SPACE.items()
+            space = {name: (found(bins, *array.shape[:2]), signed) for name, (found, signed) in listed}
+        assert set(space) == set(ours.names)
+        for name, (magnitudes, signed) in space.items():
+            level = rnd.randrange(bins)
+            strong = magnitudes is not None and magnitudes.ndim > 0
+            magnitude = float(magnitudes[level]) if strong else 0.0
+            if name == "Solarize" and module is v2:
+                magnitude *= 255.0
+            assert policies._magnitude(ours, name, level, bins, module is v2, canvas) == magnitude or not strong
+            assert signed == (name in ours.signed)
+            magnitude *= rnd.choice([1, -1]) if signed else 1
+            mode, fill = rnd.choice(MODES), rnd.randrange(256)
+            canvas = canvas_of(array)
+            policies.augment(canvas, name, magnitude, mode, (fill,))
+            expected = autoaugment._apply_op(image, name, magnitude, InterpolationMode(mode), fill)
+            assert np.array_equal(made(array, canvas), np.asarray(expected)), (name, magnitude, mode)
+
+
+def test_auto_augments_tables():
+    for policy in autoaugment.AutoAugmentPolicy:
+        theirs = [tuple(map(tuple, pair)) for pair in v1.AutoAugment(policy).policies]
+        assert list(policies.POLICIES[policy.value]) == theirs
+
+
+def test_warps_are_torchvisions():
+    rnd, differ, values = random.Random(3), 0, 0
+    for _ in range(60):
+        array = noisy(rnd)
+        image, (height, width) = picture(array), array.shape[:2]
+        mode, fill = rnd.choice(MODES), rnd.randrange(256)
+        theirs = {"interpolation": InterpolationMode(mode), "fill": fill}
+        angle = rnd.choice([rnd.uniform(-400, 400), 90.0, 180.0, 0.0, 270.0, -90.0])
+        center = rnd.choice([None, (rnd.uniform(0, width), rnd.uniform(0, height))])
+        for expand in (False, True):
+            canvas = canvas_of(array)
+            warps.rotate(canvas, angle, mode, expand, center, (fill,))
+            expected = F.rotate(image, angle, expand=expand, center=center, **theirs)
+            assert (canvas.width, canvas.height) == expected.size
+            assert np.array_equal(made(array, canvas), np.asarray(expected)), (angle, mode, expand, center)
+        move, scale = (rnd.randrange(-20, 20), rnd.randrange(-20, 20)), rnd.uniform(0.4, 2)
+        shear = (rnd.uniform(-40, 40), rnd.choice([0.0, rnd.uniform(-30, 30)]))
+        canvas = canvas_of(array)
+        matrix = warps.inverse_affine(center or (width * 0.5, height * 0.5), angle, move, scale, shear)
+        canvas.warp(height, width, matrix, mode, (fill,))
+        expected = F.affine(image, angle, list(move), scale, list(shear), center=list(center) if center else None, **theirs)
+        assert np.array_equal(made(array, canvas), np.asarray(expected))
+        start, end = v1.RandomPerspective.get_params(width, height, rnd.uniform(0.05, 0.9))
+        canvas = canvas_of(array)
+        canvas.warp(height, width, warps.perspective_coefficients(start, end), mode, (fill,))
+        difference = made(array, canvas) != np.asarray(F.perspective(image, start, end, **theirs))
+        differ, values = differ + int(difference.sum()), values + difference.size
+    exact = "float64" in inspect.getsource(F._get_perspective_coeffs)  # older ones solve the equations in float32
+    assert differ <= values / (10_000 if exact else 1_000)  # the equations are solved in another order
+
+
+def test_blur_differs_by_one_in_few_values_and_hue_in_none():
+    rnd, differ, values = random.Random(4), 0, 0
+    for _ in range(40):
+        array = noisy(rnd)
+        taps, sigma = (rnd.choice([3, 5, 9, 23]), rnd.choice([3, 5, 9, 23])), rnd.uniform(0.1, 2)
+        canvas = canvas_of(array)
+        canvas.add(Blur(taps, (sigma, sigma)))
+        difference = made(array, canvas).astype(int) - np.asarray(F.gaussian_blur(picture(array), list(taps), [sigma, sigma]))
+        assert np.abs(difference).max() <= 1
+        differ, values = differ + int((difference != 0).sum()), values + difference.size
+        turn = rnd.uniform(-0.5, 0.5)
+        canvas = canvas_of(array)
+        canvas.add(Hue(int(turn * 255) & 255))
+        assert np.array_equal(made(array, canvas), np.asarray(F.adjust_hue(picture(array), turn)))
+    assert differ <= values / 10_000
+
+
+COMPOSED = [
+    lambda m: m.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    lambda m: m.ColorJitter(brightness=(0.5, 1.5)),
+    lambda m: m.GaussianBlur(9, (0.1, 2.0)),
+    lambda m: m.GaussianBlur((3, 5)),
+    lambda m: m.RandomAdjustSharpness(2.0, p=1.0),
+    lambda m: m.RandomPosterize(3, p=1.0),
+    lambda m: m.RandomSolarize(128.0, p=1.0),
+    lambda m: m.RandomInvert(p=1.0),
+    lambda m: m.RandomAutocontrast(p=1.0),
+    lambda m: m.RandomEqualize(p=1.0),
+    lambda m: m.RandomRotation(30, interpolation=InterpolationMode.BILINEAR, fill=7),
+    lambda m: m.RandomAffine(20, (0.1, 0.2), (0.8, 1.2), 10, fill=(1, 2, 3)),
+    lambda m: m.RandomAffine(20, shear=(-5, 5, -8, 8), center=(3, 4)),
+    lambda m: m.RandomPerspective(0.4, p=1.0, fill=9),
+    lambda m: m.AutoAugment(autoaugment.AutoAugmentPolicy.CIFAR10),
+    lambda m: m.RandAugment(3, 12, fill=128),
+    lambda m: m.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR),
+]
+
+
+@pytest.mark.skipif(kernel() is None, reason="no kernel was built")
+@pytest.mark.parametrize("number", range(len(COMPOSED)))
+@pytest.mark.parametrize("module", [v1, v2])
+def test_a_pipeline_with_it_gives_pillows_bits_by_the_kernel(number, module):
+    array = np.stack([noisy(random.Random(1))] * 1)
+    while array.shape[1:] != (64, 96, 3):
+        array = noisy(random.Random(random.randrange(1 << 20)))[np.newaxis]
+    transform = v1.Compose([COMPOSED[number](module), v1.RandomHorizontalFlip(), v1.ToTensor()])
+    pipeline = translate(transform).pipeline
+    assert Pipeline.parse(pipeline.to_data()).to_data() == pipeline.to_data()
+    reader = translate_dataset(ImageArrays(array, [0], transform)).reader()
+    for index in range(12):
+        out, expected = np.zeros((64, 96, 3), np.uint8), np.empty((64, 96, 3), np.uint8)
+        prepare_sample(reader, pipeline, (0, index), 5, 0, out)
+        pipeline.run(picture(array[0]), Keyed(5, 0, 0, index), expected, None)
+        assert np.array_equal(out, expected)
+
+
+def test_they_stay_before_the_tensor():
+    for kind in COMPOSED:
+        with pytest.raises(Untranslatable, match="torch's kernels"):
+            translate(v1.Compose([v1.ToTensor(), kind(v1)]))
+
+
+BEHIND = [  # behind ToImage: the operator, and whether torch's kernels for bytes give Pillow's pixels
+    (lambda: v2.RandomPosterize(3, p=1.0), True),
+    (lambda: v2.RandomSolarize(100.0, p=1.0), True),
+    (lambda: v2.RandomInvert(p=1.0), True),
+    (lambda: v2.GaussianBlur(5, 1.0), True),
+    (lambda: v2.Resize((40, 31), antialias=True), False),
+    (lambda: v2.Resize(20, interpolation=InterpolationMode.BICUBIC, antialias=True), False),
+    (lambda: v2.Grayscale(1), False),
+    (lambda: v2.Grayscale(3), False),
+    (lambda: v2.ColorJitter(brightness=(1.3, 1.3)), False),
+    (lambda: v2.RandomEqualize(p=1.0), False),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BEHIND)))
+def test_behind_to_image_it_runs_as_on_a_pil_image_where_that_was_asked_for(number):
+    operator, same_pixels = BEHIND[number]
+    array = noisy(random.Random(12))
+    while array.shape != (64, 96, 3):
+        array = noisy(random.Random(random.randrange(1 << 20)))
+    tensor = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25])]
+    transform = v2.Compose([v2.CenterCrop((60, 90)), v2.ToImage(), operator(), v2.CenterCrop(18), *tensor])
+    if not same_pixels:
+        with pytest.raises(Untranslatable, match="as_pil=True"):
+            translate(transform)
+    data = ImageArrays(array[np.newaxis], [0], transform)
+    ((ours, _),) = DDLPLoader(data, 1, as_pil=not same_pixels)
+    as_pil = v2.Compose([v2.CenterCrop((60, 90)), operator(), v2.ToImage(), v2.CenterCrop(18), *tensor])
+    assert torch.equal(ours[0], as_pil(picture(array)))
+    assert (ours[0] - transform(picture(array))).abs().max() <= (0 if same_pixels else 2.01) / 255 / 0.25
+
+
+def test_what_a_fill_by_type_or_another_filter_gets():
+    with pytest.raises(Untranslatable, match="by type of input"):
+        translate(v2.Compose([v2.RandomRotation(3, fill={Image.Image: 3, "others": 4}), v2.ToTensor()]))
+    with pytest.raises(Untranslatable, match="lanczos"):
+        translate(v1.Compose([v1.RandomRotation(3, interpolation=InterpolationMode.LANCZOS), v1.ToTensor()]))
+
+
+def plans(transform, size=(120, 90), n=N):
+    pipeline = translate(v1.Compose([transform, v1.ToTensor()])).pipeline
+    return [pipeline.draw(size, Keyed(3, 1, index, 0)).primitives for index in range(n)]
+
+
+def same(ours, theirs):
+    for a, b in zip(np.array(ours, dtype=float).T, np.array(theirs, dtype=float).T, strict=True):
+        assert stats.ks_2samp(a, b).pvalue > P
+
+
+def test_colour_jitters_factors_and_orders():
+    jitter = v1.ColorJitter(0.4, 0.3, 0.2, 0.1)
+    torch.manual_seed(0)
+    theirs, orders = [], {}
+    for _ in range(N):
+        order, *factors = v1.ColorJitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
+        theirs.append([*factors[:3], int(factors[3] * 255)])
+        orders[tuple(order.tolist())] = orders.get(tuple(order.tolist()), 0) + 1
+    ours, ours_orders = [], {}
+    names = ["brightness", "contrast", "saturation", "hue"]
+    for steps in plans(jitter):
+        found = {getattr(step, "what", "hue"): getattr(step, "factor", getattr(step, "shift", 0)) for step in steps}
+        order = tuple(names.index(name) for name in found)
+        ours_orders[order] = ours_orders.get(order, 0) + 1
+        hue = found["hue"]
+        ours.append([*(found[name] for name in names[:3]), hue - 256 if hue > 127 else hue])
+    same(ours, theirs)
+    assert len(ours_orders) == 24
+    assert stats.chisquare(list(ours_orders.values())).pvalue > P
+
+
+def test_affine_and_perspective_parameters():
+    torch.manual_seed(1)
+    t = v1.RandomAffine(20, (0.1, 0.2), (0.8, 1.2), (-5, 5, -8, 8))
+    theirs = []
+    for _ in range(N):
+        angle, move, scale, shear = t.get_params(t.degrees, t.translate, t.scale, t.shear, [120, 90])
+        theirs.append(F._get_inverse_affine_matrix([60.0, 45.0], angle, list(move), scale, list(shear)))
+    same([steps[0].coefficients for steps in plans(t)], theirs)
+    random.seed(2)
+    ends = [v1.RandomPerspective.get_params(120, 90, 0.5) for _ in range(N)]
+    same([steps[0].coefficients for steps in plans(v1.RandomPerspective(p=1.0))], [F._get_perspective_coeffs(*e) for e in ends])
+
+
+def test_chances_of_the_policies():
+    steps = plans(v1.RandAugment(1, 9))
+    seen = {}
+    for found in steps:
+        step = found[0] if found else None
+        name = "Identity" if step is None else getattr(step, "what", type(step).__name__)
+        seen[name] = seen.get(name, 0) + 1
+    expected = {"Warp": 5, "brightness": 1, "contrast": 1, "saturation": 1, "sharpness": 1, "Table": 2, "AutoContrast": 1,
+                "Equalize": 1, "Identity": 1}  # of 14 operators  # fmt: skip
+    assert set(seen) == set(expected)
+    assert stats.chisquare([seen[k] for k in expected], [expected[k] * N / 14 for k in expected]).pvalue > P
+    angles = [np.sign(found[0].coefficients[1]) for found in plans(v1.RandomRotation(30))]
+    assert stats.binomtest(angles.count(1.0), N, 0.5).pvalue > P
+    steps = [found[0] for found in plans(v1.TrivialAugmentWide()) if found]
+    levels = {round((step.factor - 1) / 0.033) for step in steps if getattr(step, "what", "") == "contrast"}
+    assert min(levels) < -20 and max(levels) > 20 and len(levels) > 40
