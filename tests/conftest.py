@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib.util
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -22,6 +23,9 @@ import pytest
 # A shell has what it starts in the background ignore Ctrl-C, and so would the processes that our tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Python makes a directory for its sockets once per process, and removes it at the end: not in a test's own directory.
+multiprocessing.util.get_temp_dir()
 
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/",

@@ -22,7 +22,7 @@ from tests.engine_process import EPOCH, SEED, children, wait_for
 
 LIMIT_BYTES = 100_000_000
 IMAGENET_FILES = 1_281_167
-SERVICE_IMPORTS = "import csd_engine.__main__"
+SERVICE_IMPORTS = "import csd_engine.__main__, csd_engine.service.engine, csd_engine.service.members"
 WORKER_IMPORTS = "import csd_engine.service.worker"
 
 

@@ -25,8 +25,8 @@ FLOORS = (
     ("csd_engine.prepare", "csd_engine.bare"),
     ("csd_engine.service", "csd_engine.parity"),
     ("csd_engine.__main__", "csd_engine.supervisor"),
-    ("ddlp.errors", "ddlp.datasets", "ddlp.transforms", "ddlp.schedule"),
-    ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata"),
+    ("ddlp.errors", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed", "ddlp.schedule"),
+    ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface"),
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
@@ -208,6 +208,21 @@ def test_the_schedule_is_pure(texts):
     assert not [name for name in sorted(names) if name.partition(".")[0] not in PURE and not f"{name}.".startswith(ours)]
 
 
+def written_from_outside(texts: Mapping[str, str]) -> list[str]:
+    """Each assignment to an attribute of a ledger, a strategy or rates, but for those in the schedule's own files."""
+    return [
+        f"{path}:{node.lineno}: {ast.unparse(node)}"
+        for path, text in sorted(texts.items()) if room(path) != "ddlp.schedule"
+        for node in ast.walk(parsed(text))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        and re.search(r"\b_?(ledger|rates|strategy)\b", ast.unparse(node.value))
+    ]  # fmt: skip
+
+
+def test_only_the_schedule_writes_its_state(texts):
+    found = written_from_outside(texts)
+    assert not found, f"say what happens, by a method of its owner: {found}"
+
 
 def test_contributing_shows_the_same_rooms():
     rows = re.findall(r"^\| (\d+) \| `(.+?)/?` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
@@ -240,6 +255,14 @@ def test_imports_are_found_wherever_they_stand():
         "ddlp/__init__.py": set(), "ddlp/a/__init__.py": {"ddlp/b.py"}, "ddlp/b.py": {"ddlp/a/__init__.py", "ddlp/a/c.py"},
         "ddlp/a/c.py": {"ddlp/a/d.py", "ddlp/b.py"}, "ddlp/a/d.py": {"ddlp/a/__init__.py"},
     }  # fmt: skip
+
+
+def test_a_writer_from_outside_is_found():
+    text = "self.ledger = a\nself._rates.host.parallel = 2\nb, strategy.c[0].d = e\nx.rates.device(n).f += 1\nself.y = ledger.z"
+    said = written_from_outside({"ddlp/a.py": text, "ddlp/schedule/b.py": text})
+    assert sorted(said) == [
+        "ddlp/a.py:2: self._rates.host.parallel", "ddlp/a.py:3: strategy.c[0].d", "ddlp/a.py:4: x.rates.device(n).f",
+    ]  # fmt: skip
 
 
 def test_a_long_circle_is_shown_whole():

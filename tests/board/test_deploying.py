@@ -19,6 +19,7 @@ from csd_engine.machine import build as own
 from ddlp import DDLPLoader, ImageFiles, cli
 from ddlp.deploy.install import make_bundle
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.local_device import QUICK_DDLP
 from tests.engine_process import make_jpegs, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
         shutil.copytree(REPOSITORY / name, tmp_path / "older" / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "older" / "csd_engine" / "old.py").write_text("OLD = 1\n")
     done = subprocess.run(
-        [sys.executable, "-m", "ddlp", *arguments(board, "--kernel", "auto")], cwd=tmp_path / "older",
+        [sys.executable, "-c", QUICK_DDLP, *arguments(board, "--kernel", "auto")], cwd=tmp_path / "older",
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path / "older")},
     )  # fmt: skip
     assert done.returncode == 0 and 'csd0 is ready. Use it with csd="csd0".' in done.stdout, done.stdout + done.stderr

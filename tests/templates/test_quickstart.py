@@ -68,7 +68,7 @@ def test_a_transform_of_the_users_own(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under csd it is an error, which ends nothing else."""
-    monkeypatch.setattr(quickstart, "TRAIN", T.Compose([T.Resize((64, 64)), T.ToTensor(), lambda image: 1 - image]))
+    monkeypatch.setattr(quickstart, "TRAIN", T.Compose([lambda image: image.rotate(180), T.Resize((64, 64)), T.ToTensor()]))
     given += ["--strategies", "csd", "wrr", "cpu"]
     with pytest.warns(UserWarning, match="the host prepares all batches"):
         assert quickstart.main() == 0
