@@ -170,8 +170,8 @@ class Pipeline:
     def check_output(self, plan: SamplePlan, out: np.ndarray) -> None:
         """Raise ValueError if ``out`` is not uint8 of the plan's shape."""
         if out.shape != plan.shape or out.dtype != np.uint8:
-            raise ValueError(f"apply: out is {out.dtype} of shape {out.shape}, the sample uint8 of shape {plan.shape}; "
-                             "allocate it with Pipeline.output_shape")
+            raise ValueError(f"the image is uint8 of shape {plan.shape} (height, width, channels), and its place in the batch "
+                             f"{out.dtype} of shape {out.shape}")
 
     def place_boxes(self, plan: SamplePlan, boxes: Optional[np.ndarray]) -> None:
         """Write the plan's mask boxes, if the pipeline has any, into ``boxes``; ValueError if ``boxes`` is None then."""

@@ -14,7 +14,7 @@ from csd_engine.data.base import Source
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import WAYS, Leaf, Upload, name_of
 
-__all__ = ["ArrayLeaf", "image_arrays", "qmnist"]
+__all__ = ["ArrayLeaf", "fer2013", "image_arrays", "qmnist"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +95,12 @@ def qmnist(dataset: Any) -> ArrayLeaf:
         return leaf
     digits = dataset.targets[:, 0].numpy()
     return replace(leaf, targets=lambda those: [int(digits[k]) for k in those])
+
+
+def fer2013(dataset: Any) -> ArrayLeaf:
+    """torchvision's FER2013: (image, label) pairs, each image a uint8 tensor (48, 48)."""
+    samples = dataset._samples
+    images = np.stack([image.numpy() for image, _ in samples]) if samples else np.zeros((0, 48, 48), np.uint8)
+    return ArrayLeaf(
+        name_of(dataset), dataset.transform, lambda those: [samples[k][1] for k in those], dataset.target_transform, images
+    )

@@ -22,8 +22,8 @@ from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.huggingface import HUGGING_FACE, HuggingFaceImages
 from ddlp.tars import TarImages
-from ddlp.translate.arrays import image_arrays, qmnist
-from ddlp.translate.files import folder, image_files
+from ddlp.translate.arrays import fer2013, image_arrays, qmnist
+from ddlp.translate.files import folder, image_files, same_size_folder
 from ddlp.translate.huggingface import hugging_face_images
 from ddlp.translate.leaf import WAYS, DictSample, Leaf, class_name, name_of
 from ddlp.translate.parts import tar_images
@@ -256,9 +256,15 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
     return PortableSet(parts, resolve, sum(map(len, sets)), described)
 
 
+def _known(**makers: Callable[[Any], Leaf]) -> dict[type, Callable[[Any], Leaf]]:
+    """torchvision's classes of these names, as far as this torchvision has them."""
+    return {getattr(tv, name): maker for name, maker in makers.items() if hasattr(tv, name)}
+
+
 LEAVES: dict[type, Callable[[Any], Leaf]] = {
     tv.ImageFolder: folder,
     tv.DatasetFolder: folder,
+    **_known(EuroSAT=same_size_folder, FER2013=fer2013),
     ImageFiles: image_files,
     ImageArrays: image_arrays("images", "targets"),
     HuggingFaceImages: hugging_face_images,
@@ -277,8 +283,8 @@ LEAVES: dict[type, Callable[[Any], Leaf]] = {
 }
 """The data sets that ddlp knows: the class that makes the samples, and the function that makes a leaf. A new one needs a line.
 
-Each function was compared with torchvision's ``__getitem__`` (see the tests). EMNIST is an MNIST; ImageNet, EuroSAT and
-Country211 are ImageFolders."""
+Each function was compared with torchvision's ``__getitem__`` (see the tests). EMNIST is an MNIST; ImageNet and Country211
+are ImageFolders."""
 
 NAMED: dict[str, Callable[[Any], Leaf]] = {"timm.data.dataset.ImageDataset": timm_images}
 """The same for packages that are not imported here, by the full name of the class."""

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 import torchvision
+from PIL import Image
 from torchvision import datasets as tv
 
 from csd_engine.data.base import Source
@@ -19,7 +20,7 @@ from ddlp.datasets import ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
 
-__all__ = ["FileLeaf", "GreyFileLeaf", "check_loader", "folder", "image_files", "pairs"]
+__all__ = ["FileLeaf", "GreyFileLeaf", "check_loader", "folder", "image_files", "pairs", "same_size_folder"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,20 @@ class GreyFileLeaf(FileLeaf):
     def mode(self) -> str:
         """See `Leaf.mode`."""
         return "L"
+
+
+@dataclass(frozen=True, eq=False)
+class SameSizeFileLeaf(FileLeaf):
+    """Image files of one size, which the first of them tells. A file of another size is an error of its batch."""
+
+    @functools.cached_property
+    def size(self) -> tuple[int, int] | None:
+        """See `Leaf.size`. None if the first file can't be read."""
+        try:
+            with Image.open(self.files[0]) as image:
+                return image.size
+        except (IndexError, OSError):
+            return None
 
 
 _TENSORS = tuple(getattr(torchvision.io, name) for name in ("decode_image", "read_image") if hasattr(torchvision.io, name))
@@ -110,9 +125,18 @@ def check_loader(dataset: Any, attribute: str = "loader") -> None:
 
 def folder(dataset: tv.DatasetFolder) -> FileLeaf:
     """The leaf of an ImageFolder or DatasetFolder; Untranslatable if it does not open images as torchvision's loader does."""
+    return _folder(dataset, FileLeaf)
+
+
+def same_size_folder(dataset: tv.DatasetFolder) -> FileLeaf:
+    """The same for a folder whose images have one size."""
+    return _folder(dataset, SameSizeFileLeaf)
+
+
+def _folder(dataset: tv.DatasetFolder, kind: type[FileLeaf]) -> FileLeaf:
     check_loader(dataset)
     files, targets = pairs(dataset.samples)
-    return FileLeaf(name_of(dataset), dataset.transform, targets, dataset.target_transform, files)
+    return kind(name_of(dataset), dataset.transform, targets, dataset.target_transform, files)
 
 
 def image_files(dataset: ImageFiles) -> FileLeaf:

@@ -239,4 +239,4 @@ _MAKERS: dict[str, Maker] = {
 }
 
 TORCHVISION_FILES: dict[type, Maker] = {getattr(tv, name): leaf for name, leaf in _MAKERS.items() if hasattr(tv, name)}
-"""The maker of a leaf for each class that this torchvision has. Country211, EuroSAT and ImageNet are ImageFolders."""
+"""The maker of a leaf for each class that this torchvision has. Country211 and ImageNet are ImageFolders."""

@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,10 @@ class Pictures:
         self.drawn = np.random.default_rng(7)
         self.count = 0
 
-    def write(self, path: Path, mode: str = "") -> None:
+    def write(self, path: Path, mode: str = "", size: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = self.drawn.integers(0, 256, (30 + self.count % 7, 40 - self.count % 5, 3), dtype=np.uint8)
+        shape = (size, size, 3) if size else (30 + self.count % 7, 40 - self.count % 5, 3)
+        pixels = self.drawn.integers(0, 256, shape, dtype=np.uint8)
         mode = mode or ("L" if self.count % 3 == 2 and path.suffix != ".ppm" else "RGB")
         Image.fromarray(pixels).convert(mode).save(path)
         self.count += 1
@@ -68,8 +70,18 @@ def ImageNet(root, pictures):
 @layout
 def EuroSAT(root, pictures):
     for k in range(6):
-        pictures.write(root / "eurosat" / "2750" / f"c{k % 2}" / f"{k}.jpg")
+        pictures.write(root / "eurosat" / "2750" / f"c{k % 2}" / f"{k}.jpg", size=64)
     yield datasets.EuroSAT(str(root), SHRUNK)
+    yield datasets.EuroSAT(str(root), transforms.ToTensor())  # their size is known
+
+
+@layout
+def FER2013(root, pictures):
+    (root / "fer2013").mkdir()
+    rows = [f"{k},{' '.join(map(str, pictures.drawn.integers(0, 256, 48 * 48)))}" for k in range(5)]
+    (root / "fer2013" / "train.csv").write_text("\n".join(["emotion,pixels", *rows, ""]))
+    yield datasets.FER2013(str(root), transform=transforms.ToTensor())
+    yield datasets.FER2013(str(root), "train", SHRUNK, plus)
 
 
 @layout
@@ -310,7 +322,7 @@ def Flickr30k(root, pictures):
 @pytest.fixture
 def unchecked(monkeypatch):
     """The fakes have other checksums than what is published."""
-    for module in ("celeba", "imagenet", "lfw", "omniglot", "places365", "sbu"):
+    for module in ("celeba", "fer2013", "imagenet", "lfw", "omniglot", "places365", "sbu"):
         monkeypatch.setattr(getattr(datasets, module), "check_integrity", lambda *_, **__: True)
     for kind in (datasets.Flowers102, datasets.CelebA, datasets.Caltech101, datasets.Caltech256):
         monkeypatch.setattr(kind, "_check_integrity", lambda _: True)
@@ -326,14 +338,25 @@ def test_every_sample_is_that_of_the_class(unchecked, tmp_path, name):
             assert torch.equal(image, expected) and repr(target) == repr(expected_target)
 
 
-@pytest.mark.parametrize("name", ["ImageNet", "Food101", "Caltech101", "Omniglot"])
+@pytest.mark.parametrize("name", ["ImageNet", "Food101", "Caltech101", "Omniglot", "EuroSAT", "FER2013"])
 def test_an_engine_opens_them_as_well(unchecked, tmp_path, engine, name):
     compare(next(MAKERS[name](tmp_path, Pictures())), engine)
 
 
+def test_an_image_of_another_size_in_eurosat_is_an_error_of_its_batch(tmp_path):
+    dataset = list(EuroSAT(tmp_path, Pictures()))[1]
+    Image.new("RGB", (32, 64)).save(dataset.samples[4][0])
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(DataLoader(dataset, 3))
+    ours = iter(DDLPLoader(dataset, 3))
+    next(ours)
+    with pytest.raises(ValueError, match=f"{re.escape(dataset.samples[4][0])}.*its place in the batch"):
+        next(ours)
+
+
 def stays(dataset: Any, words: str) -> None:
     said = DDLPLoader(dataset, 4).explain()
-    assert "travels    nothing" in said and words in said, said
+    assert "travels    nothing:" in said and words in said, said
 
 
 def test_what_of_them_stays_on_the_host(unchecked, tmp_path):
