@@ -184,6 +184,9 @@ def _behind_the_cut(loader: Any, rest: Rest, how: str) -> list[str]:
     """Return the line that marks the cut in the list of operators, and the line about the steps after it."""
     collate = getattr(loader.collate_fn, "__qualname__", loader.collate_fn)
     gets = "a PIL image" if rest.tensor is None else "a tensor"
+    if rest.crops > 1:
+        gets = f"a tuple of {rest.crops} PIL images"
+    steps = " | ".join(rest.names)  # of views that differ
     workers = loader.num_workers
     if how == "threads":
         where = f"{max(1, workers)} thread(s) of this process"
@@ -192,7 +195,7 @@ def _behind_the_cut(loader: Any, rest: Rest, how: str) -> list[str]:
     return [
         f"---------- cut here: what is above runs in ddlp's kernel, on the host and on devices; for {rest.why.operator}: "
         f"{rest.why.why}",
-        f"own steps  {' -> '.join(rest.names) or 'none'}, then {collate}: your code, gets {gets}, on this host in {where}; "
+        f"own steps  {steps}, then {collate}: your code, gets {gets}, on this host in {where}; "
         "own_steps='processes', 'threads' or 'off' (nothing is cut) chooses",
     ]
 

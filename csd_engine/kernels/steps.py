@@ -37,6 +37,7 @@ class StepKind(enum.IntEnum):
     AFFINE = 14
     PERSPECTIVE = 15
     BLUR = 16
+    CROPS = 17
 
 
 class KernelStep(NamedTuple):

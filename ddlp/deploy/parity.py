@@ -162,6 +162,9 @@ def operator_rows() -> dict[str, list[Data]]:
         rows[f"RandomResizedCrop {filter_name}"] = [crop]
     rows["CenterCrop"] = [_op("CenterCrop", size=[25, 31])]
     rows["CenterCrop of a smaller image"] = [_op("CenterCrop", size=[350, 300])]
+    rows["FiveCrop"] = [_op("FiveCrop", size=[25, 31])]
+    rows["TenCrop"] = [_op("TenCrop", size=[25, 31], vertical_flip=False)]
+    rows["TenCrop, upside down"] = [_op("TenCrop", size=[25, 31], vertical_flip=True)]
     for mode in PADDING_MODES:
         padded = _op("RandomCrop", size=[33, 41], padding=[5, 6, 7, 8], pad_if_needed=False, fill=[7], padding_mode=mode)
         rows[f"RandomCrop, padding {mode}"] = [padded]

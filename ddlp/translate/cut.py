@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,18 @@ import torch
 
 from csd_engine.errors import PipelineError
 from ddlp.errors import Untranslatable
-from ddlp.translate.transforms import Translation, names_of, steps_of, translate_steps
+from ddlp.translate.transforms import (
+    Translation,
+    names_of,
+    steps_of,
+    translate_steps,
+    translate_views_steps,
+    view_transforms,
+)
 
 __all__ = ["Cut", "Rest", "cut"]
+
+Steps = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -20,32 +29,49 @@ class Rest:
     """The steps that the host runs as user code, sample by sample, on the results of the known operators.
 
     Attributes:
-        steps: of the transform, in turn. None: the collate_fn alone is the user's.
+        views: the steps of each view of a sample, in turn; there is one view unless the transform makes several. A view without
+            steps: the collate_fn alone is the user's.
+        gathered: list or tuple, the type that holds the results of several views; None: the transform makes one image.
+        crops: the first step gets a tuple with so many images, which lie one below the other in each prepared image; 1: it gets
+            the image.
         tensor: the type of the image that the first step gets, torch.Tensor or a tv_tensors.Image, (channels, height, width);
             None: a PIL image of mode RGB or L.
         target_transforms: the user's, one for each part of the data set; None: targets are given as they are.
         why: the reason why the first step is not known.
     """
 
-    steps: tuple[Any, ...]
+    views: tuple[Steps, ...]
+    gathered: type | None
+    crops: int
     tensor: type[torch.Tensor] | None
     target_transforms: tuple[Any, ...]
     why: Untranslatable
 
     @property
     def names(self) -> list[str]:
-        """The steps as the user wrote them."""
-        return names_of(self.steps)
+        """The steps of each view as the user wrote them, on one line; views that are alike once."""
+        return list(dict.fromkeys(" -> ".join(names_of(steps)) or "none" for steps in self.views))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A transform in two parts: the known operators, and the steps after them."""
+    """A transform in two parts: the known operators, and the steps after them. See `Rest` for what both have."""
 
     known: Translation
-    steps: tuple[Any, ...]
+    views: tuple[Steps, ...]
+    gathered: type | None
     tensor: type[torch.Tensor] | None
     shape: tuple[int, int, int]  # (height, width, channels) between the two
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """The first ``steps`` operators of a transform, which ddlp knows."""
+
+    steps: int
+    known: Translation
+    tensor: type[torch.Tensor] | None
+    shape: tuple[int, int, int]
 
 
 def cut(transform: Any, mode: str, size: tuple[int, int] | None, as_pil: bool = False) -> Cut | None:
@@ -60,7 +86,40 @@ def cut(transform: Any, mode: str, size: tuple[int, int] | None, as_pil: bool = 
     Returns:
         None if there is no such run, or if it changes no pixels: changes of types and values alone save no work.
     """
+    several = view_transforms(transform)
+    if several is not None:
+        return _cut_views(several.transforms, several.gathered, mode, size, as_pil)
     steps = steps_of(transform, mode)
+    for one in _beginnings(steps, mode, size, as_pil):
+        return Cut(one.known, (tuple(steps[one.steps :]),), None, one.tensor, one.shape)
+    return None
+
+
+def _cut_views(
+    transforms: Sequence[Any], gathered: type, mode: str, size: tuple[int, int] | None, as_pil: bool
+) -> Cut | None:
+    """Cut each view as late as possible; if the views' images differ then, cut each before its image becomes a tensor."""
+    views = [steps_of(transform, mode) for transform in transforms]
+    found = [[one for one in _beginnings(steps, mode, size, as_pil) if one.known.crops == 1] for steps in views]
+    for on_pil in (False, True):
+        latest = [next((one for one in several if one.tensor is None or not on_pil), None) for several in found]
+        counts = [one.steps for one in latest if one is not None]
+        if len(counts) < len(views):
+            return None
+        parts = list(zip(views, counts, strict=True))
+        try:
+            known, tensor = translate_views_steps([steps[:count] for steps, count in parts], mode, as_pil)
+            shape = known.pipeline.output_shape(size)
+        except (Untranslatable, PipelineError):
+            continue
+        return Cut(known, tuple(tuple(steps[count:]) for steps, count in parts), gathered, tensor, shape)
+    return None
+
+
+def _beginnings(
+    steps: Sequence[Any], mode: str, size: tuple[int, int] | None, as_pil: bool
+) -> Iterator[_Beginning]:
+    """Yield the runs of first operators that ddlp knows, that change pixels and give images of one size; the longest first."""
     for known in range(_known(steps, mode, as_pil), 0, -1):
         try:
             translation, tensor = translate_steps(steps[:known], mode, as_pil)
@@ -68,8 +127,7 @@ def cut(transform: Any, mode: str, size: tuple[int, int] | None, as_pil: bool = 
         except (Untranslatable, PipelineError):
             continue
         if translation.pipeline.operators:
-            return Cut(translation, tuple(steps[known:]), tensor, shape)
-    return None
+            yield _Beginning(known, translation, tensor, shape)
 
 
 def _known(steps: Sequence[Any], mode: str, as_pil: bool) -> int:

@@ -118,11 +118,12 @@ def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatabl
         return None
     with torch.device("cpu"):
         found = cut(transforms[0], parts.parts[0].mode, size, as_pil)
-    if found is None or (not found.steps and own_collate(loader) is None):
+    if found is None or (not any(found.views) and own_collate(loader) is None):
         return None
-    rest = Rest(found.steps, found.tensor, tuple(part.target_transform for part in parts.parts), why)
-    pipeline = dataclasses.replace(found.known.pipeline, decode=decode)
-    return Portable(parts, pipeline, found.known.epilogue, found.shape, rest=rest)
+    known, of_targets = found.known, tuple(part.target_transform for part in parts.parts)
+    rest = Rest(found.views, found.gathered, known.crops, found.tensor, of_targets, why)
+    pipeline = dataclasses.replace(known.pipeline, decode=decode)
+    return Portable(parts, pipeline, known.epilogue, found.shape, known.views, rest)
 
 
 def _wholly(

@@ -23,9 +23,10 @@ from ddlp.translate import timm
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
 from ddlp.translate.user_operators import UserOperator
 from ddlp.translate.values import BATCH, KEEP, Values
-from ddlp.translate.views import views_of
+from ddlp.translate.views import ViewTransforms, views_of
 
-__all__ = ["Translation", "obstacles_in", "names_of", "steps_of", "translate", "translate_steps"]
+__all__ = ["Translation", "obstacles_in", "names_of", "steps_of", "translate", "translate_steps",
+           "translate_views_steps", "view_transforms"]
 
 Data = dict[str, Any]
 
@@ -37,6 +38,7 @@ class Translation:
     pipeline: Pipeline
     epilogue: Epilogue
     views: int = 1  # images of each sample
+    crops: int = 1  # in each of these images, one below the other
 
 
 def translate(transform: Any, mode: str = "RGB", as_pil: bool = False) -> Translation:
@@ -53,17 +55,36 @@ def translate(transform: Any, mode: str = "RGB", as_pil: bool = False) -> Transl
     """
     if transform is None:
         raise _no_transform()
-    views = views_of(_wrapped(transform))
-    return _Translator(mode, as_pil).translate(transform) if views is None else _views(views, mode, as_pil)
+    views = view_transforms(transform)
+    return _Translator(mode, as_pil).translate(transform) if views is None else _views(views.transforms, mode, as_pil)
+
+
+def view_transforms(transform: Any) -> ViewTransforms | None:
+    """The views' transforms, as `views_of`, also of an object that only passes its images on to such a transform."""
+    return views_of(_wrapped(transform))
 
 
 def _views(transforms: tuple[Any, ...], mode: str, as_pil: bool) -> Translation:
-    """Translate several views to one pipeline, with a group for each view if they differ.
+    each = [_Translator(mode, as_pil) for _ in transforms]
+    return _merged(each, [one.translate(transform) for one, transform in zip(each, transforms, strict=True)])
+
+
+def translate_views_steps(
+    views: Sequence[Sequence[Any]], mode: str = "RGB", as_pil: bool = False
+) -> tuple[Translation, type[Tensor] | None]:
+    """Do as `translate_steps` for the first operators of each view. They must end with one type of image."""
+    each = [_Translator(mode, as_pil) for _ in views]
+    found, types = zip(*(one.translate_steps(steps) for one, steps in zip(each, views, strict=True)), strict=True)
+    if len(set(types)) > 1:
+        raise Untranslatable("the views", "their first operators give images of different types", [KEEP])
+    return _merged(each, found), types[0]
+
+
+def _merged(each: Sequence[_Translator], found: Sequence[Translation]) -> Translation:
+    """Join the views' translations to one pipeline, with a group for each view if they differ.
 
     Values and masks belong to the whole batch, so they must be the same for all views.
     """
-    each = [_Translator(mode, as_pil) for _ in transforms]
-    found = [translator.translate(transform) for translator, transform in zip(each, transforms, strict=True)]
     first = found[0]
     if all(one.pipeline.digest == first.pipeline.digest and one.epilogue.does_what(first.epilogue) for one in found):
         return dataclasses.replace(first, views=len(found))
@@ -74,7 +95,7 @@ def _views(transforms: tuple[Any, ...], mode: str, as_pil: bool) -> Translation:
     if any(one.pipeline.known_shape(None) != first.pipeline.known_shape(None) for one in found):
         raise Untranslatable("the views", "they have different sizes or channels, and one batch holds them all",
                              ["give all views one size (DINO's small crops stay on the host)", KEEP])
-    merged = _Translator(mode, as_pil)
+    merged = _Translator(each[0].mode, each[0].as_pil)
     for translator in each:
         merged.files.update(translator.files)
     ops = [{"op": "Views", "groups": [translator.ops for translator in each]}]
@@ -115,14 +136,14 @@ def obstacles_in(transform: Any, mode: str = "RGB", as_pil: bool = False) -> lis
     """Return all reasons why a transform can't be translated, in its order. `translate` raises the first of them."""
     if transform is None:
         return [_no_transform()]
-    views = views_of(_wrapped(transform))
+    views = view_transforms(transform)
     if views is None:
         return list(_Translator(mode, as_pil).obstacles(transform))
-    each = {id(view): view for view in views}.values()
+    each = {id(view): view for view in views.transforms}.values()
     found = [one for view in each for one in _Translator(mode, as_pil).obstacles(view)]
     if not found:
         try:
-            _views(views, mode, as_pil)
+            _views(views.transforms, mode, as_pil)
         except Untranslatable as obstacle:
             found.append(obstacle)
     return found
@@ -151,6 +172,7 @@ SAME_ON_BYTES = tuple(  # torchvision gives the same pixels for a uint8 tensor a
     for module in (v1, v2)
     for name in ("RandomPosterize", "RandomSolarize", "RandomInvert", "GaussianBlur")
 )
+SEVERAL_CROPS: dict[type, int] = {v1.FiveCrop: 5, v2.FiveCrop: 5, v1.TenCrop: 10, v2.TenCrop: 10}
 ERASING = (v1.RandomErasing, v2.RandomErasing)
 RANDOM = (v1.RandomApply, v2.RandomApply, v1.RandomChoice, v2.RandomChoice, v1.RandomOrder, v2.RandomOrder)
 
@@ -163,6 +185,7 @@ class _Translator:
         self.values = Values()
         self.fills: list[list[float]] = []
         self.files: dict[str, OperatorFile] = {}
+        self.crops = 1  # of each image, which the next operator gets as a tuple
         self.timm = timm.loaded()
         self.handlers = _handlers(self)
 
@@ -178,7 +201,7 @@ class _Translator:
         if tensor is not None:
             return Translation(pipeline, self.values.epilogue()), type(tensor)
         bytes_alone = Epilogue(None, torch.zeros(0, self.channels("the transform")), torch.uint8, torch.channels_last)
-        return Translation(pipeline, bytes_alone), None
+        return Translation(pipeline, bytes_alone, crops=self.crops), None
 
     def obstacles(self, transform: Any) -> Iterator[Untranslatable]:
         """Yield what can't be translated, operator by operator, as if the refused operators before were left out."""
@@ -224,6 +247,8 @@ class _Translator:
         """Return the plain data of one operator. A value operator changes ``values`` instead, and gives an empty list."""
         kind, name = type(transform), _name(transform)
         self.require_untouched(transform)
+        if self.crops > 1:
+            raise Untranslatable(name, "it gets several crops of each image, not one", [KEEP])
         if kind in VALUES or kind in self.timm.values:
             self.value(transform, name, inside)
             return []
@@ -245,10 +270,16 @@ class _Translator:
                                  "finished image", ["move RandomErasing and Cutout to the end", KEEP])
         if self.values.tensor is not None and (kind in RESAMPLING + ON_PIXELS or kind in self.timm.on_pixels):
             self.require_as_pil(transform, name)
+        if kind in SEVERAL_CROPS and (inside is not None or self.values.tensor is not None):
+            where = "after ToImage or ToTensor" if inside is None else f"inside {inside}"
+            raise Untranslatable(name, f"it comes {where}, and ddlp knows it for PIL images and for every sample only",
+                                 ["let it be an operator of its own, before ToImage or ToTensor", KEEP])
         if self.values.tensor is not None and kind is UserOperator:
             raise Untranslatable(name, "it takes a PIL image and comes after ToImage or ToTensor",
                                  ["move it before ToImage or ToTensor", KEEP])
         ops = self.handlers[kind](transform)
+        if kind in SEVERAL_CROPS:
+            self.crops = SEVERAL_CROPS[kind]
         self.pipeline(name, ops)
         if self.values.bytes_only:
             self.values.has_channels(self.pipeline(name, [*self.ops, *ops]).known_shape(None).channels)
@@ -433,6 +464,8 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
                                          "scale": plain(t.scale), "ratio": plain(t.ratio),
                                          "interpolation": interpolation(t.interpolation)}],
         "CenterCrop": translator.center_crop,
+        "FiveCrop": lambda t: [{"op": "FiveCrop", "size": size_pair(t.size)}],
+        "TenCrop": lambda t: [{"op": "TenCrop", "size": size_pair(t.size), "vertical_flip": bool(t.vertical_flip)}],
         "Pad": lambda t: [_pad(t.padding, translator.fill(t, t.padding_mode), t.padding_mode)],
         "RandomHorizontalFlip": lambda t: [{"op": "RandomHorizontalFlip", "p": plain(t.p)}],
         "RandomVerticalFlip": lambda t: [{"op": "RandomVerticalFlip", "p": plain(t.p)}],

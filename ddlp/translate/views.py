@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlp.transforms import Views
 
-__all__ = ["views_of"]
+__all__ = ["ViewTransforms", "views_of"]
 
 _MOST = 64
 _KIND = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class ViewTransforms(NamedTuple):
+    """A transform that makes several views: the transform of each, and the type, list or tuple, that holds their results."""
+
+    transforms: tuple[Any, ...]
+    gathered: type
 
 
 class _Alike:
@@ -80,16 +87,16 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
     return (*code.co_names, *inner)
 
 
-_FORMS: dict[_Form, tuple[str, ...]] = {
-    _form(function.__code__): _names(function.__code__)
+_FORMS: dict[_Form, tuple[tuple[str, ...], type]] = {
+    _form(function.__code__): (_names(function.__code__), tuple if function.__name__ in ("paired", "named_pair") else list)
     for kind in (_Alike, _Unlike, _Several)
     for function in vars(kind).values()
     if isinstance(function, types.FunctionType)
 }
 
 
-def views_of(transform: Any) -> tuple[Any, ...] | None:
-    """Return each view's transform, for ddlp's Views or an object whose ``__call__`` has the byte code of a known form.
+def views_of(transform: Any) -> ViewTransforms | None:
+    """Return the views' transforms, for ddlp's Views or an object whose ``__call__`` has the byte code of a known form.
 
     The known forms return a list or a pair of results for one image. One or two attributes make them: ``[self.t(x),
     self.t(x)]``, the same with two variables, or ``[self.t(x) for _ in range(self.n)]``. Or each transform in one attribute
@@ -97,12 +104,13 @@ def views_of(transform: Any) -> tuple[Any, ...] | None:
     """
     kind = type(transform)
     if kind is Views:
-        return tuple(transform.transforms)
+        return ViewTransforms(tuple(transform.transforms), list)
     call: Any = kind.__call__ if callable(transform) else None
     code = getattr(call, "__code__", None)
     if call is None or code is None or call.__closure__ or (form := _form(code)) not in _FORMS:
         return None
-    found = dict(zip(_names(code), _FORMS[form], strict=True))
+    names, gathered = _FORMS[form]
+    found = dict(zip(_names(code), names, strict=True))
     usual: Any = object.__getattribute__
     held: dict[str, Any] = {}
     for name, meant in found.items():
@@ -115,8 +123,8 @@ def views_of(transform: Any) -> tuple[Any, ...] | None:
             held[meant] = vars(transform)[name]
     if "each" in held:
         each = held["each"]
-        return tuple(each) if type(each) in (list, tuple) and 0 < len(each) <= _MOST else None
+        return ViewTransforms(tuple(each), gathered) if type(each) in (list, tuple) and 0 < len(each) <= _MOST else None
     if "n" in held:
         n = held["n"]
-        return (held["t"],) * n if type(n) is int and 0 < n <= _MOST else None
-    return held["t"], held.get("u", held["t"])
+        return ViewTransforms((held["t"],) * n, gathered) if type(n) is int and 0 < n <= _MOST else None
+    return ViewTransforms((held["t"], held.get("u", held["t"])), gathered)

@@ -59,6 +59,36 @@ static int mirror(step_state *state, int left_right) {
     return 0;
 }
 
+/* The corners and the middle, one below the other; for ten crops those of the mirrored image follow. */
+static int crops(step_state *state, const double *n) {
+    const picture *image = &state->image;
+    const int channels = image->channels, mirrored = (int)n[4], count = mirrored ? 10 : 5;
+    const int64_t height = (int64_t)n[0], width = (int64_t)n[1], left = (int64_t)n[2], top = (int64_t)n[3];
+    if (!fits(width, height) || !fits(width, height * count)) return DDLP_STEP;
+    const int64_t right = image->width - width, bottom = image->height - height;
+    if (right < 0 || bottom < 0 || left < 0 || left > right || top < 0 || top > bottom || mirrored < 0 || mirrored > 2) return DDLP_STEP;
+    const int64_t lefts[] = {0, right, 0, right, left}, tops[] = {0, 0, bottom, bottom, top};
+    uint8_t *out = steps_other(state, (int32_t)width, (int32_t)(height * count), channels);
+    if (!out) return -ENOMEM;
+    const size_t row = (size_t)width * (size_t)channels, whole = (size_t)image->width * (size_t)channels;
+    for (int k = 0; k < count; k++) {
+        const int by = k < 5 ? 0 : mirrored;
+        const int64_t x = by == 1 ? right - lefts[k % 5] : lefts[k % 5]; /* where it lies in the image as it is */
+        for (int64_t y = 0; y < height; y++, out += row) {
+            const int64_t from_y = tops[k % 5] + y;
+            const uint8_t *from = image->pixels + (size_t)(by == 2 ? image->height - 1 - from_y : from_y) * whole + (size_t)(x * channels);
+            if (by != 1) {
+                memcpy(out, from, row);
+                continue;
+            }
+            uint8_t *to = out + row - channels;
+            for (int64_t at = 0; at < width; at++, to -= channels, from += channels) copy_pixel(to, from, channels);
+        }
+    }
+    steps_swap(state, (int32_t)width, (int32_t)(height * count), channels);
+    return 0;
+}
+
 static int turn(step_state *state, int quarters) {
     const picture *image = &state->image;
     const int channels = image->channels;
@@ -196,6 +226,7 @@ static int run(step_state *state, resample_state *resample, const ddlp_step_numb
     case STEP_AUTOCONTRAST: colour_autocontrast(image); return 0;
     case STEP_EQUALIZE: colour_equalize(image); return 0;
     case STEP_AFFINE: case STEP_PERSPECTIVE: return warp(state, step);
+    case STEP_CROPS: return crops(state, n);
     case STEP_BLUR: return blurred(state, step);
     default: return DDLP_STEP;
     }

@@ -30,7 +30,8 @@ enum {
     STEP_EQUALIZE = 13,
     STEP_AFFINE = 14,       /* width, height, filter (0: nearest), colour (3), 6 coefficients */
     STEP_PERSPECTIVE = 15,  /* width, height, filter, colour (3), 8 coefficients */
-    STEP_BLUR = 16          /* taps across, taps down (odd); data: float weights, those across, then those down */
+    STEP_BLUR = 16,         /* taps across, taps down (odd); data: float weights, those across, then those down */
+    STEP_CROPS = 17         /* height, width, left and top of the middle one; 0: five, 1: ten, 2: ten, the last upside down */
 };
 
 enum { PAD_CONSTANT = 0, PAD_EDGE = 1, PAD_REFLECT = 2, PAD_SYMMETRIC = 3 };

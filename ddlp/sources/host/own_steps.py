@@ -95,7 +95,8 @@ class _Samples:
     """The samples of the current batch, by their place in it, as a data set whose transform is the user's steps."""
 
     def __init__(self, rest: Rest) -> None:
-        self.steps, self.target_transforms, self._tensor = rest.steps, rest.target_transforms, rest.tensor
+        self.views, self.target_transforms, self._gathered = rest.views, rest.target_transforms, rest.gathered
+        self._tensor, self._crops = rest.tensor, rest.crops
         self._images = torch.empty(0)
         self._batch: Bytes | None = None
 
@@ -110,17 +111,23 @@ class _Samples:
     def __getitem__(self, k: int) -> tuple[Any, Any]:
         assert self._batch is not None
         try:
-            image = self._image(k)
-            for step in self.steps:
-                image = step(image)
+            samples = len(self._batch.items)  # the first views of all samples come first, then the second ones
+            views = [self._view(steps, self._images[view * samples + k]) for view, steps in enumerate(self.views)]
+            image = views[0] if self._gathered is None else self._gathered(views)
             target, transform = self._batch.targets[k], self.target_transforms[self._batch.parts[k]]
             return image, target if transform is None else transform(target)
         except Exception as error:
             raise _named(error, self._batch.places[k]) from error
 
-    def _image(self, k: int) -> Any:
+    def _view(self, steps: tuple[Any, ...], prepared: torch.Tensor) -> Any:
+        """Return the view that the steps make of a prepared image."""
+        image: Any = self._first(prepared) if self._crops == 1 else tuple(map(self._first, prepared.chunk(self._crops, dim=1)))
+        for step in steps:
+            image = step(image)
+        return image
+
+    def _first(self, image: torch.Tensor) -> Any:
         """Return what torchvision would have given to the first step."""
-        image = self._images[k]
         if self._tensor is None:
             pixels = image.permute(1, 2, 0).numpy()  # in their order in memory
             made = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
@@ -140,10 +147,14 @@ def _named(error: Exception, place: str) -> Exception:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A batch of the default structure, [images, targets], whose images are at the beginning of a block."""
+    """A batch of the default structure, [images, targets], whose images are at the beginning of a block.
+
+    With ``views`` the batch is [[first views, second views, ...], targets], and the views lie one after another.
+    """
 
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # (n, ...), or with views (views, n, ...)
+    views: bool
     targets: Any  # a tensor is sent as an array
 
 
@@ -159,9 +170,14 @@ class _Join:
         block = self.block
         if block is None or not self._usual or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
             return self.collate(made)
+        views = type(made[0][0]) in (list, tuple)
         images = [image for image, _ in made]
+        if views:
+            if any(type(one) is not type(images[0]) or len(one) != len(images[0]) for one in images):
+                return self.collate(made)
+            images = [image for view in zip(*images, strict=True) for image in view]
         alike = {(type(one), getattr(one, "dtype", None), getattr(one, "shape", None)) for one in images}
-        first = images[0]
+        first = images[0] if images else None
         if len(alike) > 1 or type(first) is not torch.Tensor or first.requires_grad or first.device.type != "cpu":
             return self.collate(made)
         size = len(images) * first.numel() * first.element_size()
@@ -169,8 +185,10 @@ class _Join:
             return self.collate(made)
         shape = (len(images), *first.shape)
         torch.stack(images, out=block[:size].view(first.dtype).view(shape))
+        if views:
+            shape = (len(images) // len(made), len(made), *first.shape)
         targets = default_collate([target for _, target in made])
-        return _Placed(first.dtype, shape, targets.numpy() if type(targets) is torch.Tensor else targets)
+        return _Placed(first.dtype, shape, views, targets.numpy() if type(targets) is torch.Tensor else targets)
 
 
 @dataclass(frozen=True)
@@ -242,7 +260,9 @@ class OwnSteps:
 
     def _held(self) -> list[Any]:
         samples = self._samples
-        return [*samples.steps, *samples.target_transforms, samples._tensor, self._join.collate, self._batched, self.dataset]
+        steps = [step for view in samples.views for step in (*view, None)]
+        kind = samples._gathered, samples._crops, samples._tensor
+        return [*steps, *samples.target_transforms, *kind, self._join.collate, self._batched, self.dataset]
 
     def begin_worker(self, init: Callable[[], None]) -> None:
         """Run the user's worker_init_fn."""
@@ -251,7 +271,7 @@ class OwnSteps:
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnSteps:
         samples = self._samples
         rest = copy.copy(samples)
-        rest.steps, rest.target_transforms = copy.deepcopy((samples.steps, samples.target_transforms), memo)
+        rest.views, rest.target_transforms = copy.deepcopy((samples.views, samples.target_transforms), memo)
         made = copy.copy(self)
         made._samples, made._join = rest, copy.deepcopy(self._join, memo)
         made._keyed = KeyedSamples(rest, made._join, self._batched)
@@ -475,10 +495,12 @@ class _Process:
         if isinstance(made, _Placed):
             assert lent is not None
             images = torch.from_numpy(lent)[: math.prod(made.shape) * made.dtype.itemsize].view(made.dtype).view(made.shape)
-            return [images, torch.from_numpy(made.targets) if isinstance(made.targets, np.ndarray) else made.targets]
+            targets = torch.from_numpy(made.targets) if isinstance(made.targets, np.ndarray) else made.targets
+            return [list(images) if made.views else images, targets]
         first = made[0] if isinstance(made, list) and made else None
-        if type(first) is torch.Tensor:
-            self._result_bytes = max(self._result_bytes, first.numel() * first.element_size())
+        views: list[Any] = first if isinstance(first, list) else [first]
+        if all(type(view) is torch.Tensor for view in views):
+            self._result_bytes = max(self._result_bytes, sum(view.numel() * view.element_size() for view in views))
         return made
 
     def _answer(self, epoch: _Epoch) -> Any:

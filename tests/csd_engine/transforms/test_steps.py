@@ -20,6 +20,7 @@ from csd_engine.transforms.colour_steps import (
     posterized,
     solarized,
 )
+from csd_engine.transforms.crops import Crops
 from csd_engine.transforms.primitives import Crop, Flip, Gray, Pad, Resize, kernel_steps
 from csd_engine.transforms.warp_steps import WARP_FILTERS, Turn, Warp
 
@@ -87,11 +88,18 @@ STEPS = {
     "affine": lambda rnd, w, h, c: warp(rnd, w, h, c, 6),
     "perspective": lambda rnd, w, h, c: warp(rnd, w, h, c, 8),
     "crop": lambda rnd, w, h, c: crop(rnd, w, h),
+    "crops": lambda rnd, w, h, c: crops(rnd, w, h),
     "flip": lambda rnd, w, h, c: Flip(rnd.random() < 0.5),
     "pad": lambda rnd, w, h, c: pad(rnd, c),
     "gray": lambda rnd, w, h, c: Gray(rnd.choice([1, 3])),
     "resize": lambda rnd, w, h, c: Resize(rnd.randrange(1, 90), rnd.randrange(1, 90), rnd.choice(["bilinear", "bicubic"])),
 }
+
+
+def crops(rnd, w, h):
+    height, width = rnd.randrange(1, min(h, 40) + 1), rnd.randrange(1, min(w, 40) + 1)
+    middle = rnd.randrange(w - width + 1), rnd.randrange(h - height + 1)
+    return Crops(height, width, *middle, rnd.choice([None, Flip(True), Flip(False)]))
 
 
 def factor(rnd):

@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.observe import checked
+from ddlp.transforms import Views
 from tests.both_sides import until_both
 from tests.ddlp.dropin.own_steps import Album, Dies, Halve, Moody, Noise, Shift, Slow, Tagged, Worker, note_worker, tv_image
 from tests.ddlp.dropin.small_sets import SAMPLES, by_target, numbered, write_images
@@ -54,6 +55,12 @@ def equal(ours, theirs):
         assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else a == b
 
 
+def stacked(crops):
+    assert type(crops) is tuple and {type(crop) for crop in crops} == {Image.Image}
+    return torch.stack([v1.functional.to_tensor(crop) for crop in crops])
+
+
+SHIFTED = v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()])
 DETERMINISTIC = {
     "a PIL image": v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()]),
     "nested": v1.Compose([v1.Compose([v1.Resize(30), v1.CenterCrop(20)]), v1.Compose([Shift(), v1.ToTensor()])]),
@@ -63,6 +70,17 @@ DETERMINISTIC = {
     "uint8 tensor": v1.Compose([v1.Resize((20, 24)), v1.PILToTensor(), Halve()]),
     "v2": v2.Compose([v2.Resize((20, 24)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), tv_image,
                       v2.Resize((10, 12))]),
+    "views alike": Views(*[v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()])] * 2),
+    "views that differ": Views(
+        v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()]),
+        v1.Compose([v1.Resize(30), v1.CenterCrop((20, 24)), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3), Halve()]),
+        v1.Compose([v1.Resize((20, 24)), v1.Grayscale(3), v1.ToTensor()]),
+    ),
+    "views of tensors": Views(*[v1.Compose([v1.Resize((20, 24)), v1.ToTensor(), Halve()])] * 3),
+    "views of many sizes": Views(v1.Compose([v1.Resize((20, 24)), Shift(), v1.Resize((8, 9)), v1.ToTensor()]), SHIFTED),
+    "five crops": v1.Compose([v1.Resize(20), v1.FiveCrop((13, 17)), v1.Lambda(stacked)]),
+    "ten crops": v1.Compose([v1.Resize((20, 24)), v1.Grayscale(), v1.TenCrop(15, vertical_flip=True), v1.Lambda(stacked)]),
+    "ten crops, v2": v2.Compose([v2.Resize(20), v2.TenCrop(12), stacked]),
     "half": v1.Compose([v1.Resize((20, 24)), v1.ToTensor(), v1.ConvertImageDtype(torch.bfloat16), Halve()]),
 }
 
@@ -72,6 +90,40 @@ DETERMINISTIC = {
 def test_the_samples_of_dataloader(paths, name, way):
     data = numbered(paths, DETERMINISTIC[name])
     equal(cut(DDLPLoader(data, 6, **way)), DataLoader(data, 6))
+
+
+class TwoCrops:
+    """As MoCo's users write it: a pair."""
+
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __call__(self, image):
+        return self.transform(image), self.transform(image)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_views_of_a_sample_are_held_as_the_transform_holds_them(paths, way):
+    """Seen where a sample is not collated, and by a collate_fn of the user's own."""
+    for transform in (TwoCrops(SHIFTED), Views(SHIFTED, SHIFTED)):
+        data = numbered(paths, transform)
+        ours, theirs = list(cut(DDLPLoader(data, None, **way))), list(DataLoader(data, None))
+        assert [type(sample[0]) for sample in ours] == [type(sample[0]) for sample in theirs]
+        equal(ours, theirs)
+        equal(cut(DDLPLoader(data, 6, collate_fn=list, **way)), DataLoader(data, 6, collate_fn=list))
+
+
+def test_each_view_draws_for_itself_on_either_side(paths):
+    """The known operators of each view, on device and host, and the own steps behind them."""
+    data = numbered(paths, TwoCrops(v1.Compose([*KNOWN, Noise()])))
+    found = []
+    for strategy in ("cpu", "csd"):
+        batches = list(cut(DDLPLoader(data, 4, seed=3, strategy=strategy, num_workers=2)))
+        assert all(type(views) is list and len(views) == 2 for views, _ in batches)
+        found.append(by_target([(torch.stack(views, 1), targets) for views, targets in batches]))
+    assert sorted(found[0]) == sorted(found[1]) == list(range(SAMPLES))
+    for k, views in found[0].items():
+        assert torch.equal(views, found[1][k]) and not torch.equal(views[0], views[1])
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -326,6 +378,25 @@ def test_explain_draws_the_line(paths):
     assert "3 process(es)" in lines[at + 1]
     assert "the training thread" in DDLPLoader(data, 6).explain()
     assert "2 thread(s)" in DDLPLoader(data, 6, num_workers=2, own_steps="threads").explain()
+
+
+def test_explain_shows_the_steps_of_views_and_crops(paths):
+    first, second = (v1.Compose([*KNOWN, *own, v1.ToTensor()]) for own in ([Shift()], []))
+    lines = DDLPLoader(numbered(paths, Views(first, second)), 6).explain()
+    assert "2 views of each sample, RandomResizedCrop" in lines
+    assert "Shift object" in lines and " -> ToTensor() | ToTensor(), then" in lines
+    crops = DDLPLoader(numbered(paths, v1.Compose([v1.Resize(20), v1.FiveCrop(12), v1.Lambda(stacked)])), 6).explain()
+    assert "gets a tuple of 5 PIL images" in crops and "it gets several crops of each image, not one" in crops
+
+
+@pytest.mark.parametrize("place", [
+    v1.Compose([v1.PILToTensor(), v1.FiveCrop(12), stacked]), v1.Compose([v1.RandomApply([v1.FiveCrop(12)]), stacked]),
+    v1.Compose([v1.FiveCrop(12), v1.ToTensor()]),
+], ids=["after the tensor", "by chance", "no step that takes crops"])  # fmt: skip
+def test_crops_that_are_left_to_torch(paths, place):
+    whole = v1.Compose([v1.Resize((20, 24)), *place.transforms])
+    lines = DDLPLoader(numbered(paths, whole), 6).explain()
+    assert "FiveCrop" in lines.partition("own steps")[2] or "it gets several crops" in lines
 
 
 def test_threads_take_no_steps_that_would_share_their_draws(paths):
