@@ -13,6 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 import csd_engine
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
+from ddlp.sources.engine.greeting import greets
 
 __all__ = ["ClientKeys", "Wire"]
 
@@ -104,6 +105,9 @@ class Wire:
                 else:
                     dropped += 1  # libzmq tries again; an engine that is just starting may close the first connection
             if dropped >= 3 and not self._connected:
+                if not greets(self.address):  # a relay without an engine behind it
+                    dropped = 0
+                    continue
                 raise EngineRefused(
                     f"the engine at {self.address} broke off the encrypted handshake: the server key is not its own. "
                     "Copy server.key from the engine's key directory to this host."
@@ -115,8 +119,7 @@ class Wire:
                     raise EngineRefused(f"the engine at {self.address} refused: {message.reason}")
         raise EngineUnreachable(
             f"no engine answered at {self.address} within {timeout_s:g} s. Check that it runs, its --listen "
-            f"address, and "
-            "that no firewall lies between."
+            f"address, and that no firewall lies between."
         )
 
     def broken(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import threading
 import time
 from queue import SimpleQueue
@@ -78,6 +80,26 @@ def test_a_wrong_server_key_is_refused(start, recipe, tmp_path):
     wrong = load_public(make_keys(tmp_path / "others") / "server.key")
     with pytest.raises(EngineRefused, match="server key"):
         EngineLink(engine.address, wrong, pair.public, pair.secret).open()
+
+
+def test_a_relay_without_an_engine_is_one_that_does_not_answer(home):
+    """A tunnel's end takes the connection and closes it, which looks to libzmq as an engine does that refuses a key."""
+    pair = load_pair(make_keys(home / "keys") / "host.key_secret")
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+        taken = []
+
+        def close_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    relay.accept()[0].close()
+                    taken.append(1)
+
+        threading.Thread(target=close_all, daemon=True).start()
+        address = f"tcp://127.0.0.1:{relay.getsockname()[1]}"
+        with pytest.raises(EngineUnreachable, match="no engine answered"):
+            EngineLink(address, pair.public, pair.public, pair.secret, connect_timeout_s=1.5).open()
+        assert len(taken) > 3
+        relay.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_host_that_is_not_listed_is_refused_until_it_is(start, recipe, tmp_path):
