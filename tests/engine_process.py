@@ -199,7 +199,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "th
 def wait_for(events: SimpleQueue[Any], kind: type | tuple[type, ...], timeout_s: float = 15.0) -> Any:
     """Return the next event of the kind, dropping others."""
     end = time.monotonic() + timeout_s
-    seen = []
+    seen: list[Any] = []
     while True:
         try:
             event = events.get(timeout=max(0.01, end - time.monotonic()))

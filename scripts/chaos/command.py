@@ -1,0 +1,173 @@
+"""`python -m scripts.chaos`: faults while training, for some minutes, and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import faulthandler
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+import warnings
+from pathlib import Path
+
+from csd_engine.errors import EngineError
+from scripts.chaos.faults import FAULTS, Fault, wait_for_engines
+from scripts.chaos.planted import PLANTED
+from scripts.chaos.training import ENDINGS, Plan, draw_ending
+from scripts.chaos.world import REPOSITORY, Finding, World
+from tests.ddlp.faults.scene import processes
+
+__all__ = ["main"]
+
+_ABOUT = """\
+Trains while faults strike. Checks that every sample comes exactly once, with its bits, and that nothing hangs or stays behind.
+
+  python -m scripts.chaos --seed 1 --minutes 30            everything, in an order that the seed decides
+  python -m scripts.chaos --seed 1 --rounds 5 --only net   faults whose names contain "net", for five rounds
+  python -m scripts.chaos --list                           the faults alone
+  python -m scripts.chaos --plant skipped-checksum         plant a bug first: the run must find it (exit status 1)
+
+Two engines run as processes of their own, each with a small spool; one of them is reached through a bad network. Each round
+makes a loader by chance (strategy, workers, devices, transfer, order), trains one or more epochs, and strikes up to six times.
+What is checked: the samples and their bits against what the host alone makes; the time of a round; afterwards descriptors,
+threads, processes, shared memory and the engines' spools. As root the spools are file systems of their own (mounted in a mount
+namespace of the run): without that, faults of a full or read-only spool are left out. Without a C compiler no clock jumps.
+
+Exit status 0: nothing was found. 1: something was found; it is told with the round and its seed. 2: the run could not begin.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.chaos", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--seed", type=int, default=0, help="of all that is drawn (0)")
+    add("--minutes", type=float, default=1.0, help="no round begins after that (1)")
+    add("--rounds", type=int, help="so many rounds at most")
+    add("--only", action="append", metavar="NAME", help="faults and endings whose name contains this; may be given again")
+    add("--plant", choices=PLANTED, help="plant this bug first")
+    add("--patience", type=float, default=90.0, metavar="S", help="a round that takes longer hangs (90)")
+    add("--list", action="store_true", help="print the names of all faults and endings")
+    add("--inner", metavar="DIR", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join([*(fault.name for fault in FAULTS), *ENDINGS]))
+        return 0
+    names = [*(fault.name for fault in FAULTS), *ENDINGS]
+    if options.only and not any(part in name for part in options.only for name in names):
+        print(f"chaos: no fault is called anything like {' or '.join(options.only)}; --list names them", file=sys.stderr)
+        return 2
+    if options.inner:
+        return _run(options, Path(options.inner))
+    return _supervise(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _supervise(arguments: list[str]) -> int:
+    """Run it in a process of its own, and see that nothing of it outlives it."""
+    home = Path(tempfile.mkdtemp(prefix="ddlp-chaos-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "scripts.chaos", *arguments, "--inner", str(home)]
+    if os.geteuid() == 0 and shutil.which("unshare"):
+        command = ["unshare", "--mount", "--propagation", "private", *command]
+    child = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "DDLP_CHAOS": mark, "TMPDIR": str(home)})
+    try:
+        status = child.wait()
+    except KeyboardInterrupt:  # the child got it too
+        status = child.wait()
+    finally:
+        left = [one for one in processes() if mark in one.environment]
+        for one in left:
+            try:
+                os.kill(one.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        shutil.rmtree(home, ignore_errors=True)
+    if left and status == 0:
+        print(f"chaos: FOUND: {len(left)} processes were left: {[one.command for one in left][:5]}")
+        return 1
+    return 1 if status < 0 else status
+
+
+def _run(options: argparse.Namespace, home: Path) -> int:
+    warnings.simplefilter("ignore")
+    if options.plant:
+        PLANTED[options.plant]()
+    struck: collections.Counter[str] = collections.Counter()
+    only = options.only or [""]
+    faults = [fault for fault in FAULTS if any(part in fault.name for part in only)]
+    endings = [name for name in ENDINGS if any(part in name for part in only)] or ["two whole epochs"]
+    began, number, finding = time.monotonic(), 0, None
+    world = World(home, options.seed)
+    world.add_engines()
+    try:
+        while time.monotonic() - began < 60 * options.minutes and number != options.rounds:
+            number += 1
+            ending = draw_ending(world.random, endings)
+            print(f"{time.monotonic() - began:7.1f} s  round {number}: {ending}", end="", flush=True)
+            before = struck.copy()
+            faulthandler.dump_traceback_later(options.patience, exit=True)
+            _round(world, ending, faults, number, struck)
+            faulthandler.cancel_dump_traceback_later()
+            if ending != "two whole epochs":
+                struck[ending] += 1
+            print(f" | {', '.join((struck - before).elements()) or 'no fault'}", flush=True)
+        world.close()
+    except KeyboardInterrupt:
+        print("\nchaos: interrupted")
+        return 130
+    except Finding as error:
+        finding = str(error)
+    except Exception:
+        finding = f"training raised\n{traceback.format_exc()}"
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if world.engines:
+            _close_quietly(world)
+    minutes = (time.monotonic() - began) / 60
+    faults_done = f"{struck.total()} faults of {len(struck)} kinds"
+    print(f"\nchaos: seed {options.seed}, {number} rounds, {faults_done} in {minutes:.1f} minutes")
+    for name, count in struck.most_common():
+        print(f"  {count:5}  {name}")
+    if finding is not None:
+        print(f"chaos: FOUND in round {number} of seed {options.seed}: {finding}")
+        return 1
+    print("chaos: nothing lost, doubled or wrong; nothing hung; nothing left behind")
+    return 0
+
+
+def _round(world: World, ending: str, faults: list[Fault], number: int, struck: collections.Counter[str]) -> None:
+    epoch = 2 * (number % 5)
+    with world.leaves_nothing():
+        plan = Plan(world, faults, world.random.randrange(0, 7), lambda name: struck.update([name]))
+        plan.begin()
+        before = struck.total()
+        try:
+            ENDINGS[ending][0](world, epoch, plan)
+        except EngineError as error:  # of a device that was never met, which is an error of the training run
+            if struck.total() == before and not plan.engines_were_down:
+                raise
+            print(f" | raised at the first meeting: {str(error)[:60]}...", end="", flush=True)
+        finally:
+            plan.mend()
+            world.changed.clear()
+        wait_for_engines(world)
+        gc.collect()
+
+
+def _close_quietly(world: World) -> None:
+    try:
+        world.close()
+    except Finding as error:
+        print(f"chaos: and {error}")
+
+

@@ -1,0 +1,324 @@
+"""The faults. Each strikes once, at a moment between two training steps, and is mended later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.chaos.world import REPOSITORY, Engine, World
+from tests.ddlp.faults.scene import alive
+from tests.engine_process import until
+
+__all__ = ["FAULTS", "Fault", "Mend"]
+
+Mend = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of one engine.
+
+    Attributes:
+        name: in reports and for ``--only``.
+        strike: does it to an engine, and returns what mends it; None: it could not be done, and does not count.
+        fits: whether it can be done to an engine at all.
+        before: done before the epoch begins.
+    """
+
+    name: str
+    strike: Callable[[World, Engine], Mend | None]
+    fits: Callable[[Engine], bool] = lambda engine: True
+    before: Callable[[Engine], None] = lambda engine: None
+
+
+def _nothing() -> None:
+    pass
+
+
+# -- the engine's processes --------------------------------------------------------------------------------------------
+
+
+def _kill(world: World, engine: Engine) -> Mend | None:
+    if not engine.runs:
+        return None
+    engine.kill()
+    return engine.start
+
+
+def _kill_and_start(world: World, engine: Engine) -> Mend | None:
+    if not engine.runs:
+        return None
+    engine.kill()
+    engine.start()
+    return _nothing
+
+
+def _kill_all(world: World, engine: Engine) -> Mend | None:
+    running = [one for one in world.engines if one.runs]
+    for one in running:
+        one.kill()
+
+    def mend() -> None:
+        for one in running:
+            one.start()
+
+    return mend if running else None
+
+
+def _end(world: World, engine: Engine) -> Mend | None:
+    if not engine.runs:
+        return None
+    engine.signal(signal.SIGTERM)
+    return engine.start
+
+
+def _stop(world: World, engine: Engine) -> Mend | None:
+    if not engine.runs:
+        return None
+    engine.signal(signal.SIGSTOP)
+    return lambda: engine.signal(signal.SIGCONT)
+
+
+def _late(world: World, engine: Engine) -> Mend | None:
+    engine.start()
+    return _nothing
+
+
+def _to_worker(number: int) -> Callable[[World, Engine], Mend | None]:
+    def strike(world: World, engine: Engine) -> Mend | None:
+        workers = engine.workers()
+        if not workers:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[0], number)
+        return _nothing if number == signal.SIGKILL else lambda: _signal(workers[0], signal.SIGCONT)
+
+    return strike
+
+
+def _signal(pid: int, number: int) -> None:
+    if alive(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _no_memory(world: World, engine: Engine) -> Mend | None:
+    """A worker gets no more memory than it has."""
+    workers = engine.workers()
+    if not workers:
+        return None
+    pid = workers[0]
+    with contextlib.suppress(ProcessLookupError, OSError, ValueError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        size = pages * os.sysconf("SC_PAGE_SIZE")
+        resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
+        return lambda: _signal(pid, signal.SIGKILL)  # its successor has no limit
+    return None
+
+
+def _other_version(world: World, engine: Engine) -> Mend | None:
+    """The engine is replaced by one that speaks another version of the protocol."""
+    other = engine.home / "other"
+    if not other.exists():
+        shutil.copytree(REPOSITORY / "csd_engine", other / "csd_engine", ignore=shutil.ignore_patterns("__pycache__"))
+        file = other / "csd_engine" / "protocol" / "codec.py"
+        text, count = re.subn(r"^PROTOCOL = \d+", "PROTOCOL = 999", file.read_text(), flags=re.MULTILINE)
+        assert count == 1, "the protocol's version has moved"
+        file.write_text(text)
+    engine.kill()
+    engine.package = other
+    engine.start()
+
+    def mend() -> None:
+        engine.kill()
+        engine.package = REPOSITORY
+        engine.start()
+
+    return mend
+
+
+def _clock(world: World, engine: Engine) -> Mend | None:
+    """The engine's clock jumps, by up to a year to either side."""
+    jump = world.random.choice([-1, 1]) * world.random.choice([5, 3600, 86400, 365 * 86400])
+    engine.set_clock(jump)
+    return lambda: engine.set_clock(0)
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+def _network(*orders: str) -> Callable[[World, Engine], Mend | None]:
+    def strike(world: World, engine: Engine) -> Mend | None:
+        for order in orders:
+            engine.network(order)
+        return lambda: engine.network("restore")
+
+    return strike
+
+
+def _relayed(engine: Engine) -> bool:
+    return engine.relayed
+
+
+# -- batch files and the spool -----------------------------------------------------------------------------------------
+
+
+def _damage(way: Callable[[Path, list[Path]], None]) -> Callable[[World, Engine], Mend | None]:
+    def strike(world: World, engine: Engine) -> Mend | None:
+        files = engine.batch_files()
+        struck = False
+        for path in files[: world.random.randrange(1, 4)]:
+            with contextlib.suppress(OSError, IndexError):  # it was read and removed meanwhile
+                way(path, files)
+                struck = True
+        return _nothing if struck else None
+
+    return strike
+
+
+def _flip(path: Path, files: list[Path]) -> None:
+    with open(path, "r+b") as stream:
+        stream.seek(-100, os.SEEK_END)
+        byte = stream.read(1)
+        stream.seek(-100, os.SEEK_END)
+        stream.write(bytes([byte[0] ^ 16]))
+
+
+def _tear(path: Path, files: list[Path]) -> None:
+    os.truncate(path, path.stat().st_size - 700)
+
+
+def _replace(path: Path, files: list[Path]) -> None:
+    other = [one for one in files if one != path][-1]
+    temporary = path.with_suffix(".tmp")
+    shutil.copy(other, temporary)
+    os.replace(temporary, path)
+
+
+def _late_file(world: World, engine: Engine) -> Mend | None:
+    files = engine.batch_files()
+    if not files:
+        return None
+    aside = files[0].with_suffix(".aside")
+    try:
+        files[0].rename(aside)
+    except OSError:
+        return None
+
+    def mend() -> None:
+        with contextlib.suppress(OSError):
+            aside.rename(files[0])
+
+    return mend
+
+
+def _full(world: World, engine: Engine) -> Mend | None:
+    """Nothing more fits into the spool's file system."""
+    filler = engine.spool / "filler"
+    with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as stream:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    stream.write(bytes(size))
+    return lambda: filler.unlink(missing_ok=True)
+
+
+def _read_only(world: World, engine: Engine) -> Mend | None:
+    if subprocess.run(["mount", "-o", "remount,ro", str(engine.spool)], capture_output=True, check=False).returncode:
+        return None  # a file is open for writing
+
+    def mend() -> None:
+        subprocess.run(["mount", "-o", "remount,rw", str(engine.spool)], check=True)
+
+    return mend
+
+
+def _mounted(engine: Engine) -> bool:
+    return engine.mounted
+
+
+def _remove_jobs(world: World, engine: Engine) -> Mend | None:
+    jobs = list(engine.spool.glob("job-*"))
+    for job in jobs:
+        shutil.rmtree(job, ignore_errors=True)
+    return _nothing if jobs else None
+
+
+def _stale(world: World, engine: Engine) -> Mend | None:
+    """Files that nobody has asked for lie among the batches."""
+    jobs = [job for job in engine.spool.glob("job-*") if job.is_dir()]
+    planted = []
+    for job in jobs:
+        for name in ("batch.000001.safetensors", "batch.x.safetensors", "999999.tmp"):
+            path = job / name
+            with contextlib.suppress(OSError):
+                path.write_bytes(os.urandom(5000))
+                planted.append(path)
+
+    def mend() -> None:
+        for path in planted:
+            path.unlink(missing_ok=True)
+
+    return mend if planted else None
+
+
+# -- the data set ------------------------------------------------------------------------------------------------------
+
+
+def _changed_image(world: World, engine: Engine) -> Mend | None:
+    """An image is replaced by another one while it is trained on: either one's pixels are right in this epoch."""
+    number = world.random.randrange(len(world.paths))
+    path = Path(world.paths[number])
+    kept = world.home / f"kept {number}"
+    if number in world.changed:
+        return None
+    os.link(path, kept)
+    world.changed.add(number)
+    temporary = world.home / "new.jpg"
+    shutil.copy(world.others / path.name, temporary)
+    os.replace(temporary, path)
+    return lambda: os.replace(kept, path)  # the world forgets it at the epoch's end
+
+
+FAULTS = (
+    Fault("engine killed", _kill),
+    Fault("engine killed and started again", _kill_and_start),
+    Fault("all engines killed", _kill_all),
+    Fault("engine ended", _end),
+    Fault("engine stopped", _stop),
+    Fault("engine started late", _late, before=Engine.kill),
+    Fault("engine of another version", _other_version),
+    Fault("worker killed", _to_worker(signal.SIGKILL)),
+    Fault("worker stopped", _to_worker(signal.SIGSTOP)),
+    Fault("worker out of memory", _no_memory),
+    Fault("engine's clock jumps", _clock, fits=lambda engine: engine.clock_library is not None),
+    Fault("network cut", _network("cut"), fits=_relayed),
+    Fault("connections reset", _network("reset"), fits=_relayed),
+    Fault("network half open", _network("half"), fits=_relayed),
+    Fault("200 ms latency", _network("latency 0.2"), fits=_relayed),
+    Fault("5 % loss", _network("loss 0.05"), fits=_relayed),
+    Fault("batch file flipped", _damage(_flip)),
+    Fault("batch file torn", _damage(_tear)),
+    Fault("batch file of another batch", _damage(_replace)),
+    Fault("batch file removed", _damage(lambda path, files: path.unlink())),
+    Fault("batch file late", _late_file),
+    Fault("spool full", _full, fits=_mounted),
+    Fault("spool read-only", _read_only, fits=_mounted),
+    Fault("job directories removed", _remove_jobs),
+    Fault("stale files", _stale),
+    Fault("image replaced", _changed_image),
+)
+
+
+def wait_for_engines(world: World) -> None:
+    """Wait until each engine has a worker again, for at most 10 s."""
+    with contextlib.suppress(AssertionError):
+        until(lambda: all(engine.workers() for engine in world.engines if engine.runs), 10)

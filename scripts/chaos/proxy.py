@@ -1,0 +1,104 @@
+"""A bad network between a host and an engine: a TCP relay in a process of its own, told by lines on its standard input.
+
+    cut              refuse connections and close those that are open
+    reset            close those that are open, with a reset
+    half             keep all connections open, and pass nothing on from the engine to the host
+    latency SECONDS  hold each piece back for so long
+    loss PART        hold this part of all pieces back for 0.2 to 0.6 s, as TCP does when it sends a lost packet again
+    restore          pass everything on
+
+It prints its port first. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import sys
+
+__all__ = ["main"]
+
+_PIECE = 16384  # bytes, so that a batch comes in several pieces
+
+
+class _Network:
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.latency_s, self.loss, self.half, self.cut = 0.0, 0.0, False, False
+        self.random = random.Random(port)
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    def obey(self, line: str) -> None:
+        word, _, value = line.strip().partition(" ")
+        if word == "latency":
+            self.latency_s = float(value)
+        elif word == "loss":
+            self.loss = float(value)
+        elif word == "half":
+            self.half = True
+        elif word == "restore":
+            self.latency_s, self.loss, self.half, self.cut = 0.0, 0.0, False, False
+            self.close(reset=False)  # what was swallowed can't be sent again: both sides begin anew
+        elif word in ("cut", "reset"):
+            self.cut = word == "cut"
+            self.close(reset=word == "reset")
+        else:
+            raise SystemExit(f"proxy: unknown command {line!r}")
+
+    def close(self, reset: bool) -> None:
+        for writer in list(self.writers):
+            if reset:
+                peer: socket.socket = writer.get_extra_info("socket")
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort() if reset else writer.close()
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_host: bool) -> None:
+        with contextlib.suppress(ConnectionError, OSError):
+            while piece := await reader.read(_PIECE):
+                if self.loss and self.random.random() < self.loss:
+                    await asyncio.sleep(self.random.uniform(0.2, 0.6))
+                if self.latency_s:
+                    await asyncio.sleep(self.latency_s)
+                if self.half and to_host:
+                    continue
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.cut:
+            writer.close()
+            return
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:  # no engine
+            writer.close()
+            return
+        both = {writer, there[1]}
+        self.writers |= both
+        try:
+            await asyncio.gather(self.relay(reader, there[1], to_host=False), self.relay(there[0], writer, to_host=True))
+        finally:
+            self.writers -= both
+
+
+async def _serve(port: int) -> None:
+    network = _Network(port)
+    server = await asyncio.start_server(network.connected, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    orders = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    while line := await orders.readline():
+        network.obey(line.decode())
+
+
+def main() -> None:
+    """Relay to the port on this computer that is the first argument."""
+    asyncio.run(_serve(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

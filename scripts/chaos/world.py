@@ -1,0 +1,281 @@
+"""What the faults happen to: images, engines, networks, and the host's own processes and files."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from csd_engine.protocol.keys import make_keys
+from ddlp import DDLPLoader, Device
+from tests.ddlp.faults.scene import Truth, alive, dataset, descendants, listing
+from tests.engine_process import EngineProcess, until
+from tests.small_images import make_images
+
+__all__ = ["BATCH", "IMAGES", "Engine", "Finding", "World"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+IMAGES, BATCH = 120, 4
+SPOOL_BYTES = 24 << 20  # of each engine's file system, which a fault fills
+
+
+class Finding(Exception):
+    """A promise was broken; the text says which."""
+
+
+class Engine:
+    """An engine that is started, killed and started again, always at one address; a relay may stand before it.
+
+    Args:
+        home: its directory, made here: keys, spool and log.
+        images: the directory that it may read.
+        relayed: whether hosts reach it through `scripts.chaos.proxy`.
+        slowdown: makes its samples take so many times as long.
+        clock_library: clock.c, compiled; None: its clock can't be set.
+    """
+
+    def __init__(self, home: Path, images: Path, relayed: bool, slowdown: float, clock_library: Path | None) -> None:
+        home.mkdir()
+        self.clock_library = clock_library
+        self.home, self.spool, self.relayed = home, home / "spool", relayed
+        self.spool.mkdir()
+        self.mounted = _mount(self.spool)
+        self.clock = home / "clock"
+        self.set_clock(0)
+        self.package = REPOSITORY  # the directory with the csd_engine that it runs
+        self._keys = make_keys(home / "keys")
+        self._arguments = ["--root", str(images), "--slowdown", str(slowdown), "--lease-timeout", "2"]
+        self._address = f"tcp://127.0.0.1:{_free_port()}" if relayed else f"ipc://{home}/s"
+        self._relay: subprocess.Popen[str] | None = None
+        self.process: EngineProcess | None = None
+        address = self._address
+        if relayed:
+            self._relay = subprocess.Popen(
+                [sys.executable, "-m", "scripts.chaos.proxy", address.rpartition(":")[2]],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
+            )  # fmt: skip
+            assert self._relay.stdout is not None
+            address = f"tcp://127.0.0.1:{int(self._relay.stdout.readline())}"
+        self.device = Device(address, self._keys, connect_timeout_s=3.0, name=home.name)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there, stopped or not."""
+        return self.process is not None and self.process.process.poll() is None
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if self.runs:
+            return
+        self._collect()
+        within = ["env", f"PYTHONPATH={self.package}"]
+        if self.clock_library is not None:
+            within += [f"LD_PRELOAD={self.clock_library}", f"DDLP_CLOCK={self.clock}"]
+        self.process = EngineProcess(
+            self.home, *self._arguments, listen=self._address, keys=self._keys, within=tuple(within)
+        )
+
+    def set_clock(self, ahead_s: int) -> None:
+        """Set its clock, in seconds from the computer's."""
+        with open(self.clock, "r+b" if self.clock.exists() else "wb") as file:
+            file.write(struct.pack("=q", ahead_s))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process, if that runs."""
+        if self.runs:
+            assert self.process is not None
+            self.process.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end and that of its workers."""
+        if self.process is None:
+            return
+        workers = self.workers()
+        self.signal(signal.SIGKILL)
+        self._collect()
+        until(lambda: not any(map(alive, workers)), 10, "the end of a killed engine's workers")
+
+    def workers(self) -> list[int]:
+        """Its worker processes."""
+        return self.process.children() if self.process is not None and self.runs else []
+
+    def batch_files(self) -> list[Path]:
+        """The batch files in its spool, those with the highest numbers first."""
+        found = {path: path.name.split(".")[1] for path in self.spool.glob("job-*/*.safetensors")}
+        numbers = {path: int(number) for path, number in found.items() if number.isdigit()}
+        return sorted(numbers, key=lambda path: numbers[path], reverse=True)
+
+    def network(self, order: str) -> None:
+        """Tell the relay, see `scripts.chaos.proxy`."""
+        assert self._relay is not None and self._relay.stdin is not None
+        self._relay.stdin.write(f"{order}\n")
+        self._relay.stdin.flush()
+
+    def close(self) -> str:
+        """End it; return its log."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        self._collect()
+        if self._relay is not None:
+            self._relay.communicate()
+        log = (self.home / "log").read_text(errors="replace") if (self.home / "log").exists() else ""
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.spool)], check=False)
+        return log
+
+    def _collect(self) -> None:
+        if self.process is None:
+            return
+        try:
+            self.process.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.process.kill()
+            self.process.process.wait()
+            raise Finding(f"{self.home.name}: the engine did not end within 15 s of SIGTERM") from None
+        if self.process.process.stdout is not None:
+            self.process.process.stdout.close()
+        self.process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _clock_library(home: Path) -> Path | None:
+    """clock.c, compiled; None without a compiler."""
+    made = home / "clock.so"
+    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(Path(__file__).with_name("clock.c")), "-ldl"]
+    try:
+        return made if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None
+    except OSError:
+        return None
+
+
+def _mount(directory: Path) -> bool:
+    """Give the directory a small file system of its own, if this process may."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SPOOL_BYTES},mode=0700", "ddlp-chaos", str(directory)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+class World:
+    """Everything that a run uses, below one directory."""
+
+    def __init__(self, home: Path, seed: int) -> None:
+        self.home, self.random = home, random.Random(seed)
+        self.images, self.others = home / "images", home / "others"
+        self.paths = make_images(self.images, IMAGES)
+        self._make_others()
+        self.data = dataset(self.paths)
+        self.truth = Truth(self.data)
+        self.other_truth = Truth(dataset([str(self.others / Path(path).name) for path in self.paths]))
+        self.changed: set[int] = set()  # images that were replaced in this epoch
+        self.engines: list[Engine] = []
+        self._before: dict[str, Any] | None = None
+
+    def _make_others(self) -> None:
+        """The same names with other pixels, to put in the images' places."""
+        self.others.mkdir()
+        for number, path in enumerate(self.paths):
+            shutil.copy(self.paths[(number + 1) % IMAGES], self.others / Path(path).name)
+
+    def add_engines(self) -> None:
+        """Two engines, one of them behind a relay."""
+        library = _clock_library(self.home)
+        for number, relayed in enumerate((False, True)):
+            slowdown = self.random.choice([1.0, 3.0, 8.0])
+            self.engines.append(Engine(self.home / f"e{number}", self.images, relayed, slowdown, library))
+            self.engines[-1].start()
+
+    def loader(self, strategy: str, **options: Any) -> DDLPLoader:
+        """A loader of the images."""
+        if strategy == "mte":
+            options["ratio"] = self.random.choice([0.2, 0.5])
+        return DDLPLoader(self.data, BATCH, strategy=strategy, seed=3, **options)
+
+    def own_engines(self) -> list[int]:
+        """The engines that loaders of this process have started themselves."""
+        mine = {one.process.process.pid for one in self.engines if one.process is not None}
+        return [one.pid for one in descendants() if "-m csd_engine " in one.command and one.pid not in mine]
+
+    def check(self, batches: list[Any], epoch: int) -> None:
+        """Raise Finding unless each sample came exactly once, with the bits that the host alone gives it."""
+        truth, others = self.truth.of(epoch), self.other_truth.of(epoch) if self.changed else {}
+        seen = [int(target) for _, targets in batches for target in targets]
+        lost, doubled = sorted(set(range(IMAGES)) - set(seen)), sorted({one for one in seen if seen.count(one) > 1})
+        if lost or doubled:
+            raise Finding(f"epoch {epoch}: {len(lost)} samples lost {lost[:8]}, {len(doubled)} doubled {doubled[:8]}")
+        for images, targets in batches:
+            for image, target in zip(images, targets.tolist(), strict=True):
+                right = torch.equal(image, truth[target])
+                if not right and not (target in self.changed and torch.equal(image, others[target])):
+                    raise Finding(f"epoch {epoch}: sample {target} has wrong bits")
+
+    @contextlib.contextmanager
+    def leaves_nothing(self) -> Iterator[None]:
+        """Raise Finding if this process has more than before: descriptors, threads, processes, shared memory, files of jobs."""
+        gc.collect()
+        if self._before is None:
+            until(self._idle, 20, "a quiet beginning")
+            self._before = self._listing()
+        yield
+        gc.collect()
+        with contextlib.suppress(AssertionError):
+            until(lambda: self._listing() == self._before, 15)
+            return
+        after = self._listing()
+        for name, had in self._before.items():
+            if after[name] != had:
+                raise Finding(f"left behind, {name}: {_difference(had, after[name])}")
+
+    def _listing(self) -> dict[str, Any]:
+        mine = {one.process.process.pid for one in self.engines if one.process is not None}
+        found = listing()
+        found["descriptors"] = sorted(one for one in found["descriptors"] if one not in ("pipe", "anon_inode"))
+        below = [one for one in descendants() if not _of_engines(one.pid, mine)]
+        found["processes"] = sorted(one.command for one in below if "scripts.chaos.proxy" not in one.command)
+        found["batch files"] = [str(path) for one in self.engines if one.runs for path in one.spool.glob("job-*")]
+        return found
+
+    def _idle(self) -> bool:
+        return not self._listing()["batch files"]
+
+    def close(self) -> None:
+        """End all engines. Raises Finding if one has logged a traceback."""
+        logs = [engine.close() for engine in self.engines]
+        self.engines.clear()
+        for log in logs:
+            if "Traceback" in log:
+                raise Finding(f"an engine's log has a traceback:\n{log[-3000:]}")
+
+
+def _of_engines(pid: int, engines: set[int]) -> bool:
+    """Whether a process is one of the engines or a child of one."""
+    while pid > 1:
+        if pid in engines:
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            return True  # it has ended
+    return False
+
+
+def _difference(before: list[str], after: list[str]) -> str:
+    more = list(after)
+    for one in before:
+        if one in more:
+            more.remove(one)
+    return ", ".join(more[:6]) if more else f"{len(before) - len(after)} fewer than before"
