@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine.computer import cpus
 from csd_engine.protocol.keys import make_keys, make_pair
+from csd_engine.service.engine_log import set_up
 
 if TYPE_CHECKING:
     from csd_engine.service.members import Members
@@ -236,9 +236,7 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command line; return the exit status."""
     options = make_parser().parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s csd_engine %(levelname)s %(message)s", stream=sys.stderr
-    )
+    set_up(options.log_level)
     try:
         if options.make_keys:
             print(f"keys are in {make_keys(options.make_keys)}; see python -m csd_engine --help for what goes where")

@@ -138,12 +138,17 @@ def withdraw_client(keys: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def silent_connections(address: str, count: int) -> Iterator[list[socket.socket]]:
-    """Hold TCP connections to the engine that never say a word. A stranger needs no key for that."""
+    """Hold TCP connections to the engine that never say a word. A stranger needs no key for that.
+
+    Some may still wait to be accepted when they are yielded.
+    """
     host, _, port = address[len("tcp://") :].rpartition(":")
     held: list[socket.socket] = []
     try:
         for _ in range(count):
-            held.append(socket.create_connection((host.strip("[]"), int(port)), timeout=10))
+            held.append(socket.socket())
+            held[-1].setblocking(False)
+            held[-1].connect_ex((host, int(port)))
         yield held
     finally:
         for one in held:

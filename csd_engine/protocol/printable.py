@@ -1,0 +1,17 @@
+"""Texts of a peer, made fit for a log or a terminal."""
+
+from __future__ import annotations
+
+__all__ = ["printable"]
+
+
+def printable(text: str, longest: int = 500) -> str:
+    r"""Return a text without control characters, and cut to `longest` characters.
+
+    What a terminal would obey, or what would end the line, is written as an escape: \n, \x1b, \u202e. That includes the
+    marks that turn the direction of writing, and halves of surrogate pairs. A text that holds none of them stays as it is.
+    """
+    cut = text if len(text) <= longest else text[: max(0, longest - 3)] + "..."
+    if cut.isprintable():
+        return cut
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in cut)
