@@ -177,6 +177,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
+    from csd_engine.machine.descriptors import raise_limit
     from csd_engine.prepare.operator_file import OperatorDirectory
     from csd_engine.service.engine import EngineOptions, Service
 
@@ -192,6 +193,7 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
             os.sched_setaffinity(0, options.cpus)  # inherited by the workers
         except (OSError, ValueError) as error:
             raise EngineError(f"--cpus {options.cpus}: {error}. Name CPUs of this computer, see lscpu.") from None
+    raise_limit()
     roots = Roots.parse(options.root, options.trust_roots)
     operators = None
     if options.operators:

@@ -7,6 +7,7 @@ that has the server's public key, hence the list.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import FrozenSet, NamedTuple, Tuple, Union
@@ -19,6 +20,7 @@ from csd_engine.errors import EngineError
 __all__ = ["KeyPair", "allowed_clients", "load_pair", "load_public", "make_keys", "make_pair"]
 
 PathLike = Union[str, "os.PathLike[str]"]
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class KeyPair(NamedTuple):
@@ -90,11 +92,18 @@ def load_public(path: PathLike) -> bytes:
 
 
 def allowed_clients(directory: PathLike) -> FrozenSet[bytes]:
-    """Return the public keys (Z85) of all hosts in `directory`/clients; unreadable files are left out."""
+    """Return the public keys (Z85) of all hosts in `directory`/clients; unreadable files are left out.
+
+    Raises:
+        OSError: the files can't be read now, for example since this process may open no further file.
+    """
     keys = set()
     for path in sorted(Path(directory, "clients").glob("*.key")):
         try:
-            keys.add(load_public(path))
-        except EngineError:
+            keys.add(zmq.auth.load_certificate(str(path))[0])
+        except ValueError:
             continue
+        except OSError as error:
+            if error.errno in _SHORT:
+                raise
     return frozenset(keys)

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Dict, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import zmq
 from zmq.utils import z85
 
 from csd_engine.errors import BadMessage, EngineError
-from csd_engine.protocol.codec import MAX_FRAME_BYTES, Hello, Message, Payload, Refused, decode, encode, shorten
-from csd_engine.protocol.keys import allowed_clients, load_pair
+from csd_engine.protocol.allow_list import AllowList
+from csd_engine.protocol.codec import MAX_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
+from csd_engine.protocol.keys import load_pair
+from csd_engine.service.connections import Connections
 
 __all__ = ["AuthSocket"]
 
 _LOG = logging.getLogger("csd_engine")
 _DOMAIN = b"ddlp"
 _LINGER_MS = 200
+_HANDSHAKE_S = 10.0  # a small board under load takes a second or two
+_WAITING_MESSAGES = 64  # of one host; it is read no further then, until the engine has handled some
+_GONE_S = 120  # the system ends a connection whose host has vanished after about so long
 
 
 class AuthSocket:
     """A bound ROUTER socket, and the ZAP socket that decides who may connect. The service polls both.
 
+    Args:
+        listen: where it listens, ipc:///path or tcp://HOST:PORT.
+        keys: the engine's key directory.
+        handshake_s: a connection that does not finish its handshake in this time is ended.
+        memory_bytes: what the computer has, of which each host may take a part; 0: ask it.
+
     Raises:
         EngineError: there are no keys, or the address cannot be bound.
     """
 
-    def __init__(self, listen: str, keys: str) -> None:
+    def __init__(self, listen: str, keys: str, handshake_s: float = _HANDSHAKE_S, memory_bytes: int = 0) -> None:
         self._keys = keys
+        self._allowed = AllowList(keys)
         pair = load_pair(f"{keys}/server.key_secret")
         self._context = zmq.Context()
         self.gate = self._context.socket(zmq.REP)
@@ -36,8 +48,13 @@ class AuthSocket:
         self.gate.bind("inproc://zeromq.zap.01")  # before the ROUTER: without a handler, everybody may connect
         self.router = self._context.socket(zmq.ROUTER)
         self.router.linger = _LINGER_MS
-        self.router.sndhwm = 0  # no limit: a ROUTER drops messages above its high-water mark
+        self.router.sndhwm = 0  # no limit: a ROUTER drops messages above its high-water mark. `connections` counts bytes
+        self.router.rcvhwm = _WAITING_MESSAGES
         self.router.maxmsgsize = MAX_FRAME_BYTES
+        self.router.handshake_ivl = int(handshake_s * 1000)
+        self.router.tcp_keepalive = 1
+        self.router.tcp_keepalive_idle = self.router.tcp_keepalive_intvl = _GONE_S // 6
+        self.router.tcp_keepalive_cnt = 5
         self.router.curve_server = True
         self.router.curve_secretkey = pair.secret
         self.router.curve_publickey = pair.public
@@ -45,7 +62,6 @@ class AuthSocket:
         if listen.startswith("tcp://") and "[" in listen:
             self.router.ipv6 = True
         self.endpoint = ""
-        self._hosts: Dict[bytes, str] = {}
         try:
             self.router.bind(listen)
         except zmq.ZMQError as error:
@@ -55,13 +71,29 @@ class AuthSocket:
                 "with a free port and an address of this computer."
             ) from None
         self.endpoint = bytes(self.router.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self.connections = Connections(self.endpoint, memory_bytes)
+
+    def look_after(self, at_once: bool = False) -> List[bytes]:
+        """End connections that take what others need, and those of hosts whose key was withdrawn. Return the latter.
+
+        Call it in each round; it looks a few times a second, or `at_once`.
+        """
+        if not self.connections.relieve(at_once):
+            return []
+        self._allowed.refresh()
+        withdrawn = self.connections.without(self._allowed)
+        for peer in withdrawn:
+            _LOG.warning("a connection is ended: its host's key is no longer in %s/clients", self._keys)
+            self.connections.end(peer)
+        return withdrawn
 
     def answer_gate(self) -> None:
-        """Answer one ZAP request: yes to a public key in the allow-list. The list is read each time: it may change."""
+        """Answer one ZAP request: yes to a public key in the allow-list. The list is looked at each time: it may change."""
         frames = self.gate.recv_multipart()
         version, request, domain, address, _, mechanism = frames[:6]
         key = z85.encode(frames[6]) if len(frames) > 6 and len(frames[6]) == 32 else b""
-        allowed = domain == _DOMAIN and mechanism == b"CURVE" and key in allowed_clients(self._keys)
+        self._allowed.refresh()
+        allowed = domain == _DOMAIN and mechanism == b"CURVE" and key in self._allowed
         if not allowed:
             _LOG.warning("refused %s: its key %s is not in %s/clients", address.decode(), key.decode(), self._keys)
         status = (b"200", b"OK", key) if allowed else (b"400", b"key not allowed", b"")
@@ -77,23 +109,16 @@ class AuthSocket:
         except zmq.Again:
             return None
         peer = bytes(frames[0].buffer)
+        if self.connections.has_ended(peer):
+            return peer, None, b""
+        self.connections.received(peer, frames)
         try:
             message, payload = decode([frame.buffer for frame in frames[1:]])
         except BadMessage as error:
             _LOG.warning("message not understood: %s", error)
             self.send(peer, Refused("", shorten(str(error))))
             return peer, None, b""
-        if isinstance(message, Hello):
-            self._hosts[peer] = _sender(frames[-1])
         return peer, message, payload
-
-    def host_of(self, peer: bytes) -> str:
-        """Return a name of the computer that a connection comes from, made of its key and address."""
-        return self._hosts.get(peer, "")
-
-    def forget(self, peer: bytes) -> None:
-        """Forget a connection's computer."""
-        self._hosts.pop(peer, None)
 
     def send(self, peer: bytes, message: Message, payload: Optional[bytes] = None) -> None:
         """Send a message to a host. A host that is gone is no error. If the message can't be encoded, Refused is sent."""
@@ -106,9 +131,13 @@ class AuthSocket:
             self.router.send_multipart([peer, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _LOG.warning("message to a host lost: %s", error)
+            return
+        self.connections.sent(peer, frames)
 
     def close(self) -> None:
         """Close both sockets, and remove an ipc socket's file."""
+        if self.endpoint:
+            self.connections.close()
         self.router.close()
         self.gate.close()
         self._context.term()
@@ -117,17 +146,3 @@ class AuthSocket:
                 os.unlink(self.endpoint[len("ipc://") :])
             except OSError:
                 pass
-
-
-def _sender(frame: zmq.Frame) -> str:
-    """Return a name of the frame's sender: the user id of the ZAP handler's answer, and the address."""
-    address = _property(frame, "Peer-Address")
-    # An ipc socket has no address, or one of a process: localhost:UID:GID:PID. All processes are on this computer.
-    return f"{_property(frame, 'User-Id')} {'' if address.startswith('localhost:') else address}"
-
-
-def _property(frame: zmq.Frame, name: str) -> str:
-    try:
-        return str(frame.get(name))
-    except zmq.ZMQError:  # it has none
-        return ""

@@ -34,6 +34,10 @@ _LOG = logging.getLogger("csd_engine")
 _TICK_S = 0.5  # the loop looks for a dead parent, silent hosts and freed disk space at least this often
 _RESTART_S = 1.0  # pause after a worker that died at once or could not be started
 _WORKER_GRACE_S = 2.0  # workers may take this long to end
+_RECEIVE_S = 0.05  # of messages in a row
+_UNREAD_MS = 20  # between two looks whether hosts have read the parts that they were sent
+_FAILED_S = 0.1  # pause after an error
+_MAX_FAILURES = 50  # in a row: then the engine ends, and its supervisor starts a fresh one
 _MAX_SENSORS = 256  # more than any computer has
 _CANCEL_GRACE_S = 5.0  # a worker looks for a cancel after each sample; one that takes longer is killed
 
@@ -79,16 +83,16 @@ class Service:
         try:
             manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
             arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, self._spool.room_bytes)
-            self._socket = AuthSocket(options.listen, options.keys)
+            self._socket = AuthSocket(options.listen, options.keys, memory_bytes=options.memory_bytes)
         except BaseException:
             self._spool.close()
             raise
         roots = options.roots
         for directory in (self._spool.files, self._spool.arrays):
             roots = roots.with_files(str(directory), str(directory))
-        send, host_of = self._socket.send, self._socket.host_of
+        send, host_of = self._socket.send, self._socket.connections.host_of
         self._job_service = JobService(self._spool, manifests, arrays, roots, self._workers, send, host_of, options.operators)
-        self._file_chunks = FileChunks(self._job_service.published, self._socket.send)
+        self._file_chunks = FileChunks(self._job_service.published, send, self._socket.connections.unread)
         self.endpoint = self._socket.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each last sent a message
         self._shared_directories: Dict[bytes, str] = {}  # below the spool's files/, of the hosts that see the spool
@@ -139,26 +143,46 @@ class Service:
         signal.signal(signal.SIGINT, self.stop)
         self._start_workers()
         announce()
+        failures = 0
         while not self._stop:
-            events = dict(self._poller.poll(0 if self._file_chunks.waiting else int(_TICK_S * 1000)))
-            if self._orphaned(events):
-                _LOG.info("the processes that this engine serves are gone: it ends")
-                break
-            if self._socket.gate in events:
-                self._socket.answer_gate()
-            if self._socket.router in events:
-                self._receive()
-            for worker in list(self._workers):
-                if worker.read_descriptor in events:
-                    self._read_reports(worker)
-                elif worker.write_descriptor in events:
-                    worker.flush()
-            self._file_chunks.serve()
-            self._expire()
-            self._end_hanging()
-            self._start_workers()
-            self._job_service.dispatch()
-            self._watch_writes()
+            try:
+                events = dict(self._poller.poll(self._rest_ms()))
+                if self._orphaned(events):
+                    _LOG.info("the processes that this engine serves are gone: it ends")
+                    break
+                self._round(events)
+                failures = 0
+            except Exception as error:  # all jobs would end with the engine, whatever has failed for one of them
+                failures += 1
+                if failures > _MAX_FAILURES:
+                    raise
+                _LOG.exception("the engine goes on after an error: %s", error)
+                self._socket.look_after(at_once=True)  # if descriptors were short
+                time.sleep(_FAILED_S)
+
+    def _rest_ms(self) -> int:
+        if not self._file_chunks.waiting:
+            return int(_TICK_S * 1000)
+        return _UNREAD_MS if self._file_chunks.held_back else 0
+
+    def _round(self, events: Dict[Any, int]) -> None:
+        if self._socket.gate in events:
+            self._socket.answer_gate()
+        for peer in self._socket.look_after():
+            self._drop_host(peer)
+        if self._socket.router in events:
+            self._receive()
+        for worker in list(self._workers):
+            if worker.read_descriptor in events:
+                self._read_reports(worker)
+            elif worker.write_descriptor in events:
+                worker.flush()
+        self._file_chunks.serve()
+        self._expire()
+        self._end_hanging()
+        self._start_workers()
+        self._job_service.dispatch()
+        self._watch_writes()
 
     def _orphaned(self, events: Dict[Any, int]) -> bool:
         """Return whether the processes that this engine serves are gone."""
@@ -191,7 +215,8 @@ class Service:
     # -- hosts
 
     def _receive(self) -> None:
-        for _ in range(1000):  # then it is the workers' turn again
+        until = time.monotonic() + _RECEIVE_S
+        while time.monotonic() < until:  # then it is the workers' turn again
             heard = self._socket.receive()
             if heard is None:
                 return
@@ -208,8 +233,13 @@ class Service:
                 answer = self._handlers.get(type(message))
                 if answer is None:
                     self._job_service.refuse(peer, "", f"{type(message).__name__} is not a host's message")
-                else:
+                    continue
+                try:
                     answer(peer, message, payload)
+                except Exception as error:  # a mistake of ours, or the computer's trouble: it is this host's alone
+                    _LOG.exception("a host's message %s was not handled: %s", type(message).__name__, error)
+                    job = getattr(message, "job", "")
+                    self._job_service.refuse(peer, job, f"the engine failed at {type(message).__name__}: {error!r}")
 
     def _hello(self, peer: bytes, message: say.Hello) -> None:
         if message.protocol != say.PROTOCOL:
@@ -253,12 +283,15 @@ class Service:
         limit = time.monotonic() - self._options.lease_timeout_s
         for peer in [peer for peer, heard in self._hosts.items() if heard < limit]:
             _LOG.warning("a host has sent nothing for %g s: its jobs are dropped", self._options.lease_timeout_s)
-            del self._hosts[peer]
-            self._file_chunks.forget(peer)
-            self._socket.forget(peer)
-            self._job_service.drop_host(peer)
-            if peer in self._shared_directories:  # the host may have removed it already
-                remove_tree(self._spool.files / self._shared_directories.pop(peer))
+            self._drop_host(peer)
+
+    def _drop_host(self, peer: bytes) -> None:
+        """End all that a connection has here."""
+        self._hosts.pop(peer, None)
+        self._file_chunks.forget(peer)
+        self._job_service.drop_host(peer)
+        if peer in self._shared_directories:  # the host may have removed it already
+            remove_tree(self._spool.files / self._shared_directories.pop(peer))
 
     # -- workers
 

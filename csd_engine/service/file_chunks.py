@@ -1,7 +1,8 @@
 """Sends batch files, in parts, to hosts that do not see the spool.
 
 The engine reads a part when a host asks for it, and keeps nothing between two parts. A host asks for a few parts at once, and
-for another one when a part has come. So a slow host limits the bytes that wait in its connection. Its requests wait here.
+for another one when a part has come. So a slow host limits the bytes that wait in its connection. Its requests wait here,
+and so do those of a host that asks on without reading.
 Each host gets one part a turn; between turns, the engine serves its other hosts and its workers.
 """
 
@@ -17,6 +18,7 @@ from csd_engine.protocol.codec import Fetch, Message, NoPart, Part, shorten
 __all__ = ["FileChunks"]
 
 _MAX_ASKED = 64  # waiting requests of one host; ddlp sends a few
+_UNREAD_BYTES = 16 << 20  # a host that has read less of what it was sent gets no further part; ddlp asks for 8 MiB
 _READAHEAD_BYTES = 8 << 20  # the kernel may read these bytes before the host asks for them
 
 
@@ -26,16 +28,20 @@ class FileChunks:
     Args:
         find: returns a published batch's file and its size in bytes, or None if the host has no such batch.
         send: sends a message with its payload to a host.
+        unread: returns the bytes that a host has not read of what it was sent.
     """
 
     def __init__(
         self,
         find: Callable[[bytes, str, int], Optional[Tuple[Path, int]]],
         send: Callable[[bytes, Message, Optional[bytes]], None],
+        unread: Callable[[bytes], int] = lambda peer: 0,
     ) -> None:
         self._find = find
         self._send = send
+        self._unread = unread
         self._asked: Dict[bytes, Deque[Fetch]] = {}
+        self.held_back = False  # no host was sent a part in the last turn: none of them reads
 
     @property
     def waiting(self) -> bool:
@@ -56,8 +62,12 @@ class FileChunks:
         self._asked.pop(peer, None)
 
     def serve(self) -> None:
-        """Answer each host's first request."""
+        """Answer the first request of each host that reads its answers."""
+        self.held_back = True
         for peer in list(self._asked):
+            if self._unread(peer) > _UNREAD_BYTES:
+                continue
+            self.held_back = False
             asked = self._asked[peer]
             message = asked.popleft()
             if not asked:

@@ -53,7 +53,7 @@ def unit(name: str, python: str, home: str, *, user: bool) -> str:
         "Wants=network-online.target\n\n"
         f"[Service]\nEnvironment={quoted(f'PYTHONPATH={home}/current')} PYTHONSAFEPATH=1\n"
         f"ExecStart={quoted(python)} -m csd_engine.supervisor {quoted(home)}\n"
-        "Restart=always\nRestartSec=5\nTimeoutStopSec=30\nWorkingDirectory=/\n\n"
+        "Restart=always\nRestartSec=5\nTimeoutStopSec=30\nWorkingDirectory=/\nLimitNOFILE=16384\n\n"  # connections are files
         f"[Install]\nWantedBy={'default.target' if user else 'multi-user.target'}\n"
     )
 

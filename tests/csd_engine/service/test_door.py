@@ -3,29 +3,197 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from csd_engine.protocol import codec as say
+from csd_engine.protocol.allow_list import AllowList
+from csd_engine.protocol.keys import make_keys
+from csd_engine.service.auth_socket import AuthSocket
 from tests.engine_process import EngineProcess, Recipe, until
-from tests.hostile_client import HostileClient, list_client, silent_connections
+from tests.hostile_client import HostileClient, closed_by_the_engine, list_client, silent_connections, withdraw_client
 
-FEW = ("sh", "-c", 'ulimit -n 150; exec "$@"', "few")  # the soft limit and the hard one
+LIMIT = 150
+TCP = "tcp://127.0.0.1:0"
 
 
-def test_silent_connections_end_no_engine_and_new_hosts_come_in(
-    recipe: Recipe, start: Callable[..., EngineProcess], home: Path
-) -> None:
-    engine = start("--root", str(recipe.root), listen="tcp://127.0.0.1:0", within=FEW)
+def few(descriptors: int) -> tuple[str, ...]:
+    """A command that runs another one which may open so many files; the soft limit and the hard one."""
+    return ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "few")
+
+
+def opened(engine: EngineProcess) -> int:
+    return len(os.listdir(f"/proc/{engine.process.pid}/fd"))
+
+
+def opening(recipe: Recipe) -> tuple[object, ...]:
+    return recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data(), [recipe.manifest.read_bytes()]
+
+
+def test_silent_connections_end_no_engine_and_new_hosts_come_in(recipe: Recipe, start: Callable[..., EngineProcess]) -> None:
+    engine = start("--root", str(recipe.root), listen=TCP, within=few(600))
     pair = list_client(engine.keys, "second")
     with HostileClient(engine.address, engine.keys) as first, contextlib.ExitStack() as held:
         for _ in range(3):
-            held.enter_context(silent_connections(engine.address, 100))
+            held.enter_context(silent_connections(engine.address, 400))
             first.ping()
         with HostileClient(engine.address, engine.keys, pair) as second:
-            assert isinstance(second.ping(), say.Pong)
-            manifest = recipe.manifest.read_bytes()
-            parts = (recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data())
-            assert isinstance(second.open_job("j", *parts, [manifest]), say.JobOpen)
+            second.ping()
+            assert isinstance(second.open_job("j", *opening(recipe)), say.JobOpen)
         first.ping()
     assert engine.process.poll() is None
+
+
+def test_the_last_descriptor_ends_no_engine(recipe: Recipe, start: Callable[..., EngineProcess]) -> None:
+    engine = start("--root", str(recipe.root), listen=TCP, within=few(LIMIT))
+    with contextlib.ExitStack() as held:
+
+        def full() -> bool:
+            held.enter_context(silent_connections(engine.address, LIMIT - opened(engine)))
+            return opened(engine) >= LIMIT - 1
+
+        for _ in range(3):
+            until(full)
+            with HostileClient(engine.address, engine.keys) as client:
+                assert isinstance(client.open_job("j", *opening(recipe)), (say.JobOpen, say.Refused))
+    until(lambda: opened(engine) < LIMIT // 2)
+    with HostileClient(engine.address, engine.keys) as client:
+        assert isinstance(client.open_job("j", *opening(recipe)), say.JobOpen)
+    assert engine.process.poll() is None
+
+
+def test_a_host_with_very_many_connections_does_not_shut_out_the_others(
+    recipe: Recipe, start: Callable[..., EngineProcess]
+) -> None:
+    engine = start("--root", str(recipe.root), listen=TCP, within=few(LIMIT))
+    pair = list_client(engine.keys, "second")
+    with contextlib.ExitStack() as held:
+        for _ in range(LIMIT):
+            client = held.enter_context(HostileClient(engine.address, engine.keys, greet=False))
+            client.send(say.Hello(say.PROTOCOL, "one of many"))
+        held.enter_context(HostileClient(engine.address, engine.keys, pair)).ping()
+
+
+def test_the_engine_may_open_what_its_user_lets_it(start: Callable[..., EngineProcess], recipe: Recipe) -> None:
+    engine = start("--root", str(recipe.root), within=("sh", "-c", 'ulimit -Sn 200; ulimit -Hn 700; exec "$@"', "few"))
+    assert resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE) == (700, 700)
+
+
+class Door:
+    """An `AuthSocket`, and a thread that answers as the service's loop does."""
+
+    def __init__(self, keys: Path, listen: str, **options: float) -> None:
+        self.socket = AuthSocket(listen, str(keys), **options)
+        self.keys = keys
+        self.address = self.socket.endpoint
+        self.withdrawn: list[bytes] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            if self.socket.gate.poll(5):
+                self.socket.answer_gate()
+            self.withdrawn += self.socket.look_after()
+            heard = self.socket.receive()
+            if heard is not None and isinstance(heard[1], say.Hello):
+                self.socket.send(heard[0], say.Welcome({}, 1, 1, "/", 1))
+            elif heard is not None and isinstance(heard[1], say.Ping):
+                self.socket.send(heard[0], say.Pong((), 0, 0, 0, ""))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.socket.close()
+
+
+@pytest.fixture
+def door(home: Path) -> Iterator[Callable[..., Door]]:
+    made: list[Door] = []
+
+    def make(listen: str = TCP, **options: float) -> Door:
+        made.append(Door(make_keys(home / "keys"), listen, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_handshake_that_does_not_end_is_ended(door: Callable[..., Door]) -> None:
+    one = door(handshake_s=0.3)
+    with HostileClient(one.address, one.keys) as host, silent_connections(one.address, 5) as held:
+        for connection in held[:2]:
+            connection.setblocking(True)
+            connection.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))  # a greeting, and then nothing
+        until(lambda: all(map(closed_by_the_engine, held)))
+        host.ping()
+
+
+@pytest.mark.parametrize("listen", ["tcp", "ipc"])
+def test_a_withdrawn_key_ends_its_connection(door: Callable[..., Door], home: Path, listen: str) -> None:
+    one = door(TCP if listen == "tcp" else f"ipc://{home}/s")
+    pair = list_client(one.keys, "second")
+    with HostileClient(one.address, one.keys) as stays, HostileClient(one.address, one.keys, pair) as goes:
+        goes.ping()
+        withdraw_client(one.keys, "second")
+        until(lambda: one.withdrawn)
+        goes.send(say.Ping(()))  # libzmq connects again, and is refused
+        assert not goes.hears(0.3)
+        list_client(one.keys, "third")
+        stays.ping()
+    assert len(one.withdrawn) == 1
+
+
+def test_a_withdrawn_hosts_jobs_end(recipe: Recipe, start: Callable[..., EngineProcess]) -> None:
+    engine = start("--root", str(recipe.root), listen=TCP)
+    pair = list_client(engine.keys, "second")
+    with HostileClient(engine.address, engine.keys, pair) as host:
+        assert isinstance(host.open_job("j", *opening(recipe)), say.JobOpen)
+        assert list(engine.spool.glob("job-*"))
+        withdraw_client(engine.keys, "second")
+        until(lambda: not list(engine.spool.glob("job-*")))
+
+
+def test_the_allow_list_holds_while_its_files_can_not_be_read(home: Path) -> None:
+    keys = make_keys(home / "keys")
+    script = """
+import os, resource, sys
+from csd_engine.protocol.allow_list import AllowList
+allowed = AllowList(sys.argv[1])
+before = set(allowed.keys)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 9))
+os.unlink(sys.argv[1] + "/clients/host.key")
+allowed.refresh()
+assert len(before) == 1 and allowed.keys == before
+resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9))
+allowed.refresh()
+assert not allowed.keys
+"""
+    subprocess.run([sys.executable, "-c", script, str(keys)], check=True, close_fds=True)
+
+
+def test_the_allow_list_follows_its_files(home: Path) -> None:
+    keys = make_keys(home / "keys")
+    allowed = AllowList(keys)
+    first = set(allowed.keys)
+    pair = list_client(keys, "second")
+    allowed.refresh()
+    assert len(first) == 1 and len(allowed.keys) == 2 and first < allowed.keys
+    (keys / "clients" / "second.key").write_text("no key any more")  # written in place
+    allowed.refresh()
+    assert allowed.keys == first
+    (keys / "clients" / "second.key").write_bytes(pair.read_bytes())
+    allowed.refresh()
+    assert len(allowed.keys) == 2
+    (keys / "clients").rename(keys / "elsewhere")
+    allowed.refresh()
+    assert not allowed.keys

@@ -27,10 +27,12 @@ esac
 
 @pytest.mark.parametrize("user", [True, False])
 def test_systemd_takes_the_unit(tmp_path: Path, user: bool) -> None:
+    home = tmp_path / "a home 100%"
+    text = unit("csd0", sys.executable, str(home), user=user)
+    assert "\nLimitNOFILE=16384\n" in text
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here")
-    home = tmp_path / "a home 100%"
-    (tmp_path / "ddlp-csd0.service").write_text(unit("csd0", sys.executable, str(home), user=user))
+    (tmp_path / "ddlp-csd0.service").write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / "ddlp-csd0.service")], capture_output=True, text=True
     )

@@ -1,0 +1,54 @@
+"""Which hosts may connect: their public keys, in memory, and read again when their files change."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import FrozenSet, Tuple
+
+from csd_engine.protocol.keys import PathLike, allowed_clients
+
+__all__ = ["AllowList"]
+
+_GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+class AllowList:
+    """The keys in `directory`/clients.
+
+    They stay in memory: where the files can't be read for a while, since descriptors or memory are short, the last ones hold.
+    """
+
+    def __init__(self, directory: PathLike) -> None:
+        self.keys: FrozenSet[bytes] = frozenset()
+        self._directory = directory
+        self._seen: Tuple[Tuple[str, int, int, int], ...] = ()
+        self.refresh()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys
+
+    def refresh(self) -> None:
+        """Read the keys again if a file has changed."""
+        try:
+            seen = self._look()
+            if seen != self._seen:
+                self.keys, self._seen = allowed_clients(self._directory), seen
+        except OSError:  # at the next time, perhaps
+            pass
+
+    def _look(self) -> Tuple[Tuple[str, int, int, int], ...]:
+        """Return what tells that a file was added, removed or written. Raises OSError if that can't be known now."""
+        found = []
+        try:
+            with os.scandir(Path(self._directory, "clients")) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".key"):
+                        try:
+                            status = entry.stat()
+                        except _GONE:
+                            continue
+                        found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+        except _GONE:
+            return ()
+        return tuple(sorted(found))
