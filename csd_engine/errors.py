@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 __all__ = [
     "BadMessage",
     "DamagedBatch",
@@ -19,7 +22,15 @@ __all__ = [
     "SpoolError",
     "SpoolFull",
     "WrongPixels",
+    "quote",
 ]
+
+
+def quote(value: Any) -> str:
+    """Return a value for an error message. Of a long one, perhaps hostile, no more is looked at than is quoted."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 80
+    return short.repr(value)
 
 
 class EngineError(Exception):

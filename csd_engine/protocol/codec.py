@@ -8,25 +8,39 @@ here, once.
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import fields
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
 
-from csd_engine.errors import BadMessage
+from csd_engine.errors import BadMessage, quote
 from csd_engine.protocol import messages
-from csd_engine.protocol.fields import MAX_TEXT, Check
+from csd_engine.protocol.fields import MAX_ITEMS, MAX_TEXT, Check
 from csd_engine.protocol.messages import *  # noqa: F403  (the one face of both)
-from csd_engine.protocol.messages import MESSAGES, FilePart, Message, Part
+from csd_engine.protocol.messages import (
+    MAX_PART_BYTES, MESSAGES, AskSensors, AskStatus, Cancel, CloseJob, Fetch, FilePart, Hello, Lease, Look, Message, OpenJob,
+    Part, Ping, Probe, Release,
+)  # fmt: skip
 
-__all__ = ["MAX_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
+__all__ = ["MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
 __all__ += messages.__all__
 
 PROTOCOL = 3
 MAX_FRAME_BYTES = 8 << 20
+MAX_HOST_FRAME_BYTES = 4 << 20  # of what a host sends: the longest lease with indices of twelve digits
 
 Payload = Union[bytes, memoryview]
 
 _WITH_PAYLOAD = (FilePart, Part)
+_MAX_PAYLOAD_BYTES = MAX_PART_BYTES + (64 << 10)  # zlib makes a part that it can't compress a little longer
+_FIRST = re.compile(rb'\s*{\s*"say"\s*:\s*"(\w{1,32})"')
+_MAX_VALUES = 1 << 18  # commas, colons and opening brackets of a message: it has no more values
+_LONG_NUMBER = None if hasattr(sys, "get_int_max_str_digits") else re.compile(rb"[0-9]{400}")  # takes quadratic time there
+_FEW_BYTES = 4096  # a message so short has no need of being counted
 _BY_NAME = {message.__name__: message for message in MESSAGES}
+_HOST = (Hello, FilePart, Look, Probe, Fetch, Cancel, Release, Ping, AskStatus, AskSensors, CloseJob)
+_MAX_JSON: Dict[Type[Message], int] = {OpenJob: MAX_HOST_FRAME_BYTES, Lease: MAX_HOST_FRAME_BYTES}
+_MAX_JSON.update({kind: 128 << 10 for kind in _HOST})
 _CHECKS = {kind: {one.name: one.metadata["check"] for one in fields(kind)} for kind in MESSAGES}
 
 
@@ -63,7 +77,24 @@ def _checked(name: str, field: str, check: Check, value: Any) -> Any:
     try:
         return check(value)
     except ValueError as error:
-        raise BadMessage(f"message {name}: {field} is {value!r:.100}; it must be {error}.") from None
+        raise BadMessage(f"message {name}: {field} is {quote(value)}; it must be {error}.") from None
+
+
+def _check_size(text: bytes) -> None:
+    """Raise BadMessage unless this can be a message: what is parsed takes many times the memory of its text."""
+    found = _FIRST.match(text)
+    kind = _BY_NAME.get(found[1].decode("ascii")) if found else None
+    if kind is None:
+        raise BadMessage(f"{text[:80]!r} does not say first which message it is. Do both sides run the same version?")
+    most = _MAX_JSON.get(kind, MAX_FRAME_BYTES)
+    if len(text) > most:
+        raise BadMessage(f"message {kind.__name__} has {len(text)} bytes; at most {most} are allowed.")
+    if _LONG_NUMBER is not None and _LONG_NUMBER.search(text):
+        raise BadMessage(f"message {kind.__name__} has a number of more than 400 digits.")
+    values = sum(map(text.count, (b",", b":", b"[", b"{")))
+    allowed = _MAX_VALUES + (3 * MAX_ITEMS if kind is Lease else 0)
+    if values > allowed:
+        raise BadMessage(f"message {kind.__name__} has {values} values; at most {allowed} are allowed.")
 
 
 def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:
@@ -74,16 +105,21 @@ def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:
     """
     if not 1 <= len(frames) <= 2 or any(len(frame) > MAX_FRAME_BYTES for frame in frames):
         raise BadMessage(f"{len(frames)} frames of {[len(frame) for frame in frames[:4]]} bytes are not a message.")
+    if len(frames) == 2 and len(frames[1]) > _MAX_PAYLOAD_BYTES:
+        raise BadMessage(f"the second frame has {len(frames[1])} bytes; at most {_MAX_PAYLOAD_BYTES} are allowed.")
+    text = bytes(frames[0])
+    if len(text) > _FEW_BYTES:
+        _check_size(text)
     try:
-        data = _FROM_JSON(bytes(frames[0]).decode("utf-8"))
+        data = _FROM_JSON(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise BadMessage(f"the first frame is not JSON ({error}): {bytes(frames[0][:80])!r}.") from None
+        raise BadMessage(f"the first frame is not JSON ({error}): {text[:80]!r}.") from None
     if not isinstance(data, dict) or not isinstance(data.get("say"), str) or data["say"] not in _BY_NAME:
-        raise BadMessage(f"{data!r:.100} does not say which message it is. Do both sides run the same version?")
+        raise BadMessage(f"{quote(data)} does not say which message it is. Do both sides run the same version?")
     kind = _BY_NAME[data.pop("say")]
     checks = _CHECKS[kind]
     if data.keys() != checks.keys():
-        raise BadMessage(f"message {kind.__name__} has fields {sorted(data)!r:.200}, expected were {sorted(checks)}.")
+        raise BadMessage(f"message {kind.__name__} has fields {quote(sorted(data))}, expected were {sorted(checks)}.")
     if (len(frames) == 2) != (kind in _WITH_PAYLOAD):
         raise BadMessage(f"message {kind.__name__} came with {len(frames)} frames.")
     checked = {field: _checked(kind.__name__, field, check, data[field]) for field, check in checks.items()}

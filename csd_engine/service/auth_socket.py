@@ -11,7 +11,7 @@ from zmq.utils import z85
 
 from csd_engine.errors import BadMessage, EngineError
 from csd_engine.protocol.allow_list import AllowList
-from csd_engine.protocol.codec import MAX_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
+from csd_engine.protocol.codec import MAX_HOST_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
 from csd_engine.protocol.keys import load_pair
 from csd_engine.service.connections import Connections
 
@@ -50,7 +50,7 @@ class AuthSocket:
         self.router.linger = _LINGER_MS
         self.router.sndhwm = 0  # no limit: a ROUTER drops messages above its high-water mark. `connections` counts bytes
         self.router.rcvhwm = _WAITING_MESSAGES
-        self.router.maxmsgsize = MAX_FRAME_BYTES
+        self.router.maxmsgsize = MAX_HOST_FRAME_BYTES
         self.router.handshake_ivl = int(handshake_s * 1000)
         self.router.tcp_keepalive = 1
         self.router.tcp_keepalive_idle = self.router.tcp_keepalive_intvl = _GONE_S // 6

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("csd_engine")
 _LOOK_S = 0.25
 _FOR_CONNECTIONS = 0.5  # part of the descriptors; the rest is for files and workers, and for a flood between two looks
 _GROWN_BYTES = 64 << 20  # of this process since it began: from there on the connections are looked at
-_HOST_BYTES = 64 << 20  # of a host's connections; or an eighth of the computer's memory, if that is more
+_HOST_BYTES = (64 << 20, 256 << 20)  # of a host's connections: an eighth of the computer's memory, between these
 _STRANGER_BYTES = 64 << 10  # a handshake takes 1 kB
 _HOST_CONNECTIONS = 64  # a host that has more may lose some where descriptors are short
 _REMEMBERED = 1024  # connections that were ended
@@ -69,7 +69,7 @@ class Connections:
     def __init__(self, endpoint: str, memory_bytes: int = 0) -> None:
         self._port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp://") else 0
         self._path = endpoint[len("ipc://") :]
-        self._host_bytes = max(_HOST_BYTES, (memory_bytes or memory().total) // 8)
+        self._host_bytes = min(max((memory_bytes or memory().total) // 8, _HOST_BYTES[0]), _HOST_BYTES[1])
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._limit = limit if limit != resource.RLIM_INFINITY else 1 << 30
         self._known: Dict[bytes, _Connection] = {}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
+import zlib
 
+import numpy as np
 import pytest
 
 from csd_engine.errors import BadMessage
@@ -93,6 +96,64 @@ def test_each_message_goes_round(message):
 def test_nonsense_is_refused(frames):
     with pytest.raises(BadMessage):
         say.decode(frames)
+
+
+def test_the_longest_messages_of_honest_hosts_are_read():
+    items = tuple((10**11 + number, 12) for number in range(fields.MAX_ITEMS))
+    lease = say.Lease("j", 1, HEX, 1, 2, items)
+    (frame,) = say.encode(lease)
+    assert len(frame) < say.MAX_HOST_FRAME_BYTES and say.decode([frame])[0] == lease
+    part = {
+        "type": "parts", "upright": True,
+        "files": {"type": "files", "root": "/data" * 100, "manifest": HEX, "count": 10**9},
+        "table": {"type": "array", "path": "/data" * 100, "content": HEX, "shape": [10**9, 1, 24]},
+    }  # fmt: skip
+    job = say.OpenJob("j", {"ops": [{"op": "User", "parameters": list(range(4096))}] * 16}, {"parts": [part] * 1024}, {})
+    assert say.decode(say.encode(job))[0] == job
+    ping = say.Ping(tuple(f"{number:064}" for number in range(1024)))
+    assert say.decode(say.encode(ping))[0] == ping
+    message = say.FilePart("manifest", HEX, 0, 1)
+    longest = zlib.compress(np.random.default_rng(1).bytes(say.MAX_PART_BYTES), 1)
+    assert len(longest) > say.MAX_PART_BYTES and say.decode(say.encode(message, longest))[0] == message
+
+
+def parsed_nothing(text):
+    raise AssertionError("it was parsed")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param([b'{"say":"Ping","waiting":[%s]}' % (b'"x",' * 40000 + b'"x"')], id="long"),
+        pytest.param([b'{"say":"OpenJob","pipeline":[%s]}' % (b"[]," * 300_000 + b"[]")], id="empty lists"),
+        pytest.param([b'{"say":"Lease","items":[%s]}' % (b"{}," * 700_000 + b"{}")], id="empty objects"),
+        pytest.param([b'{"say":"Lease","items":%s' % (b"[" * 700_000)], id="nested"),
+        pytest.param([b'{"say":"OpenJob","pipeline":"%s"}' % (b"x" * say.MAX_HOST_FRAME_BYTES)], id="long text"),
+        pytest.param([b'{"waiting":[%s],"say":"Ping"}' % (b"1," * 4000 + b"1")], id="its name comes last"),
+        pytest.param([b'{"say":"Eval","code":[%s]}' % (b"1," * 4000 + b"1")], id="unknown"),
+        pytest.param([b'{"say":"FilePart"}', bytes(say.MAX_PART_BYTES * 2)], id="long part"),
+        pytest.param([b"{}"] * 1000, id="many frames"),
+    ],
+)
+def test_what_is_too_long_is_refused_before_it_is_parsed(frames, monkeypatch):
+    monkeypatch.setattr(say, "_FROM_JSON", parsed_nothing)
+    with pytest.raises(BadMessage) as refusal:
+        say.decode(frames)
+    assert len(str(refusal.value)) < 500
+
+
+def test_long_numbers_take_no_quadratic_time(monkeypatch):
+    monkeypatch.setattr(say, "_LONG_NUMBER", re.compile(rb"[0-9]{400}"))  # as in Pythons that have no limit of their own
+    monkeypatch.setattr(say, "_FROM_JSON", parsed_nothing)
+    with pytest.raises(BadMessage, match="digits"):
+        say.decode([b'{"say":"Lease","lease":%s}' % (b"1" * 1_000_000)])
+
+
+def test_a_refusal_quotes_no_more_than_it_looks_at():
+    deep = json.dumps({"say": "OpenJob", "x": [[[["text" * 100] * 10] * 10] * 10] * 10}, separators=(",", ":"))
+    with pytest.raises(BadMessage) as refusal:
+        say.decode([deep.encode()])
+    assert len(str(refusal.value)) < 500
 
 
 PAIRS = [
