@@ -84,7 +84,10 @@ class HostileClient:
 
     def hello(self) -> say.Welcome:
         """Greet the engine, and return its answer."""
-        self.send(say.Hello(say.PROTOCOL, "hostile"))
+        for _ in range(9):  # as ddlp does: a connection may be broken off, and its first message with it
+            self.send(say.Hello(say.PROTOCOL, "hostile"))
+            if self.hears(1.0):
+                break
         welcome = self.wait_for(say.Welcome)
         assert isinstance(welcome, say.Welcome)
         return welcome

@@ -17,10 +17,7 @@ from csd_engine.errors import BadMessage, quote
 from csd_engine.protocol import messages
 from csd_engine.protocol.fields import MAX_ITEMS, MAX_TEXT, Check
 from csd_engine.protocol.messages import *  # noqa: F403  (the one face of both)
-from csd_engine.protocol.messages import (
-    MAX_PART_BYTES, MESSAGES, AskSensors, AskStatus, Cancel, CloseJob, Fetch, FilePart, Hello, Lease, Look, Message, OpenJob,
-    Part, Ping, Probe, Release,
-)  # fmt: skip
+from csd_engine.protocol.messages import HOST_MESSAGES, MAX_PART_BYTES, MESSAGES, FilePart, Lease, Message, OpenJob, Part
 
 __all__ = ["MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
 __all__ += messages.__all__
@@ -38,9 +35,8 @@ _MAX_VALUES = 1 << 18  # commas, colons and opening brackets of a message: it ha
 _LONG_NUMBER = None if hasattr(sys, "get_int_max_str_digits") else re.compile(rb"[0-9]{400}")  # takes quadratic time there
 _FEW_BYTES = 4096  # a message so short has no need of being counted
 _BY_NAME = {message.__name__: message for message in MESSAGES}
-_HOST = (Hello, FilePart, Look, Probe, Fetch, Cancel, Release, Ping, AskStatus, AskSensors, CloseJob)
-_MAX_JSON: Dict[Type[Message], int] = {OpenJob: MAX_HOST_FRAME_BYTES, Lease: MAX_HOST_FRAME_BYTES}
-_MAX_JSON.update({kind: 128 << 10 for kind in _HOST})
+_MAX_JSON: Dict[Type[Message], int] = {kind: 128 << 10 for kind in HOST_MESSAGES}
+_MAX_JSON.update({OpenJob: MAX_HOST_FRAME_BYTES, Lease: MAX_HOST_FRAME_BYTES})
 _CHECKS = {kind: {one.name: one.metadata["check"] for one in fields(kind)} for kind in MESSAGES}
 
 

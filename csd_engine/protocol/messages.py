@@ -380,8 +380,11 @@ class JobClosed(Message):
     job: str = _checked(_name)
 
 
-MESSAGES: Tuple[Type[Message], ...] = (
-    Hello, Welcome, Refused, OpenJob, JobOpen, NeedFile, FilePart, Look, Seen, Probe, ProbeDone, Lease, Published, Measured,
-    Fetch, Part, NoPart, Failed, Cancel, Cancelled, Release, Ping, Pong, AskStatus, Status, AskSensors,
-    Sensors, CloseJob, JobClosed,
+HOST_MESSAGES: Tuple[Type[Message], ...] = (
+    Hello, OpenJob, FilePart, Look, Probe, Lease, Fetch, Cancel, Release, Ping, AskStatus, AskSensors, CloseJob,
 )  # fmt: skip
+ENGINE_MESSAGES: Tuple[Type[Message], ...] = (
+    Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, Published, Measured, Part, NoPart, Failed, Cancelled, Pong, Status,
+    Sensors, JobClosed,
+)  # fmt: skip
+MESSAGES = HOST_MESSAGES + ENGINE_MESSAGES

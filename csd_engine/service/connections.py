@@ -16,7 +16,7 @@ import stat
 import struct
 import time
 from dataclasses import dataclass
-from typing import Container, Dict, Iterable, List, Optional, Sequence, Set, Sized, Tuple
+from typing import Container, Dict, Iterable, List, Optional, Sequence, Sized, Tuple
 
 import zmq
 
@@ -26,8 +26,10 @@ from csd_engine.protocol.codec import Payload
 __all__ = ["Connections"]
 
 _LOG = logging.getLogger("csd_engine")
-_LOOK_S = 0.25
-_FOR_CONNECTIONS = 0.5  # part of the descriptors; the rest is for files and workers, and for a flood between two looks
+_LOOK_S = 0.1  # 40 us of work
+_FEW = 0.5  # part of the descriptors that may be taken; the rest is for files and workers, and for a flood between two looks
+_VERY_FEW = 0.75  # then connections end that may only be in their handshake
+_SILENT_S = 1.0  # a handshake takes less
 _GROWN_BYTES = 64 << 20  # of this process since it began: from there on the connections are looked at
 _HOST_BYTES = (64 << 20, 256 << 20)  # of a host's connections: an eighth of the computer's memory, between these
 _STRANGER_BYTES = 64 << 10  # a handshake takes 1 kB
@@ -35,6 +37,8 @@ _HOST_CONNECTIONS = 64  # a host that has more may lose some where descriptors a
 _REMEMBERED = 1024  # connections that were ended
 _COUNTS = struct.Struct("=120xQQ")  # of struct tcp_info: bytes that the peer has acknowledged, bytes that have come from it
 _FRAME_BYTES = 33  # that CURVE adds to a frame, and ZMTP 2 or 9 more
+
+_Stranger = Tuple[int, int]  # descriptor, inode
 
 
 def _wire_bytes(frames: Iterable[Sized]) -> int:
@@ -74,7 +78,7 @@ class Connections:
         self._limit = limit if limit != resource.RLIM_INFINITY else 1 << 30
         self._known: Dict[bytes, _Connection] = {}
         self._ended: Dict[bytes, None] = {}  # the last ones
-        self._strangers: Set[Tuple[int, int]] = set()  # (descriptor, inode) of those seen the last time
+        self._strangers: Dict[_Stranger, float] = {}  # when each was seen first
         self._looked_s = 0.0
         self._statm = -1
         try:
@@ -159,23 +163,22 @@ class Connections:
         self._looked_s = now
         for peer in [peer for peer, one in self._known.items() if not self._is_open(one.descriptor, one.inode)]:
             del self._known[peer]
-        few, large = self._few_descriptors(), self._resident() > self._grown_bytes
-        if not few and not large:
-            self._strangers = set()
+        taken, large = self._taken(), self._resident() > self._grown_bytes
+        if taken <= _FEW and not large:
+            self._strangers = {}
             return True
-        strangers = self._find_strangers()
+        self._strangers = {one: self._strangers.get(one, now) for one in self._find_strangers()}
         if large:
-            self._end_large(strangers)
-        if few:
-            self._end_idle(strangers)
-        self._strangers = strangers
+            self._end_large()
+        if taken > _FEW:
+            self._end_idle(now, taken > _VERY_FEW)
         return True
 
-    def _end_idle(self, strangers: Set[Tuple[int, int]]) -> None:
-        """Make room for descriptors. A handshake takes less time than lies between two looks."""
-        ending = sorted(strangers & self._strangers)
-        if not ending and strangers:
-            ending = sorted(strangers)[: (len(strangers) + 1) // 2]
+    def _end_idle(self, now: float, very_few: bool) -> None:
+        """Make room for descriptors."""
+        by_age = sorted(self._strangers, key=self._strangers.__getitem__)
+        silent = [one for one in by_age if now - self._strangers[one] >= _SILENT_S]
+        ending = by_age[: max(len(silent), (len(by_age) + 1) // 2 if very_few else 0)]
         if not ending:
             by_host: Dict[str, List[bytes]] = {}
             for peer, one in self._known.items():
@@ -188,17 +191,16 @@ class Connections:
             return
         for stranger in ending:
             self._end(*stranger)
-        strangers.difference_update(ending)
         _LOG.warning("descriptors are short: %d connections that have said nothing yet are ended", len(ending))
 
-    def _end_large(self, strangers: Set[Tuple[int, int]]) -> None:
+    def _end_large(self) -> None:
         """Make room in memory."""
-        for stranger in sorted(strangers):
+        for stranger in list(self._strangers):
             counts = self._counts(stranger[0])
             if counts and counts[1] > _STRANGER_BYTES:
                 _LOG.warning("a connection whose first message has %d bytes and no end is ended", counts[1])
                 self._end(*stranger)
-                strangers.discard(stranger)
+                del self._strangers[stranger]
         by_host: Dict[str, List[Tuple[int, bytes]]] = {}
         for peer, known in self._known.items():
             counts = self._counts(known.descriptor)
@@ -216,35 +218,35 @@ class Connections:
 
     # -- the system
 
-    def _few_descriptors(self) -> bool:
-        """Return whether fewer are free than the engine needs. A new one gets the lowest free number."""
+    def _taken(self) -> float:
+        """Return the part of the descriptors that is taken, 0 to 1. A new one gets the lowest free number."""
         try:
             lowest = os.dup(self._statm if self._statm >= 0 else 2)
         except OSError:
-            return True
+            return 1.0
         os.close(lowest)
-        return lowest > self._limit * _FOR_CONNECTIONS
+        return lowest / self._limit
 
     def _resident(self) -> int:
         if self._statm < 0:
             return 0
         return int(os.pread(self._statm, 100, 0).split()[1]) * resource.getpagesize()
 
-    def _find_strangers(self) -> Set[Tuple[int, int]]:
-        """Return (descriptor, inode) of all connections from which no message has come."""
+    def _find_strangers(self) -> List[_Stranger]:
+        """Return all connections from which no message has come."""
         known = {one.descriptor for one in self._known.values()}
         try:
             numbers: Iterable[int] = [int(name) for name in os.listdir("/proc/self/fd")]
         except OSError:  # no descriptor is free for the listing
             numbers = range(min(self._limit, 1 << 16))
-        found = set()
+        found = []
         for descriptor in numbers:
             try:
                 status = os.fstat(descriptor)
             except OSError:
                 continue
             if stat.S_ISSOCK(status.st_mode) and descriptor not in known and self._is_ours(descriptor):
-                found.add((descriptor, status.st_ino))
+                found.append((descriptor, status.st_ino))
         return found
 
     def _is_ours(self, descriptor: int) -> bool:

@@ -168,10 +168,10 @@ class Service:
     def _round(self, events: Dict[Any, int]) -> None:
         if self._socket.gate in events:
             self._socket.answer_gate()
-        for peer in self._socket.look_after():
-            self._drop_host(peer)
         if self._socket.router in events:
             self._receive()
+        for peer in self._socket.look_after():  # after the messages: a connection that has sent one is no stranger
+            self._drop_host(peer)
         for worker in list(self._workers):
             if worker.read_descriptor in events:
                 self._read_reports(worker)
