@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import struct
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from csd_engine.data.base import ARRAY, Dataset, PathLike, Reader, Source
 from csd_engine.data.checks import bad, check_countable, checked_fields, checked_fingerprint, checked_path, is_count
 from csd_engine.data.safe_open import open_regular
-from csd_engine.errors import DatasetError, RootNotAllowed
+from csd_engine.errors import DatasetError
 
 __all__ = ["ARRAY_SUFFIX", "ArraySet", "array_path"]
 
 ARRAY_SUFFIX = ".npy"
+_MOST_HEADER_BYTES = 4096  # numpy writes 128; its parser takes much memory, or recurses too deep, for a long hostile one
+_LENGTHS = {(1, 0): struct.Struct("<H"), (2, 0): struct.Struct("<I")}  # of the header, by the format's version
 
 
 def array_path(arrays: PathLike, fingerprint: str) -> str:
@@ -84,20 +88,35 @@ class ArraySet(Dataset):
         return _ArrayReader(self, resolve_root(self.path), beneath)
 
 
+def _read_header(stream: BinaryIO) -> Tuple[Tuple[int, ...], bool, Any]:
+    """Read a .npy file up to its data; return its shape, whether it has Fortran's order, and its dtype. Raises nearly anything."""
+    version = np.lib.format.read_magic(stream)
+    length = _LENGTHS.get(version)
+    if length is None:
+        raise ValueError(f"its format is {version}, known are 1.0 and 2.0")
+    prefix = stream.read(length.size)
+    (size,) = length.unpack(prefix)
+    if size > _MOST_HEADER_BYTES:
+        raise ValueError(f"its header has {size} bytes, at most {_MOST_HEADER_BYTES} are read")
+    header = io.BytesIO(prefix + stream.read(size))
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(header)
+    return shape, fortran, dtype
+
+
 class _ArrayReader(Reader):
     def __init__(self, dataset: ArraySet, path: str, beneath: Optional[Sequence[str]]) -> None:
         self._path = path
         try:
             with open(open_regular(path, beneath), "rb") as stream:
-                version = np.lib.format.read_magic(stream)
-                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                shape, fortran, dtype = read[version](stream)
+                shape, fortran, dtype = _read_header(stream)
                 if dtype != np.uint8 or shape != dataset.shape or fortran:
                     raise ValueError(f"it holds {dtype} {shape}, expected was C-ordered uint8 {dataset.shape}")
                 rows = np.memmap(stream, dtype=np.uint8, mode="r", offset=stream.tell(), shape=shape)
                 self._rows: np.ndarray = rows
-        except (OSError, ValueError, KeyError, OverflowError, RootNotAllowed) as error:
-            raise DatasetError(f"array {path} cannot be used: {error}. Write it again or check its path.") from None
+        except Exception as error:  # numpy's parser raises nearly anything on a hostile header: TokenError, MemoryError
+            why = str(error) or type(error).__name__
+            raise DatasetError(f"array {path} cannot be used: {why:.500}. Write it again or check its path.") from None
 
     def __len__(self) -> int:
         return int(self._rows.shape[0])

@@ -166,6 +166,22 @@ def test_arrays_are_read_and_checked(tmp_path):
             open_reader(ArraySet(str(tmp_path / name), HEX, (4, 6, 5, 3)), str, str)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{'descr': (((", b"(" * 3000, b"-" * 4000 + b"1", b"{" * 50_000, b"{'descr': '|u1', 'fortran_order': False, 'shape': (9" * 2,
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (" + b"9" * 4000 + b",)}", b"\0" * 100, b"",
+        b"{'descr': [('a', [('b', '|u1')])], 'fortran_order': 1, 'shape': 'x'}", b"lambda: 0", b"'\xff\xfe'",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_hostile_header_of_an_array_is_a_bad_data_set(tmp_path, text, version):
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text)
+    with pytest.raises(DatasetError, match="cannot be used"):
+        open_reader(ArraySet(str(path), HEX, (4, 6, 5, 3)), str, str)
+
+
 def test_where_the_files_of_a_batch_lie(jpegs, tmp_path):
     root, names = jpegs
     write_manifest(tmp_path / "m", names)
