@@ -327,12 +327,13 @@ class Service:
         for report in reports:
             kind = report["say"]
             if kind == "ready":
-                worker.ready, worker.kernel, self._worker_trouble = True, report["kernel"], ""
+                worker.is_ready(report["kernel"])
+                self._worker_trouble = ""
             elif kind == "progress" and worker.lease is not None:
                 self._job_service.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:
                 (job, _), worker.probe = worker.probe, None
-                self._job_service.probed(job, tuple(report["digests"]))
+                self._job_service.probed(job, tuple(report["digests"]), report["spent_s"])
             elif worker.lease is not None:
                 (job, work), worker.lease = worker.lease, None
                 self._job_service.finished(job, work, kind, report)
@@ -355,8 +356,9 @@ class Service:
         _LOG.error("worker %d ended with status %d and is replaced", worker.pid, status)
         if worker.probe is not None:
             job, probe = worker.probe
-            self._job_service.probed(job, tuple("error: the worker process died" for _ in probe.items))
+            self._job_service.probed(job, tuple("error: the worker process died" for _ in probe.items), worker.lost_s())
         if worker.lease is not None:
             job, work = worker.lease
             reason = f"the worker process at this lease ended with status {status} after {work.samples} samples"
-            self._job_service.finished(job, work, "failed", {"reason": reason, "fatal": False, "full": False})
+            report = {"reason": reason, "fatal": False, "full": False, "spent_s": worker.lost_s()}
+            self._job_service.finished(job, work, "failed", report)

@@ -248,7 +248,7 @@ class JobService:
         if job is None:
             return
         if len(job.probes) >= _MAX_PROBES:
-            self.probed(job, tuple("error: too many probes wait already" for _ in message.items))
+            self.probed(job, tuple("error: too many probes wait already" for _ in message.items), 0.0)
         else:
             job.probes.append(message)
 
@@ -323,21 +323,27 @@ class JobService:
         for worker in self._workers:
             if not worker.idle:
                 continue
-            probe = self._queue.next_probe()
-            if probe is not None:
-                worker.begin_probe(*probe)
+            probe = self._queue.next_probe(in_turn=True)
+            taken = self._next_lease() if probe is None else None
+            if taken is not None:
+                begun = self._spool.begin_batch(self._file(*taken), taken[1].file_bytes)
+                worker.begin(*taken, begun)
                 continue
-            if time.monotonic() < self._full_until:
-                self.note = "the spool's disk is full: leases are held back"
-                for job in self._queue.of():
-                    job.held_back = "the spool's disk is full"
+            probe = probe or self._queue.next_probe(in_turn=False)
+            if probe is None:
                 return
-            taken, note = self._queue.next_lease(self._spool.shortage, self._quota)
-            self.note = note and f"leases are held back: {note}"
-            if taken is None:
-                return
-            begun = self._spool.begin_batch(self._file(*taken), taken[1].file_bytes)
-            worker.begin(*taken, begun)
+            worker.begin_probe(*probe)
+
+    def _next_lease(self) -> Optional[Tuple[Job, Work]]:
+        """Return the next lease to begin, if one may be begun, and note why leases are held back."""
+        if time.monotonic() < self._full_until:
+            self.note = "the spool's disk is full: leases are held back"
+            for job in self._queue.of():
+                job.held_back = "the spool's disk is full"
+            return None
+        taken, note = self._queue.next_lease(self._spool.shortage, self._quota)
+        self.note = note and f"leases are held back: {note}"
+        return taken
 
     def progressed(self, job: Job, work: Work, samples: int) -> None:
         """Note how many samples of a lease a worker has made."""
@@ -349,7 +355,7 @@ class JobService:
     def finished(self, job: Job, work: Work, kind: str, report: Dict[str, Any]) -> None:
         """Handle a worker's final report on a lease. `kind`: published, failed or cancelled."""
         number = work.lease.lease
-        self._queue.ended(job, work, report["busy_s"] if kind == "published" else None)
+        self._queue.ended(job, work, report["spent_s"], kind == "published")
         if kind == "failed" and report["full"] and not work.cancelled:
             self._spool.give_back(work.file_bytes)
             work.samples = 0
@@ -382,8 +388,9 @@ class JobService:
         if batches:
             self._send(job.peer, say.Measured(job.name, batches))
 
-    def probed(self, job: Job, digests: Tuple[str, ...]) -> None:
-        """Send a probe's digests to its host."""
+    def probed(self, job: Job, digests: Tuple[str, ...], spent_s: float) -> None:
+        """Charge for a probe, and send its digests to its host. `spent_s`: a worker's time, in seconds."""
+        self._queue.probed(job, spent_s)
         if job.closing:
             self._end_job(job)
         else:

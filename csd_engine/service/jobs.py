@@ -1,7 +1,7 @@
 """Jobs and their leases on the engine: whose lease is next, and who may fill the spool. No socket, file, process or clock.
 
-All hosts get equal shares of the workers' time, however many jobs they have. The jobs of one host take turns; jobs whose
-training waits come first.
+All hosts get equal shares of the workers' time, however many jobs they have. Each pays for what its leases and probes have
+cost, also for those that failed or were cancelled. The jobs of one host take turns; jobs whose training waits come first.
 
 The spool's quota is shared in the same way. A host or job with less than a fair share may take any free part of the quota.
 One with more may take a part only if enough stays free for the others' shares. The engine never takes a published batch
@@ -72,7 +72,7 @@ class Work:
     state: LeaseState = LeaseState.QUEUED
     samples: int = 0
     cancelled: bool = False
-    charged_s: float = 0.0  # workers' time that its host was charged
+    estimated_s: float = 0.0  # workers' time that its host is charged while it is at work
 
     def __post_init__(self) -> None:
         self.file_bytes = self.layout.file_bytes
@@ -202,8 +202,9 @@ class FairQueue:
     def __init__(self) -> None:
         self._jobs: Dict[str, Job] = {}  # by key, in the order of their turns
         self._used_s: Dict[str, float] = {}  # workers' time by host; the time while a host wanted nothing counts as used
-        self._served_s = 0.0  # workers' time that every host with a queue has used at least
-        self._sample_s = 1.0  # the last measured time of a sample: the estimate for a job without a measurement
+        self._estimated_s: Dict[str, float] = {}  # the part of it that is the estimate for leases at work
+        self._served_s = 0.0  # workers' time that every host that wants something has used at least
+        self._sample_s: Dict[str, float] = {}  # by host, as last measured: the estimate for its next job
 
     def add(self, job: Job) -> None:
         """Add a job; its turn comes last."""
@@ -216,6 +217,9 @@ class FairQueue:
         hosts = {one.host for one in self._jobs.values()}
         # A host that has had more time than the others is remembered: it may come back with another job.
         self._used_s = {host: s for host, s in self._used_s.items() if host in hosts or s > self._served_s}
+        for known in (self._estimated_s, self._sample_s):
+            for host in set(known) - set(self._used_s):
+                del known[host]
 
     def find(self, peer: bytes, name: str) -> Optional[Job]:
         """Return the connection's open job of that name."""
@@ -235,12 +239,41 @@ class FairQueue:
             [job for job in open_jobs if not job.waiting]
         )
 
-    def next_probe(self) -> Optional[Tuple[Job, Probe]]:
-        """Take the next probe. Probes come before leases: they take no space, and a host waits for each."""
-        for job in self._service_order():
-            if job.probes:
-                return job, job.probes.popleft()
-        return None
+    def _serve(self) -> None:
+        """Note the time that all hosts that want something have used. For a host that wanted nothing, it counts as used.
+
+        A host whose lease is at work wants something, though its queue may be empty for a moment: it keeps the time that is
+        due to it.
+        """
+        wanting = {job.host for job in self._jobs.values() if job.queue or job.probes or job.working}
+        if wanting:
+            self._served_s = max(self._served_s, min(self._used_s[host] for host in wanting))
+        for host in wanting:
+            self._used_s[host] = max(self._used_s[host], self._served_s)
+
+    # -- probes
+
+    def next_probe(self, in_turn: bool) -> Optional[Tuple[Job, Probe]]:
+        """Take the next probe. A host's probes come before its leases: they take no space, and the host waits for each.
+
+        Args:
+            in_turn: not if another host waits for a lease and has used less time. A host's leases at work do not count here:
+                it does not wait for their end.
+        """
+        self._serve()
+        jobs = self._service_order()
+        measured_s = {job.host: self._used_s[job.host] - self._estimated_s.get(job.host, 0.0) for job in jobs if job.probes}
+        job = min((job for job in jobs if job.probes), key=lambda job: measured_s[job.host], default=None)
+        if job is None:
+            return None
+        others = (one.host for one in jobs if one.queue and one.host != job.host)
+        if in_turn and any(self._used_s[host] < measured_s[job.host] for host in others):
+            return None
+        return job, job.probes.popleft()
+
+    def probed(self, job: Job, spent_s: float) -> None:
+        """Charge the workers' time that a probe has cost, in seconds."""
+        self._used_s[job.host] += spent_s
 
     # -- leases
 
@@ -256,10 +289,7 @@ class FairQueue:
         """
         ready = [job for job in self._service_order() if job.queue]
         note = ""
-        if ready:
-            self._served_s = max(self._served_s, min(self._used_s[job.host] for job in ready))
-            for job in ready:  # a host gets no time back for a while in which it wanted nothing
-                self._used_s[job.host] = max(self._used_s[job.host], self._served_s)
+        self._serve()
         holdings = _Holdings(self._jobs.values() if ready else (), quota)
         for job in sorted(ready, key=lambda job: self._used_s[job.host]):
             short = shortage(job.next_bytes()) or self._quota_shortage(job, quota, holdings)
@@ -272,21 +302,23 @@ class FairQueue:
     def _begin(self, job: Job) -> Work:
         work = job.work[job.queue.popleft()]
         job.step(work, LeaseState.WORKING)
-        work.charged_s = len(work.lease.items) * (self._sample_s if job.sample_s is None else job.sample_s)
-        self._used_s[job.host] += work.charged_s
+        sample_s = self._sample_s.get(job.host, 0.0) if job.sample_s is None else job.sample_s
+        work.estimated_s = len(work.lease.items) * sample_s
+        self._charge(job.host, work.estimated_s, work.estimated_s)
         for one in groups.served_together(job, list(self._jobs.values())):
             self._jobs[one.key] = self._jobs.pop(one.key)  # the end of the turn
         return work
 
-    def ended(self, job: Job, work: Work, busy_s: Optional[float]) -> None:
-        """Charge the workers' time that a lease has cost, in seconds. None: it was broken off, and its done part counts."""
-        items = len(work.lease.items)
-        if busy_s is None:
-            busy_s = work.charged_s * min(1.0, work.samples / items)
-        else:
-            job.sample_s = self._sample_s = busy_s / items
-        self._used_s[job.host] += busy_s - work.charged_s
-        work.charged_s = 0.0
+    def ended(self, job: Job, work: Work, spent_s: float, published: bool) -> None:
+        """Charge the workers' time that a lease has cost, in seconds, whether it was published, has failed or was cancelled."""
+        if published:
+            job.sample_s = self._sample_s[job.host] = spent_s / len(work.lease.items)
+        self._charge(job.host, spent_s - work.estimated_s, -work.estimated_s)
+        work.estimated_s = 0.0
+
+    def _charge(self, host: str, used_s: float, estimated_s: float) -> None:
+        self._used_s[host] += used_s
+        self._estimated_s[host] = self._estimated_s.get(host, 0.0) + estimated_s
 
     # -- the quota
 
@@ -298,10 +330,10 @@ class FairQueue:
         host, own = hosts[job.host], jobs[job.key]
         share = (1 - 2 * _free_for_newcomers(one)) / len(hosts)
         claimed = 0.0
-        if host.held >= share:
+        if host.held >= share - _EPSILON:  # shares are often whole numbers of batches, and floats just miss them
             claimed += sum(other.claim(share) for name, other in hosts.items() if name != job.host)
         share /= len(jobs)
-        if own.held >= share:
+        if own.held >= share - _EPSILON:
             claimed += sum(other.claim(share) for key, other in jobs.items() if key != job.key)
         newcomer = max(one, _NEWCOMER_HOLDS) - one + _EPSILON
         kept = ((host.held > newcomer) + (own.held > newcomer)) * _free_for_newcomers(one)

@@ -54,6 +54,11 @@ class _Cancelled(Exception):
     """The lease at work was cancelled."""
 
 
+def _unforeseen(what: str, error: Exception) -> EngineError:
+    """Return the error for an exception that no check foresaw. The worker tells it and goes on."""
+    return EngineError(f"{what}: {type(error).__name__}: {error}.")
+
+
 class Slowdown:
     """Makes this worker `factor` times slower, like a device's processor: it sleeps (factor - 1) times its CPU time."""
 
@@ -136,6 +141,7 @@ class Worker:
         self._slowdown = Slowdown(slowdown)
         self._jobs: Dict[str, Any] = {}
         self._inbox: Deque[Dict[str, Any]] = deque()
+        self._charged_until = time.monotonic()  # the time before was idle, or a report has told of it
 
     def run(self) -> None:
         """Work until the pipe closes."""
@@ -152,10 +158,16 @@ class Worker:
             while True:
                 while not self._inbox:
                     self._inbox.extend(self._channel.receive(None))
+                    self._charged_until = time.monotonic()
                 command = self._inbox.popleft()
                 do[command["do"]](command)
         except EOFError:
             return
+
+    def _report(self, kind: str, **fields: Any) -> None:
+        """Report the end of a lease or probe, and the seconds spent on it: with its job's opening, and whatever came of it."""
+        began, self._charged_until = self._charged_until, time.monotonic()
+        self._channel.send(kind, spent_s=self._charged_until - began, **fields)
 
     def _ignore_cancel(self, command: Dict[str, Any]) -> None:
         """Drop a cancel that came after the end of its lease."""
@@ -174,11 +186,15 @@ class Worker:
                 lambda fingerprint: os.path.join(manifests, fingerprint),
                 roots.beneath,
             )
-        except EngineError as error:
-            self._jobs[command["job"]] = error  # reported with the first lease
-            return
-        maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
-        self._jobs[command["job"]] = _OpenJob(reader, layout, command["directory"], maker)
+            try:
+                maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
+            except BaseException:
+                reader.close()
+                raise
+            self._jobs[command["job"]] = _OpenJob(reader, layout, command["directory"], maker)
+        except Exception as error:  # reported with the first lease
+            known = isinstance(error, EngineError)
+            self._jobs[command["job"]] = error if known else _unforeseen("the job cannot be opened", error)
 
     def _forget(self, command: Dict[str, Any]) -> None:
         job = self._jobs.pop(command["job"], None)
@@ -209,7 +225,7 @@ class Worker:
         job, lease = self._jobs[command["job"]], command["lease"]
         about = {"job": command["job"], "lease": lease}
         if isinstance(job, EngineError):
-            self._channel.send("failed", reason=str(job), fatal=True, full=False, **about)
+            self._report("failed", reason=str(job), fatal=True, full=False, **about)
             return
         start = time.monotonic()
         self._slowdown.begin()
@@ -222,17 +238,19 @@ class Worker:
             path = writer.publish()
         except _Cancelled:
             self._drop(writer)
-            self._channel.send("cancelled", **about)
+            self._report("cancelled", **about)
         except (SampleError, SpoolError) as error:
             self._drop(writer)
             full = isinstance(error, SpoolFull)
             fatal = isinstance(error, SpoolError) and not full
-            self._channel.send("failed", reason=str(error), fatal=fatal, full=full, **about)
-        except BaseException:
+            self._report("failed", reason=str(error), fatal=fatal, full=full, **about)
+        except BaseException as error:
             self._drop(writer)
-            raise
+            if not isinstance(error, Exception) or isinstance(error, EOFError):  # EOFError: the service is gone
+                raise
+            self._report("failed", reason=str(_unforeseen("the batch cannot be made", error)), fatal=False, full=False, **about)
         else:
-            self._channel.send("published", name=path.name, busy_s=time.monotonic() - start, **about)
+            self._report("published", name=path.name, busy_s=time.monotonic() - start, **about)
 
     @staticmethod
     def _drop(writer: Optional[BatchWriter]) -> None:
@@ -277,8 +295,10 @@ class Worker:
             except EngineError as error:
                 by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
                 digests.append(f"{'refused' if by_operator else 'error'}: {error}")
+            except Exception as error:
+                digests.append(f"error: {_unforeseen('the sample cannot be made', error)}")
             self._receive(None, 0)
-        self._channel.send("probed", job=command["job"], digests=digests)
+        self._report("probed", job=command["job"], digests=digests)
 
 
 def die_with_parent() -> None:

@@ -56,6 +56,8 @@ class WorkerProcess:
         self._known: Set[str] = set()
         self.ready = False
         self.kernel = ""  # the kernel's variant, or "none"; set when the worker is ready
+        self._started_s = self._begun_s = time.monotonic()
+        self._start_took_s = 0.0
         self.lease: Optional[Tuple[Job, Work]] = None
         self.probe: Optional[Tuple[Job, Probe]] = None
         self._heard_s = time.monotonic()
@@ -70,6 +72,14 @@ class WorkerProcess:
     def idle(self) -> bool:
         """Whether it can be given work."""
         return self.ready and self.lease is None and self.probe is None
+
+    def is_ready(self, kernel: str) -> None:
+        """Note that it has started. `kernel`: the kernel's variant, or "none"."""
+        self.ready, self.kernel, self._start_took_s = True, kernel, time.monotonic() - self._started_s
+
+    def lost_s(self) -> float:
+        """Return the seconds that its death costs: those since its work was begun, and a new worker's start."""
+        return time.monotonic() - self._begun_s + self._start_took_s
 
     def hangs(self, silent_s: float, cancelled_s: float) -> bool:
         """Return whether it works on one sample for more than `silent_s`, or ignores a cancel for more than `cancelled_s`."""
@@ -114,7 +124,8 @@ class WorkerProcess:
 
     def begin(self, job: Job, work: Work, begun: bool) -> None:
         """Give it a lease. `begun`: a recycled file is in place, which the worker overwrites."""
-        self.lease, self._heard_s, self._cancelled_s = (job, work), time.monotonic(), None
+        self.lease, self._cancelled_s = (job, work), None
+        self._heard_s = self._begun_s = time.monotonic()
         self._send_job(job)
         lease = work.lease
         self._send(
@@ -124,7 +135,8 @@ class WorkerProcess:
 
     def begin_probe(self, job: Job, probe: Probe) -> None:
         """Give it a probe."""
-        self.probe, self._heard_s = (job, probe), time.monotonic()
+        self.probe = (job, probe)
+        self._heard_s = self._begun_s = time.monotonic()
         self._send_job(job)
         self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items)
 

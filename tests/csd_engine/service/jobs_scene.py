@@ -66,7 +66,7 @@ class Scene:
             return None
         self._at_work.sort(key=lambda one: one[:2])
         self.now, _, job, work = self._at_work.pop(0)
-        self.queue.ended(job, work, self._costs[job.key] * len(work.lease.items))
+        self.queue.ended(job, work, self._costs[job.key] * len(work.lease.items), published=True)
         job.step(work, LeaseState.PUBLISHED)
         if drain:
             job.drop(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from csd_engine.protocol.codec import Probe
 from csd_engine.service.jobs import Job, LeaseState, Quota
 from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
 
@@ -86,6 +87,53 @@ def test_a_new_job_is_no_new_credit():
     assert served.count("a") <= 13, served  # of 40, each three times as long
 
 
+def test_what_fails_or_is_cancelled_is_charged():
+    scene = Scene(LARGE)
+    one, two = scene.job("a"), scene.job("b")
+    served = []
+    for _ in range(20):
+        backlog(scene, [one, two])
+        (job, work), _ = scene.queue.next_lease(scene.shortage, scene.quota)
+        scene.queue.ended(job, work, 1.0, published=job is two)
+        job.drop(work)
+        served.append(job)
+    assert served.count(two) == 10
+
+
+def test_probes_are_charged_and_come_before_the_hosts_own_leases_alone():
+    scene = Scene(LARGE)
+    one, two = scene.job("a"), scene.job("b")
+    backlog(scene, [one, two])
+    probe = Probe("job", 0, 0, ((0, 0),))
+    one.probes.extend([probe] * 3)
+    assert scene.queue.next_probe(in_turn=True) == (one, probe)
+    scene.queue.probed(one, 1.5)
+    assert scene.queue.next_probe(in_turn=True) is None
+    assert [scene.step() for _ in range(2)] == [two, two]
+    assert scene.queue.next_probe(in_turn=True) == (one, probe)
+    scene.queue.probed(one, 10.0)
+    backlog(scene, [two])
+    assert scene.queue.next_probe(in_turn=True) is None
+    assert scene.queue.next_probe(in_turn=False) == (one, probe)  # nothing else can be done
+
+
+def test_a_host_whose_queue_is_empty_for_a_moment_keeps_what_is_due_to_it():
+    """Its next leases come when it hears of the first; beside it, one host's lease takes long."""
+    scene = Scene(LARGE, workers=2)
+    long, short = scene.job("a", sample_s=20.0), scene.job("b")
+    scene.ask(short, 2)
+    assert [scene.begin(), scene.begin()] == [short, short]
+    scene.ask(long, 1)
+    scene.workers = 0
+    assert scene.step() is short
+    scene.workers = 2
+    assert scene.begin() is long
+    for _ in range(30):
+        backlog(scene, [short, long])
+        scene.step()
+    assert abs(scene.used["a"] - scene.used["b"]) <= 20
+
+
 quotas = st.builds(Quota, st.integers(1, 64), st.integers(8, 200).map(lambda kib: kib << 10))
 
 
@@ -157,6 +205,17 @@ def test_the_quota_is_shared_while_it_lasts(batches, hosts, data):
         pass
     held = [sum(job.held for job in jobs) for jobs in by_host.values()]
     assert max(held) - min(held) <= max(2, 0.2 * batches), held
+
+
+def test_a_share_of_whole_batches_is_a_limit():
+    """4 / 14 is less than (1 - 2 / 14) / 3 for a computer: a fast host takes no fifth batch before a slow one's fourth."""
+    scene = Scene(Quota(14, 1 << 40))
+    jobs = [scene.job(host, sample_s) for host, sample_s in (("a", 1.0), ("b", 1.0), ("c", 3.0))]
+    for job in jobs:
+        scene.ask(job, 14)
+    while scene.step(drain=False):
+        pass
+    assert [job.held for job in jobs] == [4, 4, 4]
 
 
 def test_a_share_is_had_back_as_the_spool_drains():

@@ -1,0 +1,172 @@
+"""An honest host beside a hostile one, both with keys that the engine knows, over real connections and worker processes.
+
+Fairness is measured in samples over a fixed number of them: a slow computer makes both hosts slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csd_engine.batchfile.reader import Layout
+from csd_engine.data.arrays import ArraySet, array_path
+from csd_engine.protocol.keys import load_pair, load_public, make_keys
+from csd_engine.service.uploads import read_part
+from ddlp.sources.engine.events import LeaseFailed, LeasePublished
+from ddlp.sources.engine.link import EngineLink
+from tests.engine_process import EPOCH, SEED, Recipe, until, wait_for
+
+FAIR = 1 / 2
+LEAST = 0.8 * FAIR
+NAMES = [f"{number}.jpg" for number in range(4)]
+
+
+class Contest:
+    """An engine with one worker, a job of an honest host, and a hostile host's connection."""
+
+    def __init__(self, start: Callable, recipe: Recipe, tmp_path: Path, *arguments: str) -> None:
+        self.recipe = recipe
+        self.engine = start("--root", str(recipe.root), *arguments, listen="tcp://127.0.0.1:*")
+        other = make_keys(tmp_path / "other")
+        (self.engine.keys / "clients" / "other.key").write_bytes((other / "host.key").read_bytes())
+        server = load_public(self.engine.keys / "server.key")
+        pairs = [load_pair(keys / "host.key_secret") for keys in (self.engine.keys, other)]
+        self.honest, self.hostile = (
+            EngineLink(self.engine.address, server, pair.public, pair.secret, heartbeat_s=0.05) for pair in pairs
+        )
+        self.events: SimpleQueue = SimpleQueue()
+        self.job = recipe.open(self.honest, self.events)
+        self.workers = until(self.engine.children)
+        self.numbers = itertools.count()
+        self.honest_samples = self.hostile_samples = 0
+        self.stop = False
+
+    def ask(self) -> None:
+        number = next(self.numbers)
+        self.recipe.lease(self.job, number, number)
+
+    def share(self, attack: Callable[[Contest], None], samples: int) -> float:
+        """Return the honest host's part of all samples. The attack counts `hostile_samples`, and ends at `stop`."""
+        attacking = threading.Thread(target=attack, args=(self,))
+        attacking.start()
+        try:
+            until(lambda: self.hostile_samples, 20, "the attack")
+            first = self.hostile_samples
+            for _ in range(4):
+                self.ask()
+            while self.honest_samples + self.hostile_samples - first < samples:
+                published = wait_for(self.events, (LeasePublished, LeaseFailed), 40)
+                assert isinstance(published, LeasePublished), published
+                self.honest_samples += self.recipe.layout.batch
+                self.job.release(published.lease)
+                self.ask()
+            return self.honest_samples / (self.honest_samples + self.hostile_samples - first)
+        finally:
+            self.stop = True
+            attacking.join()
+            assert self.engine.children() == self.workers, "a worker has died"
+            for link in (self.honest, self.hostile):
+                link.close()
+
+
+@pytest.fixture
+def slow_recipe(tmp_path, monkeypatch) -> Recipe:
+    """Samples that take about 10 ms each: much longer than messages do."""
+    monkeypatch.setenv("DDLP_KERNEL", "off")
+    root = tmp_path / "large"
+    root.mkdir()
+    coarse = np.random.default_rng(3).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    for name in NAMES:
+        Image.fromarray(coarse).resize((1200, 1200)).save(root / name)
+    return Recipe(root, NAMES, tmp_path / "manifest", batch=4)
+
+
+def cancel_at_work(contest: Contest) -> None:
+    """Lease single samples, and cancel each while a worker makes it."""
+    recipe, items = contest.recipe, [(0, 0)]
+    job = recipe.open(contest.hostile, SimpleQueue())
+    numbers = itertools.count()
+    for number in itertools.islice(numbers, 8):
+        job.lease(number, recipe.identity(items), SEED, EPOCH, items)
+    cancelled = set()
+    while not contest.stop:
+        for number in {int(path.name.split(".")[1]) for path in job.directory.iterdir()} - cancelled:
+            job.cancel(number)
+            cancelled.add(number)
+            contest.hostile_samples += 1
+            job.lease(next(numbers), recipe.identity(items), SEED, EPOCH, items)
+        time.sleep(0.001)
+
+
+def fail_late(contest: Contest) -> None:
+    """Lease batches whose last sample does not exist."""
+    events: SimpleQueue = SimpleQueue()
+    recipe = contest.recipe
+    bad = Recipe(recipe.root, [*NAMES[:3], "missing.jpg"], recipe.manifest.with_name("bad"), batch=4)
+    job = bad.open(contest.hostile, events)
+    numbers = itertools.count()
+    for _ in range(20):
+        bad.lease(job, next(numbers))
+    while not contest.stop:
+        assert isinstance(wait_for(events, (LeaseFailed, LeasePublished), 40), LeaseFailed)
+        contest.hostile_samples += 3
+        bad.lease(job, next(numbers))
+
+
+def probe_without_end(contest: Contest) -> None:
+    """Ask for probes, two at a time."""
+    jobs = [contest.recipe.open(contest.hostile, SimpleQueue()) for _ in range(2)]
+
+    def ask(job) -> None:
+        while not contest.stop:
+            job.probe(SEED, EPOCH, [(k % 4, 0) for k in range(8)], 60)
+            contest.hostile_samples += 8
+
+    asking = [threading.Thread(target=ask, args=(job,)) for job in jobs]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+
+
+@pytest.mark.parametrize("attack", [cancel_at_work, fail_late, probe_without_end])
+def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_path):
+    share = Contest(start, slow_recipe, tmp_path).share(attack, 120)
+    assert share >= LEAST, share
+
+
+def bad_arrays(contest: Contest) -> None:
+    """Send arrays with headers that numpy's parser chokes on, and lease their samples."""
+    events: SimpleQueue = SimpleQueue()
+    for number, text in enumerate((b"{'descr': (((", b"{" * 9000, b"(" * 3000, b"{'descr': 1, 'fortran_order': []}")):
+        content = b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text + bytes([number])
+        path = contest.engine.home / "array"
+        path.write_bytes(content)
+        name = hashlib.blake2b(content, digest_size=16).hexdigest()
+        dataset = ArraySet(array_path(contest.engine.spool / "arrays", name), name, (4, 40, 40, 3))
+
+        def part(_: str, offset: int, path: Path = path):
+            return read_part(path, offset)
+
+        job = contest.hostile.open_job(
+            contest.recipe.pipeline, dataset, Layout(4, 32, 32, 3), None, events.put, array_part=part
+        )
+        assert "cannot be used" in job.probe(SEED, EPOCH, [(0, 0)])[0].error
+        for lease in range(3):
+            job.lease(lease, "0" * 32, SEED, EPOCH, [(0, 0)])
+            failed = wait_for(events, (LeaseFailed, LeasePublished))
+            assert isinstance(failed, LeaseFailed) and "cannot be used" in failed.reason
+            contest.hostile_samples += 1
+
+
+def test_a_bad_array_fails_its_samples_alone(start, recipe, tmp_path):
+    assert Contest(start, recipe, tmp_path).share(bad_arrays, 80) >= LEAST
