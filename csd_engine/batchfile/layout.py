@@ -9,7 +9,7 @@ from typing import Any, Dict, Sequence, Tuple
 
 import numpy as np
 
-from csd_engine.errors import EngineError
+from csd_engine.errors import EngineError, quote
 
 __all__ = ["DATA_OFFSET", "Layout", "file_name", "header", "identity"]
 
@@ -35,7 +35,7 @@ class Layout:
         for name, low, high in limits + (("boxes", 0, 64),):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise EngineError(f"layout: {name} is {value!r}; it must be an integer from {low} to {high}.")
+                raise EngineError(f"layout: {name} is {quote(value)}; it must be an integer from {low} to {high}.")
 
     @property
     def row_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Layout:
         """
         names = ["batch", "boxes", "channels", "height", "width"]
         if not isinstance(data, dict) or sorted(data) != names:
-            raise EngineError(f"layout: {data!r:.200} is not an object with exactly the fields {names}.")
+            raise EngineError(f"layout: {quote(data)} is not an object with exactly the fields {names}.")
         return Layout(**data)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, List, Sequence
 
-from csd_engine.errors import DatasetError
+from csd_engine.errors import DatasetError, quote
 
 __all__ = ["bad", "check_countable", "checked_fields", "checked_fingerprint", "checked_path", "is_count"]
 
@@ -16,7 +16,7 @@ _MOST = sys.maxsize  # the limit of len() and mmap: on a 32-bit computer 2 GiB, 
 
 def bad(what: str, value: Any) -> DatasetError:
     """Return the error for a wrong value in the description; `what` says what was expected."""
-    return DatasetError(f"data set description: {what}, got {value!r:.200}. Describe it with ddlp's own classes.")
+    return DatasetError(f"data set description: {what}, got {quote(value)}. Describe it with ddlp's own classes.")
 
 
 def checked_fields(data: Any, names: Sequence[str]) -> List[Any]:

@@ -13,6 +13,7 @@ from csd_engine.transforms.resample import FILTERS
 MAX_SIDE = 65535  # pixels; JPEG's limit
 MAX_PIXELS = 2**28  # of any image between operators, so that a hostile pipeline can't use up the memory
 MAX_HOLES = 64
+MAX_GROUPS = 256  # of all containers of a pipeline together
 
 Size = Tuple[int, int]
 Check = Callable[[Any], Any]
@@ -124,8 +125,8 @@ def weights(value: Any) -> Optional[Tuple[float, ...]]:
     """Check for the weights of a choice: None, or non-negative numbers with a positive sum."""
     if value is None:
         return None
-    if type(value) not in (list, tuple):
-        raise ValueError("expected a list of weights, or null")
+    if type(value) not in (list, tuple) or len(value) > MAX_GROUPS:
+        raise ValueError(f"expected a list of at most {MAX_GROUPS} weights, or null")
     checked = tuple(number(0.0, 1e9)(v) for v in value)
     if not sum(checked) > 0.0:
         raise ValueError("expected weights with a positive sum")

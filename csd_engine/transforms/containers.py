@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 from csd_engine.keyed import Keyed
@@ -44,6 +45,19 @@ class Container(Operator):
 
     groups: Tuple[Group, ...] = ()
 
+    @functools.cached_property
+    def _found(self) -> Dict[Shape, Shape]:
+        return {}
+
+    def out(self, shape: Shape) -> Shape:
+        """What is known of the result. Each shape is judged once: RandomOrder asks its groups again and again."""
+        if shape not in self._found:
+            self._found[shape] = self._out(shape)
+        return self._found[shape]
+
+    def _out(self, shape: Shape) -> Shape:
+        raise NotImplementedError
+
     def to_data(self) -> Dict[str, Any]:
         """Plain data, as parsed."""
         return {"op": type(self).__name__, "groups": [[operator.to_data() for operator in g] for g in self.groups]}
@@ -59,7 +73,7 @@ class RandomApply(Container):
         """Plain data, as parsed."""
         return {"op": "RandomApply", "ops": [operator.to_data() for operator in self.groups[0]], "p": self.p}
 
-    def out(self, shape: Shape) -> Shape:
+    def _out(self, shape: Shape) -> Shape:
         """Known if it is the same with and without the group."""
         return common(shape, group_out(self.groups[0], shape))
 
@@ -85,7 +99,7 @@ class RandomChoice(Container):
         """Plain data, as parsed."""
         return dict(super().to_data(), p=None if self.p is None else list(self.p))
 
-    def out(self, shape: Shape) -> Shape:
+    def _out(self, shape: Shape) -> Shape:
         """Known if it is the same for all groups."""
         known = group_out(self.groups[0], shape)
         for group in self.groups[1:]:
@@ -108,7 +122,7 @@ class RandomChoice(Container):
 class Views(Container):
     """Several views of each sample, with a group for each view. The sample's occurrence tells which view is made."""
 
-    def out(self, shape: Shape) -> Shape:
+    def _out(self, shape: Shape) -> Shape:
         """Known if it is the same for all views."""
         known = group_out(self.groups[0], shape)
         for group in self.groups[1:]:
@@ -134,7 +148,7 @@ def _settled(transfers: Sequence[Callable[[Any], Any]], start: Any) -> Any:
 class RandomOrder(Container):
     """Runs all groups, in a random order."""
 
-    def out(self, shape: Shape) -> Shape:
+    def _out(self, shape: Shape) -> Shape:
         """Known if it does not depend on the order. Size and channels are judged separately."""
         sizes = [lambda size, g=group: group_out(g, Shape(size, None)).size for group in self.groups]
         channels = [lambda channels, g=group: group_out(g, Shape(None, channels)).channels for group in self.groups]

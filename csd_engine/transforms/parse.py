@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
-from csd_engine.errors import PipelineError
+from csd_engine.errors import PipelineError, quote
 from csd_engine.transforms import colour, containers, crops, masks, operators, policies, timm_policies, timm_sizes, user, warps
-from csd_engine.transforms.checks import probability, weights
+from csd_engine.transforms.checks import MAX_GROUPS, probability, weights
 from csd_engine.transforms.containers import Group, leaves
 
 __all__ = ["parse_ops", "require_keys"]
@@ -25,13 +24,6 @@ LEAVES: Dict[str, Type[operators.Operator]] = {
     )
 }
 CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder", "Views")
-
-
-def quote(value: Any) -> str:
-    """A value for an error message. It is shortened, since hostile data may be long."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 80
-    return short.repr(value)
 
 
 def require_keys(data: Any, keys: List[str], where: str, optional: Sequence[str] = ()) -> None:
@@ -65,6 +57,7 @@ class _Parser:
     def __init__(self, calls: Optional[user.Calls]) -> None:
         self.calls = calls
         self.operators = 0
+        self.groups = 0
         self.boxes = 0
 
     def group(self, data: Any, where: str, depth: int) -> Group:
@@ -108,6 +101,9 @@ class _Parser:
         require_keys(data, ["op", "groups"] + (["p"] if name == "RandomChoice" else []), where)
         if type(data["groups"]) not in (list, tuple) or not data["groups"]:
             raise PipelineError(f"{where}: groups={quote(data['groups'])}: expected a list of at least one group")
+        self.groups += len(data["groups"])
+        if self.groups > MAX_GROUPS:
+            raise PipelineError(f"{where}: more than {MAX_GROUPS} groups in one pipeline")
         groups = tuple(self.group(g, f"{where}.groups[{i}]", depth + 1) for i, g in enumerate(data["groups"]))
         if name == "RandomChoice":
             choice = containers.RandomChoice(groups=groups, p=_checked(weights, data["p"], where, "p"))

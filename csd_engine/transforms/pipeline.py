@@ -11,12 +11,12 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.errors import PipelineError
+from csd_engine.errors import PipelineError, quote
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.containers import Group, group_out, leaves
 from csd_engine.transforms.operators import Box, Canvas, Shape
-from csd_engine.transforms.parse import parse_ops, quote, require_keys
+from csd_engine.transforms.parse import parse_ops, require_keys
 from csd_engine.transforms.primitives import Crop, Primitive, Resize, apply_primitive
 from csd_engine.transforms.reduced import DECODES, draft, is_jpeg, reduced
 from csd_engine.transforms.resample import ORDERS, crop_resize

@@ -12,6 +12,7 @@ import pytest
 from tests.engine_process import pipeline
 from PIL import Image
 
+from csd_engine.batchfile.layout import Layout
 from csd_engine.data import checks
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import MANIFEST, fingerprint, open_reader
@@ -19,7 +20,7 @@ from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import Manifest, write_manifest
-from csd_engine.errors import DatasetError, RootNotAllowed, SampleError
+from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, SampleError
 from csd_engine.data.roots import Roots
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.service.uploads import needed_files
@@ -139,6 +140,24 @@ def test_what_32_bits_cannot_count_or_map_is_refused_there(monkeypatch, data, sa
     monkeypatch.setattr(checks, "_MOST", (1 << 31) - 1)
     with pytest.raises(DatasetError, match=f"{said}.*on this 32-bit computer"):
         parse_dataset(data.to_data())
+
+
+def test_a_refusal_looks_at_no_more_of_a_long_value_than_it_quotes():
+    """The engine's service makes the message, and all hosts wait meanwhile."""
+    looked = []
+
+    class Part:
+        def __repr__(self):
+            looked.append(1)
+            return "part"
+
+    for field in ({"type": "concat"}, {"type": "files", "manifest": HEX, "count": 1}):
+        name = "parts" if field["type"] == "concat" else "root"
+        with pytest.raises(DatasetError):
+            parse_dataset({**field, name: [Part()] * 10_000})
+    with pytest.raises(EngineError, match="layout"):
+        Layout.parse({"batch": [Part()] * 10_000, "height": 1, "width": 1, "channels": 1, "boxes": 0})
+    assert len(looked) < 100
 
 
 def test_arrays_are_read_and_checked(tmp_path):
