@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import PIL
-from PIL import Image
 
+from csd_engine.data.image_files import pillow_open
 from csd_engine.errors import EngineError
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import Pipeline
@@ -35,7 +35,7 @@ def fill(batch: np.ndarray, tasks: Sequence[Task], filter_number: int) -> None:
     """Fill the rows of `batch`, uint8 (n, height, width, 3), by the usual calls of Pillow."""
     size = (batch.shape[2], batch.shape[1])
     for row, (path, box) in enumerate(tasks):
-        with Image.open(path) as image:
+        with pillow_open(path) as image:
             rgb = image if image.mode == "RGB" else image.convert("RGB")
             batch[row] = np.asarray(rgb.crop(box).resize(size, filter_number))
 
@@ -44,7 +44,7 @@ def _task(path: str, index: int, pipeline: Pipeline, seed: int, epoch: int) -> T
     """Return what the pipeline draws for a sample. EngineError unless it is a crop and a resize, or one of the two."""
     with open(path, "rb") as stream:  # into the page cache, so that the disk is not timed
         stream.read()
-    with Image.open(path) as image:
+    with pillow_open(path) as image:
         width, height = image.size
     box, resize = (0, 0, width, height), Resize(height, width, "bilinear")
     for step in pipeline.draw((width, height), Keyed(seed, epoch, index, 0)).primitives:

@@ -31,6 +31,7 @@ import PIL
 from PIL import Image, features
 
 from csd_engine.data.base import Reader, Source
+from csd_engine.data.image_files import pillow_open
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
@@ -139,7 +140,7 @@ def _run(source: np.ndarray, case: Case) -> Tuple[np.ndarray, Optional[np.ndarra
     if data.get("order") == "native":
         data = dict(data, order=native_order())
     pipeline = Pipeline.parse(data)
-    with Image.open(io.BytesIO(source.tobytes())) if source.ndim == 1 else Image.fromarray(source) as image:
+    with pillow_open(io.BytesIO(source.tobytes())) if source.ndim == 1 else Image.fromarray(source) as image:
         plan = pipeline.draw(image.size, Keyed(0, 0, case.index, 0))
     out = np.empty(plan.shape, np.uint8)
     boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None

@@ -10,6 +10,8 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from csd_engine.data.image_files import pillow_open
+
 __all__ = ["ImageArrays", "ImageFiles", "TargetedImages"]
 
 
@@ -71,7 +73,7 @@ class ImageFiles(TargetedImages):
     def image(self, index: int) -> Image.Image:
         """Return the file's image, RGB."""
         with open(self.paths[index], "rb") as stream:
-            return Image.open(stream).convert("RGB")
+            return pillow_open(stream).convert("RGB")
 
 
 class ImageArrays(TargetedImages):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.data.image_files import content, open_sample
+from csd_engine.data.image_files import content, open_sample, pillow_open
 from ddlp.datasets import TargetedImages
 
 __all__ = ["TarImages"]
@@ -120,7 +120,7 @@ class TarImages(TargetedImages):
         index = range(len(self))[index]
         place, path = self.index, self.paths[int(self.index.shards[index])]
         opened = open_sample(path, offset=int(place.offsets[index]), size=int(place.sizes[index]))
-        return Image.open(io.BytesIO(content(opened))).convert("RGB")
+        return pillow_open(io.BytesIO(content(opened))).convert("RGB")
 
     def where(self, index: int) -> str:
         """Return a sample's place for messages: its shard, and the image's name in the shard."""

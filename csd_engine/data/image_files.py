@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
-from typing import Any, BinaryIO, Optional, Sequence, Union
+from typing import Any, BinaryIO, List, Optional, Sequence, Union
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from csd_engine.errors import SampleError
 from csd_engine.data.safe_open import OpenFile, open_file
 
-__all__ = ["MAX_FILE_BYTES", "SampleStream", "content", "not_read", "open_image", "open_sample", "part_of", "turned_upright"]
+__all__ = [
+    "MAX_FILE_BYTES", "SampleStream", "content", "not_read", "open_image", "open_sample", "part_of", "pillow_open",
+    "turned_upright",
+]  # fmt: skip
 
 _ORIENTATION = 0x0112  # Exif's tag
+# Pillow's formats but EPS, for which it runs the gs of the PATH, and IPTC, whose pixels may be an EPS file. A file's name does
+# not tell its format.
+_FORMATS = frozenset({
+    "AVIF", "BLP", "BMP", "BUFR", "CUR", "DCX", "DDS", "DIB", "FITS", "FLI", "FPX", "FTEX", "GBR", "GIF", "GRIB", "HDF5",
+    "ICNS", "ICO", "IM", "IMT", "JPEG", "JPEG2000", "MCIDAS", "MIC", "MPEG", "MPO", "MSP", "PCD", "PCX", "PIXAR", "PNG", "PPM",
+    "PSD", "QOI", "SGI", "SPIDER", "SUN", "TGA", "TIFF", "WEBP", "WMF", "XBM", "XPM", "XVTHUMB",
+})  # fmt: skip
 MAX_FILE_BYTES = 256 << 20  # of a file that is read whole; a larger one would not fit into a small board's memory
 
 
@@ -111,6 +122,28 @@ class SampleStream(io.RawIOBase):
         super().close()
 
 
+@functools.lru_cache(maxsize=1)
+def _formats(known: int) -> List[str]:
+    """Return the formats to try of those that Pillow knows now: its own, and those that other code has registered."""
+    modules = {name: getattr(Image.OPEN[name][0], "__module__", None) or "" for name in Image.ID}
+    return [name for name, module in modules.items() if name in _FORMATS or not module.startswith("PIL.")]
+
+
+def pillow_open(source: Union[str, "os.PathLike[str]", BinaryIO]) -> Image.Image:
+    """Do as `PIL.Image.open`, but for formats whose decoder would run another program: it does not know these.
+
+    Raises:
+        PIL.UnidentifiedImageError: the file has none of the formats. Other errors are Pillow's, too.
+    """
+    Image.preinit()
+    try:
+        return Image.open(source, formats=_formats(len(Image.ID)))
+    except UnidentifiedImageError:
+        if not Image.init():  # all plugins were loaded before
+            raise
+        return Image.open(source, formats=_formats(len(Image.ID)))
+
+
 def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
     """Return the image in a file's bytes with its header read and its pixels not yet decoded; `path` is for messages.
 
@@ -120,7 +153,7 @@ def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
         SampleError: the bytes are not an image.
     """
     try:
-        return Image.open(io.BytesIO(data) if isinstance(data, bytes) else data)
+        return pillow_open(io.BytesIO(data) if isinstance(data, bytes) else data)
     except Exception as error:
         raise not_read(path, error) from error
 

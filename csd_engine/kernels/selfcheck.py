@@ -45,7 +45,7 @@ def first_difference(kernel: Kernel) -> str:
         size = context.take(data)
         if size != (_WIDTH, _HEIGHT):
             return f"a {name} JPEG was refused: {context.why()}"
-        whole = Image.open(io.BytesIO(data)).convert("RGB")
+        whole = Image.open(io.BytesIO(data), formats=("JPEG",)).convert("RGB")
         for left, top, width, height, out_width, out_height, number in _CASES:
             crop = whole.crop((left, top, left + width, top + height))
             for vertical_first, between in ((0, (out_width, height)), (1, (width, out_height))):

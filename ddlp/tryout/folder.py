@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
 from tqdm import tqdm
 
+from csd_engine.data.image_files import pillow_open
 from ddlp.errors import DDLPError
 
 __all__ = ["Images", "find_images"]
@@ -125,7 +125,7 @@ def _readable(paths: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
         if time.monotonic() > until:
             raise TimeoutError
         try:
-            with Image.open(path) as image:
+            with pillow_open(path) as image:
                 image.convert("RGB")
         except Exception as error:  # Pillow's decoders raise errors of all kinds
             return (str(error) or type(error).__name__).splitlines()[0]
