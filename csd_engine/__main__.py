@@ -112,8 +112,8 @@ def make_parser() -> argparse.ArgumentParser:
         type=_size,
         default=0,
         metavar="SIZE",
-        help="memory to reckon with: where it is scarce, workers decode very large images one at a time; default: what "
-        "this computer, or this process's control group, has",
+        help="memory to reckon with: where it is scarce, workers decode very large images one at a time; no image may take "
+        "a quarter of it, no worker half; default: what this computer, or this process's control group, has",
     )
     add(
         "--lease-timeout",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-__all__ = ["Memory", "cpus", "load", "memory", "process_memory", "temperature_c"]
+__all__ = ["Memory", "cpus", "load", "memory", "process_memory", "status_bytes", "temperature_c"]
 
 _PLAUSIBLE_C = (-50.0, 200.0)  # sensors that are not connected tell nonsense
 _NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number where there is none
@@ -45,6 +45,11 @@ def _kib(path: str) -> Dict[str, int]:
             if len(parts) == 2 and parts[1] == "kB":
                 found[name] = int(parts[0]) << 10
     return found
+
+
+def status_bytes() -> Dict[str, int]:
+    """Return the sizes in this process's /proc/self/status, in bytes, by their names there. Raises OSError, ValueError."""
+    return _kib("/proc/self/status")
 
 
 def process_memory(pids: Iterable[int]) -> Tuple[int, int]:

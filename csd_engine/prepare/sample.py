@@ -35,7 +35,9 @@ from csd_engine.transforms.primitives import UserCall, kernel_steps
 __all__ = ["prepare_by_pillow", "prepare_sample", "sample_digest"]
 
 _PILLOW_MODULES = r"PIL\."  # as a warning filter's module
-_PILLOW_BYTES = 4  # of a decoded pixel
+_ONE_BYTE = ("1", "L", "P")  # modes in which Pillow keeps a pixel in one byte; in the others it takes four
+_SEVERAL_IMAGES = ("ICNS", "ICO")  # formats whose header may give another size than that of the image which is decoded
+_MOST_PIXELS = 1 << 28  # of an image whose size is not known; Pillow's own limit is lower
 _COEFFICIENT_BYTES = 6  # of a pixel's three, kept until the last scan is read; with one scan the kernel keeps a band of rows
 
 
@@ -155,10 +157,17 @@ def _by_pillow(
 ) -> None:
     with image:
         if before_decoding is not None:
-            before_decoding(_PILLOW_BYTES * image.width * image.height)
+            before_decoding(_memory(image, pipeline.mode))
         if upright:
             image = turned_upright(image)
         pipeline.run(image, Keyed(seed, epoch, *item), out, boxes)
+
+
+def _memory(image: Image.Image, mode: str) -> int:
+    """Return the bytes that Pillow takes to decode an image and to convert it to this mode."""
+    modes = {image.mode, mode}
+    pixels = _MOST_PIXELS if image.format in _SEVERAL_IMAGES else image.width * image.height
+    return pixels * sum(1 if one in _ONE_BYTE else 4 for one in modes)
 
 
 def _by_kernel(

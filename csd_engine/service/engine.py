@@ -100,7 +100,7 @@ class Service:
         memory_bytes = options.memory_bytes or memory().total
         self._worker_arguments = [
             *("--slowdown", repr(options.slowdown), "--large-image-lock", str(self._spool.directory / ".large")),
-            *("--large-bytes", str(large_bytes(memory_bytes, options.workers))),
+            *("--large-bytes", str(large_bytes(memory_bytes, options.workers)), "--memory", str(memory_bytes)),
         ]
         self._worker_trouble = ""
         self._stop = False

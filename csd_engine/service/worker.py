@@ -1,21 +1,24 @@
 """A worker process of the engine: takes one lease at a time from its pipe and fills the batch file, a few samples at a time.
 
-`python -m csd_engine.service.worker [--slowdown F] [--large-image-lock FILE --large-bytes N]`, JSON lines on standard input
-and output. After each few samples it looks whether the lease was cancelled. When its pipe closes, it drops its lease and
-exits.
+`python -m csd_engine.service.worker [--slowdown F] [--large-image-lock FILE --large-bytes N] [--memory N]`, JSON lines on
+standard input and output. After each few samples it looks whether the lease was cancelled. When its pipe closes, it drops
+its lease and exits.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import os
+import resource
 import signal
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -27,8 +30,9 @@ from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.kernels import kernel
+from csd_engine.machine.computer import status_bytes
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
-from csd_engine.prepare.large_image_lock import LargeImageLock
+from csd_engine.prepare.large_image_lock import LargeImageLock, most_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.service.channel import WorkerChannel
@@ -39,6 +43,8 @@ __all__ = ["Slowdown", "Worker", "WrittenRows", "main"]
 _PR_SET_PDEATHSIG = 1
 PROGRESS_S = 0.1  # at least this long between two reports of progress
 _CHUNK_BYTES = 1 << 20  # memory for samples that are made at once: it stays in a core's cache
+_LEAST_MEMORY_BYTES = 384 << 20
+_FIRST_TO_END = 500  # of 1000
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 
 
@@ -309,19 +315,36 @@ def die_with_parent() -> None:
         pass
 
 
+def limit_memory(memory_bytes: int) -> None:
+    """Have this process get a MemoryError before it takes half of `memory_bytes` (0: not known, no limit).
+
+    What counts is writable private memory (RLIMIT_DATA): the data set's files, which are mapped, do not. If memory runs out
+    all the same, Linux ends a worker before the service.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_END), "ascii")
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if memory_bytes:
+            most = status_bytes()["VmData"] + max(_LEAST_MEMORY_BYTES, memory_bytes // 2)
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
 def main(arguments: Optional[List[str]] = None) -> None:
     """Run a worker on this process's standard input and output."""
     parser = argparse.ArgumentParser(prog="python -m csd_engine.service.worker", description="The engine starts these.")
     parser.add_argument("--slowdown", type=float, default=1.0)
     parser.add_argument("--large-image-lock", default="", metavar="FILE")
     parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
+    parser.add_argument("--memory", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
     die_with_parent()
+    limit_memory(options.memory)
     commands, reports = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a forgotten breakpoint() in a user's operator must not read commands
     os.dup2(2, 1)  # a stray print must not garble the reports
-    large_image_lock = LargeImageLock(options.large_image_lock, options.large_bytes)
+    large_image_lock = LargeImageLock(options.large_image_lock, options.large_bytes, most_bytes(options.memory))
     Worker(WorkerChannel(commands, reports), options.slowdown, large_image_lock).run()
 
 

@@ -134,7 +134,7 @@ def test_a_kind_in_the_table_is_parsed(scene):
 def test_an_engines_worker_makes_batches_of_it(scene):
     """Its loop in a thread of this process, which has the kind in its table; the engine's own processes don't."""
     to_worker, from_worker = os.pipe(), os.pipe()
-    worker = Worker(WorkerChannel(to_worker[0], from_worker[1]), 1.0, LargeImageLock("", 0))
+    worker = Worker(WorkerChannel(to_worker[0], from_worker[1]), 1.0, LargeImageLock("", 0, 1 << 30))
     thread = threading.Thread(target=worker.run)
     thread.start()
     layout, items = Layout(8, 32, 32, 3, 0), [(index, 0) for index in (23, 5, 0, 7, 7, 1, 12, 2)]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,6 +25,7 @@ from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.uploads import read_part
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
+from tests.engine_memory import Peak
 from tests.engine_process import EPOCH, SEED, Recipe, until, wait_for
 
 FAIR = 1 / 2
@@ -170,3 +173,39 @@ def bad_arrays(contest: Contest) -> None:
 
 def test_a_bad_array_fails_its_samples_alone(start, recipe, tmp_path):
     assert Contest(start, recipe, tmp_path).share(bad_arrays, 80) >= LEAST
+
+
+def large_png(path: Path, megapixels: int) -> None:
+    """Write a small file of a large image, by its rows: the test itself must not hold it."""
+    width, height = 10_000, megapixels * 100
+    row = zlib.compressobj(1)
+    data = b"".join(row.compress(bytes(1 + 4 * width)) for _ in range(height)) + row.flush()
+    chunks = ((b"IHDR", struct.pack(">2I5B", width, height, 8, 6, 0, 0, 0)), (b"IDAT", data), (b"IEND", b""))
+    content = b"".join(struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+
+
+def test_no_image_and_no_pipeline_takes_a_small_boards_memory(start, slow_recipe, tmp_path):
+    root = slow_recipe.root
+    large_png(root / "large.png", 60)  # 480 MB for Pillow
+    engine = start("--root", str(root), "--memory", "512M")
+    link, events = engine.link(), SimpleQueue()
+    workers = until(engine.children)
+    bomb = Recipe(root, ["large.png"], tmp_path / "bomb", batch=1)
+    swollen = Recipe(root, NAMES, tmp_path / "swollen", batch=1)
+    data = swollen.pipeline.to_data()
+    data["ops"] = [{"op": "Resize", "size": [16384, 16384], "max_size": None, "interpolation": "nearest"}, *data["ops"]]
+    swollen.pipeline = type(swollen.pipeline).parse(data)
+    with Peak(lambda: [engine.process.pid, *engine.children()]) as peak:
+        for number, recipe, why in ((0, bomb, "engine allows 192 MiB an image"), (1, swollen, "MemoryError")):
+            job = recipe.open(link, events)
+            assert why in job.probe(SEED, EPOCH, [(0, 0)])[0].error
+            recipe.lease(job, number)
+            failed = wait_for(events, (LeaseFailed, LeasePublished))
+            assert isinstance(failed, LeaseFailed) and why in failed.reason
+    assert peak.private < 300 << 20, peak.private
+    job = slow_recipe.open(link, events)
+    items = slow_recipe.lease(job, 2)
+    slow_recipe.check(wait_for(events, LeasePublished).path, 2, items)
+    assert engine.children() == workers
+    link.close()
