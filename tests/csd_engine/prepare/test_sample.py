@@ -210,4 +210,4 @@ def test_what_must_wait_is_told_its_memory(reader, monkeypatch):
         assert prepare("plain.jpg") == [4 * 150 * 117]
     if kernel() is not None:
         assert prepare("plain.jpg") == []  # a band of rows
-        assert prepare("progressive.jpg") == [6 * 150 * 117] and prepare("cmyk.jpg") == [4 * 150 * 117]
+        assert prepare("progressive.jpg") == [6 * 150 * 117] and prepare("cmyk.jpg") == [(4 + 4) * 150 * 117]
