@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import time
@@ -17,9 +18,11 @@ from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine import computer
 from csd_engine.machine.build import build
+from csd_engine.machine.sizes import size_text
 from csd_engine.machine.versions import versions
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.protocol import codec as say
+from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.service.admission import check_job
 from csd_engine.service.groups import Measurement, Member, learned, to_tell
 from csd_engine.service.jobs import FairQueue, Job, LeaseState, Quota, Work
@@ -33,8 +36,12 @@ __all__ = ["JobService"]
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
-_MAX_LEASES = 4096  # waiting leases of one job; a host sends a few
-_MAX_PROBES = 16
+_MAX_JOBS_OF_HOST = 64
+_MAX_DESCRIPTION_BYTES = 16 << 20  # of one host's jobs, as JSON; one with a thousand parts takes 0.3 MB
+# What may wait for one host, over all its jobs. A host sends a few leases, and a probe or two.
+_MAX_LEASES = 4096
+_MAX_ITEMS = 2 * MAX_ITEMS  # about 30 MB
+_MAX_PROBES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +52,8 @@ class _Opening:
     message: say.OpenJob
     files: Tuple[Tuple[str, str], ...]
     missing: Tuple[str, str]
+    host: str
+    description_bytes: int
 
 
 def _short_name(host: str) -> str:
@@ -141,11 +150,11 @@ class JobService:
     def open_job(self, peer: bytes, message: say.OpenJob, _: bytes) -> None:
         """Open a job or refuse it. If a file of its data set is missing, ask the host for the file first."""
         try:
-            if (
-                self._queue.find(peer, message.job) is not None
-                or len(self._queue.of()) + len(self._opening) >= _MAX_OPEN_JOBS
-            ):
-                raise EngineError(f"job {message.job} is open already, or {_MAX_OPEN_JOBS} jobs are. Close one first.")
+            if self._queue.find(peer, message.job) is not None:
+                raise EngineError(f"job {message.job} is open already. Close it first.")
+            host = self._host_of(peer)
+            description_bytes = len(json.dumps((message.pipeline, message.dataset)))
+            self._check_share(host, description_bytes)
             dataset = parse_dataset(message.dataset)
             layout = Layout.parse(message.layout)
             check_job(message.pipeline, dataset, layout, self._roots, self._spool, self._operators)
@@ -153,7 +162,7 @@ class JobService:
             missing = next((one for one in files if not self._received[one[0]].has(one[1])), None)
             if missing is not None:
                 asked = any((one.peer, one.missing) == (peer, missing) for one in self._opening)
-                self._opening.append(_Opening(peer, message, files, missing))
+                self._opening.append(_Opening(peer, message, files, missing, host, description_bytes))
                 if not asked:
                     self._send(peer, say.NeedFile(*missing, self._received[missing[0]].wanted(peer, missing[1])))
                 return
@@ -171,13 +180,27 @@ class JobService:
             "operators": None if self._operators is None else self._operators.path,
             "manifests": str(self._manifests.directory),
         }
-        host, meter = self._host_of(peer), Meter(time.monotonic())
-        job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter)
+        meter = Meter(time.monotonic())
+        job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter, description_bytes)
         job.member = Member(message.run, message.rank, message.after_lower)
         self._queue.add(job)
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
         self._send_measurements(job, learned(job, self._queue.of()))
+
+    def _check_share(self, host: str, description_bytes: int) -> None:
+        """Raise EngineError if the host may not open a further job, whose description is so long."""
+        if len(self._queue.of()) + len(self._opening) >= _MAX_OPEN_JOBS:
+            raise EngineError(f"{_MAX_OPEN_JOBS} jobs are open already. Close one first.")
+        sizes = [job.description_bytes for job in self._queue.of_host(host)]
+        sizes += [one.description_bytes for one in self._opening if one.host == host]
+        if len(sizes) >= _MAX_JOBS_OF_HOST:
+            raise EngineError(f"this host has {len(sizes)} jobs open, as many as one host may. Close one first.")
+        if sum(sizes) + description_bytes > _MAX_DESCRIPTION_BYTES:
+            raise EngineError(
+                f"the descriptions of this host's {len(sizes) + 1} jobs take more than {size_text(_MAX_DESCRIPTION_BYTES)}. Close "
+                "a job, or describe data sets by fewer parts."
+            )
 
     def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
         """Store a part of a data set's file. Once the file is complete, open the jobs that waited for it."""
@@ -247,7 +270,7 @@ class JobService:
         job = self._job_of(peer, message.job)
         if job is None:
             return
-        if len(job.probes) >= _MAX_PROBES:
+        if sum(len(one.probes) for one in self._queue.of_host(job.host)) >= _MAX_PROBES:
             self.probed(job, tuple("error: too many probes wait already" for _ in message.items), 0.0)
         else:
             job.probes.append(message)
@@ -259,10 +282,13 @@ class JobService:
             return
         layout = dataclasses.replace(job.layout, batch=max(1, len(message.items)))
         reason = self._spool.refusal(layout.file_bytes) or ""
+        jobs = self._queue.of_host(job.host)
         if not message.items:
             reason = f"lease {message.lease} has no items"
-        elif len(job.queue) >= _MAX_LEASES:
-            reason = f"{_MAX_LEASES} leases of the job wait already; cancel some"
+        elif sum(len(one.queue) for one in jobs) >= _MAX_LEASES:
+            reason = f"{_MAX_LEASES} leases of this host wait already; cancel some"
+        elif sum(one.items for one in jobs) + len(message.items) > _MAX_ITEMS:
+            reason = f"leases of {_MAX_ITEMS} samples of this host wait already; cancel some"
         elif message.lease in job.work:
             reason = f"lease {message.lease} is in use already"
         elif any(index >= job.samples for index, _ in message.items):

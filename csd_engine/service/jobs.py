@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
 from csd_engine.batchfile.reader import Layout
@@ -95,6 +95,7 @@ class Job:
     files: Tuple[Tuple[str, str], ...]  # (kind, fingerprint) of the files that its host has sent
     command: Dict[str, Any]
     meter: Meter  # of its images
+    description_bytes: int  # of its pipeline and data set, as JSON
     work: Dict[int, Work] = field(default_factory=dict)
     queue: Deque[int] = field(default_factory=deque)
     probes: Deque[Probe] = field(default_factory=deque)
@@ -108,6 +109,7 @@ class Job:
     told: int = 0  # measurements of its group's other jobs that its host has heard of
     held_back: str = ""  # why its next lease was not begun when a worker was free
 
+    items: int = 0  # of its leases that are not yet published: samples to make
     holds: Tuple[int, int] = (0, 0)  # batches and bytes that count against the quota
     wants: Tuple[int, int] = (0, 0)  # batches and bytes of its queue
     unfetched: int = 0  # batches published and not yet released
@@ -129,9 +131,14 @@ class Job:
         self._count(work, 1)
 
     def step(self, work: Work, state: LeaseState) -> None:
-        """Set a lease's state. A lease that goes back to QUEUED is the next one. One that leaves QUEUED is off the queue."""
+        """Set a lease's state. A lease that goes back to QUEUED is the next one. One that leaves QUEUED is off the queue.
+
+        One that is published keeps no items: it may stay for long, and they take memory.
+        """
         self._count(work, -1)
         work.state = state
+        if state is LeaseState.PUBLISHED:
+            work.lease = replace(work.lease, items=())
         self._count(work, 1)
         if state is LeaseState.QUEUED:
             self.queue.appendleft(work.lease.lease)
@@ -152,6 +159,8 @@ class Job:
             self.holds = (self.holds[0] + change[0], self.holds[1] + change[1])
         if work.state is LeaseState.PUBLISHED:
             self.unfetched += sign
+        else:
+            self.items += sign * work.layout.batch
 
     def next_bytes(self) -> int:
         """Return the size of the batch that is next in its queue."""
@@ -224,6 +233,10 @@ class FairQueue:
     def find(self, peer: bytes, name: str) -> Optional[Job]:
         """Return the connection's open job of that name."""
         return next((job for job in self._jobs.values() if job.peer == peer and job.name == name), None)
+
+    def of_host(self, host: str) -> List[Job]:
+        """Return all jobs of a host, over all its connections."""
+        return [job for job in self._jobs.values() if job.host == host]
 
     def of(self, peer: Optional[bytes] = None) -> List[Job]:
         """Return all jobs, or those of one connection."""

@@ -74,8 +74,9 @@ class Slowdown:
         self._owed_s = 0.0
 
     def begin(self) -> None:
-        """Count CPU time from now."""
+        """Count CPU time from now. A lease that was cancelled leaves no debt to the next one, perhaps another host's."""
         self._cpu_s = time.process_time()
+        self._owed_s = min(self._owed_s, _SLEEP_AT_LEAST_S)
 
     def owed_s(self) -> float:
         """Return the seconds to sleep now; 0 while the time is too short for a sleep."""

@@ -28,7 +28,7 @@ class Scene:
         """A job whose batches of `batch` samples take about `size` KiB in the spool."""
         key = f"job-{next(self._numbers)}"
         layout = Layout(batch, 1, 1024 * size // batch, 1)
-        job = Job(host.encode(), host, key, key, layout, 1000, (), {}, Meter(0.0))
+        job = Job(host.encode(), host, key, key, layout, 1000, (), {}, Meter(0.0), 0)
         self._costs[key] = sample_s
         self.queue.add(job)
         return job

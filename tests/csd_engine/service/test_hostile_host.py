@@ -5,6 +5,7 @@ Fairness is measured in samples over a fixed number of them: a slow computer mak
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import struct
@@ -21,6 +22,10 @@ from PIL import Image
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.data.arrays import ArraySet, array_path
+from csd_engine.data.concat import ConcatSet
+from csd_engine.data.files import FileSet
+from csd_engine.errors import EngineRefused
+from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.uploads import read_part
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
@@ -209,3 +214,33 @@ def test_no_image_and_no_pipeline_takes_a_small_boards_memory(start, slow_recipe
     slow_recipe.check(wait_for(events, LeasePublished).path, 2, items)
     assert engine.children() == workers
     link.close()
+
+
+def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
+    """Jobs, their descriptions, leases and samples that wait are counted for each host, over all its jobs."""
+    contest = Contest(start, recipe, tmp_path)
+    link, events = contest.hostile, SimpleQueue()
+    large = dataclasses.replace(recipe.layout, batch=MAX_ITEMS)
+    job = link.open_job(recipe.pipeline, recipe.dataset, large, lambda _: recipe.manifest, events.put)
+    items = [(0, 0)] * MAX_ITEMS
+    for number in range(3):
+        job.lease(number, "0" * 32, SEED, EPOCH, items)
+    failed = wait_for(events, LeaseFailed)
+    assert failed.lease == 2 and "samples of this host wait already" in failed.reason
+    long = ConcatSet((FileSet(f"{recipe.root}{'/.' * 1800}", recipe.dataset.manifest, recipe.dataset.count),) * 900)
+    for _ in range(4):  # 3.4 MB each
+        link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
+    with pytest.raises(EngineRefused, match="descriptions of this host's 6 jobs take more than 16 MiB"):
+        link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
+    more = [recipe.open(link, SimpleQueue()) for _ in range(59)]
+    for number in range(4096):
+        more[number % 7].lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
+    more[8].lease(0, "0" * 32, SEED, EPOCH, [(0, 0)])
+    with pytest.raises(EngineRefused, match="64 jobs open, as many as one host may"):
+        recipe.open(link, SimpleQueue())
+    for _ in range(3):
+        recipe.open(contest.honest, SimpleQueue())
+    contest.ask()
+    link.close()
+    assert isinstance(wait_for(contest.events, (LeasePublished, LeaseFailed), 30), LeasePublished)
+    contest.honest.close()

@@ -246,6 +246,8 @@ def test_a_jobs_counts_follow_every_step():
     job.step(second, LeaseState.QUEUED)  # the disk was full
     assert job.queue[0] == second.lease.lease and job.next_bytes() == size
     assert (job.wants, job.holds, job.unfetched, job.working) == ((3, 3 * size), (1, size), 1, False)
+    assert job.items == 3 and first.lease.items == () and second.lease.items == ((0, 0),)  # what is published takes no memory
     for work in list(job.work.values()):
         job.drop(work)
+    assert job.items == 0
     assert (job.wants, job.holds, job.unfetched, list(job.queue)) == ((0, 0), (0, 0), 0, [])
