@@ -103,9 +103,10 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--upload-bytes",
         type=_size,
-        default=4 << 30,
+        default=8 << 30,
         metavar="SIZE",
-        help="arrays that hosts send, kept in the spool for the next time; the least recently used go first; default 4G",
+        help="arrays that hosts send, kept in the spool for the next time, half of it at most for one host; the least recently "
+        "used go first; default 8G",
     )
     add(
         "--memory",

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from csd_engine.batchfile.reader import Layout, file_name
 from csd_engine.data.base import ARRAY, MANIFEST
@@ -138,9 +138,7 @@ class JobService:
 
     def drop_host(self, peer: bytes) -> None:
         """End all jobs of a host that is gone. Nothing is sent to it."""
-        for cache in self._received.values():
-            cache.forget(peer)
-        self._opening = [one for one in self._opening if one.peer != peer]
+        self._set_opening([one for one in self._opening if one.peer != peer], peer)
         for job in self._queue.of(peer):
             job.silent = True
             self._end_job(job)
@@ -159,7 +157,7 @@ class JobService:
             layout = Layout.parse(message.layout)
             check_job(message.pipeline, dataset, layout, self._roots, self._spool, self._operators)
             files = tuple(needed_files(dataset, self._spool.arrays))
-            missing = next((one for one in files if not self._received[one[0]].has(one[1])), None)
+            missing = next((one for one in files if not self._received[one[0]].has(one[1], host)), None)
             if missing is not None:
                 asked = any((one.peer, one.missing) == (peer, missing) for one in self._opening)
                 self._opening.append(_Opening(peer, message, files, missing, host, description_bytes))
@@ -198,8 +196,8 @@ class JobService:
             raise EngineError(f"this host has {len(sizes)} jobs open, as many as one host may. Close one first.")
         if sum(sizes) + description_bytes > _MAX_DESCRIPTION_BYTES:
             raise EngineError(
-                f"the descriptions of this host's {len(sizes) + 1} jobs take more than {size_text(_MAX_DESCRIPTION_BYTES)}. Close "
-                "a job, or describe data sets by fewer parts."
+                f"the descriptions of this host's {len(sizes) + 1} jobs take more than {size_text(_MAX_DESCRIPTION_BYTES)}. "
+                "Close a job, or describe data sets by fewer parts."
             )
 
     def file_part(self, peer: bytes, message: say.FilePart, part: say.Payload) -> None:
@@ -209,21 +207,31 @@ class JobService:
         waiting = [one for one in self._opening if (one.peer, one.missing) == (peer, file)]
         if not waiting or message.offset != cache.wanted(peer, fingerprint):
             return  # the part was sent twice, or its job was closed meanwhile
-        in_use = {one for job in self._queue.of() for one in job.files}.union(*(one.files for one in self._opening))
-        used = {name for one, name in in_use if one == kind}
+        rest = [one for one in self._opening if one not in waiting]
+
+        def in_use() -> Set[str]:
+            files = {one for job in self._queue.of() for one in job.files}.union(*(one.files for one in self._opening))
+            return {name for one, name in files if one == kind}
+
         try:
-            following = cache.add(peer, fingerprint, message.offset, message.total, part, used)
+            following = cache.add(peer, fingerprint, message.offset, message.total, part, in_use, waiting[0].host)
         except EngineError as error:
-            self._opening = [one for one in self._opening if one not in waiting]
+            self._set_opening(rest, peer)
             for one in waiting:
                 self.refuse(peer, one.message.job, str(error))
             return
         if following is not None:
             self._send(peer, say.NeedFile(kind, fingerprint, following))
             return
-        self._opening = [one for one in self._opening if one not in waiting]
+        self._set_opening(rest, peer)
         for one in waiting:
             self.open_job(one.peer, one.message, b"")
+
+    def _set_opening(self, opening: List[_Opening], peer: bytes) -> None:
+        """Note which jobs wait, and drop the files that no job of this connection waits for any more."""
+        self._opening = opening
+        for kind, cache in self._received.items():
+            cache.forget(peer, {one.missing[1] for one in opening if (one.peer, one.missing[0]) == (peer, kind)})
 
     def _job_of(self, peer: bytes, name: str) -> Optional[Job]:
         job = self._queue.find(peer, name)
@@ -234,7 +242,7 @@ class JobService:
 
     def close_job(self, peer: bytes, message: say.CloseJob, _: bytes) -> None:
         """End a job."""
-        self._opening = [one for one in self._opening if (one.peer, one.message.job) != (peer, message.job)]
+        self._set_opening([one for one in self._opening if (one.peer, one.message.job) != (peer, message.job)], peer)
         job = self._queue.find(peer, message.job)
         if job is None:
             self._send(peer, say.JobClosed(message.job))

@@ -19,7 +19,8 @@ from csd_engine.service.spool import FINGERPRINT, PART
 
 __all__ = ["FileCache", "needed_files", "pack", "read_part"]
 
-MAX_MANIFEST_BYTES = 1 << 30
+MAX_MANIFEST_BYTES = 2 << 30
+_MAX_FILES = 4096  # a data set of many parts has a thousand
 _COMPRESSION = 1  # zlib level: paths shrink to a fifth; a higher level costs the host time at every first use
 
 Key = Tuple[Hashable, str]
@@ -55,6 +56,7 @@ class _Incoming:
     path: Path
     stream: Any
     digest: Any
+    host: Hashable
     total: int
     offset: int = 0
 
@@ -65,8 +67,8 @@ class FileCache:
     Args:
         directory: the files' directory; it is made if it is missing.
         kind: MANIFEST or ARRAY.
-        limit_bytes: the most bytes of all files together. The least recently used file is removed first; a file in use is
-            never removed.
+        limit_bytes: the most bytes of all files together, as they come, and twice the most of one host's. The least recently
+            used file is removed first; a file in use is never removed. The number of files is limited in the same way.
         room_bytes: returns the bytes that may still be written to the directory.
     """
 
@@ -78,12 +80,15 @@ class FileCache:
         self._limit_bytes = limit_bytes
         self._room_bytes = room_bytes
         self._incoming: Dict[Key, _Incoming] = {}
+        self._sizes: Dict[str, int] = {}  # of the complete files, bytes, by fingerprint
+        self._hosts: Dict[str, Hashable] = {}  # by fingerprint: who has sent the file, or used it first since the start
         self._count = 0
         try:
             directory.mkdir(exist_ok=True)
             for left in directory.iterdir():
                 if re.fullmatch(PART, left.name):
                     left.unlink()
+            self._sizes = {self._name(path): size for _, size, path in self._stored()}
         except OSError as error:
             why = f"the directory {directory} cannot be used: {error.strerror}. Check --spool."
             raise SpoolError(why) from None
@@ -92,12 +97,16 @@ class FileCache:
         """Return the file's path, whether or not the file exists."""
         return self.directory / (fingerprint + self._suffix)
 
-    def has(self, fingerprint: str) -> bool:
-        """Return whether the file exists, and mark it as used now."""
+    def _name(self, path: Path) -> str:
+        return path.name[: len(path.name) - len(self._suffix)]
+
+    def has(self, fingerprint: str, host: Hashable) -> bool:
+        """Return whether the file exists, and mark it as used now, by this host."""
         try:
             os.utime(self.path(fingerprint))
         except OSError:
             return False
+        self._hosts.setdefault(fingerprint, host)
         return True
 
     def wanted(self, source: Hashable, fingerprint: str) -> int:
@@ -112,23 +121,30 @@ class FileCache:
         offset: int,
         total: int,
         part: Union[bytes, memoryview],
-        in_use: Collection[str],
+        in_use: Callable[[], Collection[str]],
+        host: Hashable,
     ) -> Optional[int]:
         """Store a part. Return the next part's byte offset, or None when the file is complete and verified.
+
+        Args:
+            source: the connection that it comes from.
+            fingerprint, offset, total, part: of the file, as the message says.
+            in_use: returns the fingerprints of files that must not be removed.
+            host: the computer behind the connection, for its share.
 
         Raises:
             DatasetError: the parts do not make a file of that fingerprint. All parts of the file are dropped.
             SpoolError: the file cannot be written, or there is no room for it.
         """
         key = (source, fingerprint)
-        if self.has(fingerprint):  # another host has sent it already
+        if self.has(fingerprint, host):  # another host has sent it already
             self._drop(key)
             return None
         incoming = self._incoming.get(key)
         try:
             if incoming is None:
-                incoming = self._begin(key, total, in_use)
-            self._append(incoming, offset, total, part)
+                incoming = self._begin(key, total, in_use, host)
+            self._append(incoming, offset, total, part, in_use)
             if incoming.offset < total:
                 return incoming.offset
             self._finish(incoming, fingerprint)
@@ -141,17 +157,26 @@ class FileCache:
         del self._incoming[key]
         return None
 
-    def _begin(self, key: Key, total: int, in_use: Collection[str]) -> _Incoming:
+    def _begin(self, key: Key, total: int, in_use: Callable[[], Collection[str]], host: Hashable) -> _Incoming:
         if total <= 0:
             raise DatasetError(f"{self._kind} {key[1]} has {total} bytes. A file that is sent must have at least one.")
-        self._make_room(total, in_use)
+        if total > self._limit_bytes // 2:  # else it would be refused at a later part
+            raise self._no_room(f"one host may keep {self._limit_bytes // 2} bytes here, this one has {total}")
+        self._make_room(0, 1, host, in_use)
         self._count += 1
         path = self.directory / f"{key[1]}.{self._count}.part"
-        incoming = _Incoming(path, open(path, "wb", buffering=0), hashlib.blake2b(digest_size=16), total)
+        incoming = _Incoming(path, open(path, "wb", buffering=0), hashlib.blake2b(digest_size=16), host, total)
         self._incoming[key] = incoming
         return incoming
 
-    def _append(self, incoming: _Incoming, offset: int, total: int, part: Union[bytes, memoryview]) -> None:
+    def _append(
+        self,
+        incoming: _Incoming,
+        offset: int,
+        total: int,
+        part: Union[bytes, memoryview],
+        in_use: Callable[[], Collection[str]],
+    ) -> None:
         expected = min(MAX_PART_BYTES, incoming.total - incoming.offset)
         if offset != incoming.offset or total != incoming.total:
             raise DatasetError(
@@ -166,6 +191,7 @@ class FileCache:
                 raise DatasetError(f"{self._kind} part at {offset} is damaged: {error}. Send it again.") from None
         if len(content) != expected:
             raise DatasetError(f"{self._kind} part at {offset} does not have the expected {expected} bytes. Send it again.")
+        self._make_room(expected, 0, incoming.host, in_use)
         incoming.stream.write(content)
         os.fdatasync(incoming.stream.fileno())  # before the rename: after a power cut, no half file may have the final name
         incoming.digest.update(content)
@@ -182,6 +208,7 @@ class FileCache:
         if self._kind == MANIFEST:
             Manifest.open(incoming.path).close()  # an array's header is checked by its reader
         os.replace(incoming.path, self.path(fingerprint))  # a file that is replaced has the same content
+        self._sizes[fingerprint], self._hosts[fingerprint] = incoming.total, incoming.host
 
     def _drop(self, key: Key) -> None:
         incoming = self._incoming.pop(key, None)
@@ -189,9 +216,9 @@ class FileCache:
             incoming.stream.close()
             _unlink(incoming.path)
 
-    def forget(self, source: Hashable) -> None:
-        """Drop the incomplete files of `source`."""
-        for key in [key for key in self._incoming if key[0] == source]:
+    def forget(self, source: Hashable, wanted: Collection[str] = ()) -> None:
+        """Drop the incomplete files of `source`, but not those that are still wanted."""
+        for key in [key for key in self._incoming if key[0] == source and key[1] not in wanted]:
             self._drop(key)
 
     def _stored(self) -> Iterator[Tuple[float, int, Path]]:
@@ -205,30 +232,60 @@ class FileCache:
                 continue
             yield status.st_mtime, status.st_size, path
 
-    def _make_room(self, total: int, in_use: Collection[str]) -> None:
-        """Remove the least recently used files until `total` more bytes fit. Raises SpoolError if they do not fit then."""
-        kept = sorted(self._stored())
-        limit = self._limit_bytes - sum(one.total for one in self._incoming.values())
-        held = sum(size for _, size, _ in kept)
-        missing = total - self._room_bytes() + sum(one.total - one.offset for one in self._incoming.values())
-        for _, size, path in kept:
-            if held + total <= limit and missing <= 0:
-                break
-            if path.name[: len(path.name) - len(self._suffix)] not in in_use:
-                _unlink(path)
-                held -= size
-                missing -= size
-        if held + total > limit or missing > 0:
-            why = (
-                f"{missing} bytes are missing on its disk, apart from the reserve"
-                if missing > 0
-                else f"its limit is {self._limit_bytes} bytes, and files in use take {held} of them"
-            )
-            option = "start the engine with a larger --upload-bytes, " if self._kind == ARRAY else ""
-            raise SpoolError(
-                f"the engine has no room for a data set's {self._kind} of {total} bytes: {why}. Free space in "
-                f"{self.directory}, {option}or use a spool that both host and engine see."
-            )
+    def _make_room(self, size: int, files: int, host: Hashable, in_use: Callable[[], Collection[str]]) -> None:
+        """Remove files that are not in use until this host may keep so many bytes and files more. Raises SpoolError.
+
+        A host that has its share loses files of its own, the others none. What counts is what has come, not what a host has
+        announced.
+        """
+        if not self._share_used(size, files, host) and not self._shortage(size, files):
+            return
+        kept, used = sorted(self._stored()), in_use()
+        self._sizes = {self._name(path): size for _, size, path in kept}
+        unused = [path for _, _, path in kept if self._name(path) not in used]  # the least recently used first
+        for path in [path for path in unused if self._hosts.get(self._name(path)) == host]:
+            if self._share_used(size, files, host):
+                self._remove(path)
+        why = self._share_used(size, files, host)
+        for path in unused:
+            if not why and self._shortage(size, files):
+                self._remove(path)
+        why = why or self._shortage(size, files)
+        if why:
+            raise self._no_room(why)
+
+    def _share_used(self, size: int, files: int, host: Hashable) -> str:
+        """Return why the host may not keep so much more: it has its share, half of all. Empty: it may."""
+        own = [one for name, one in self._sizes.items() if self._hosts.get(name) == host]
+        own += [one.offset for one in self._incoming.values() if one.host == host]
+        if sum(own) + size <= self._limit_bytes // 2 and len(own) + files <= _MAX_FILES // 2:
+            return ""
+        return (
+            f"this host's files in use take {sum(own)} bytes, and one host may keep {self._limit_bytes // 2} bytes and "
+            f"{_MAX_FILES // 2} files here"
+        )
+
+    def _shortage(self, size: int, files: int) -> str:
+        """Return why so much more has no room, or an empty text if it has."""
+        missing = size - self._room_bytes()
+        if missing > 0:
+            return f"{missing} bytes are missing on its disk, apart from the reserve"
+        held = sum(self._sizes.values()) + sum(one.offset for one in self._incoming.values())
+        if held + size > self._limit_bytes or len(self._sizes) + len(self._incoming) + files > _MAX_FILES:
+            return f"its limit is {self._limit_bytes} bytes and {_MAX_FILES} files, and files in use take {held} bytes"
+        return ""
+
+    def _no_room(self, why: str) -> SpoolError:
+        option = "start the engine with a larger --upload-bytes, " if self._kind == ARRAY else ""
+        return SpoolError(
+            f"the engine has no room for a data set's {self._kind}: {why}. Free space in {self.directory}, {option}or use a "
+            "spool that both host and engine see."
+        )
+
+    def _remove(self, path: Path) -> None:
+        _unlink(path)
+        self._sizes.pop(self._name(path), None)
+        self._hosts.pop(self._name(path), None)
 
 
 def _unlink(path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import os
 import struct
 import threading
 import time
@@ -25,6 +26,7 @@ from csd_engine.data.arrays import ArraySet, array_path
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused
+from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.uploads import read_part
@@ -244,3 +246,25 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
     link.close()
     assert isinstance(wait_for(contest.events, (LeasePublished, LeaseFailed), 30), LeasePublished)
     contest.honest.close()
+
+
+def test_an_upload_ends_with_the_jobs_that_wait_for_it(start, recipe, tmp_path):
+    """A host that begins uploads and closes their jobs holds no descriptor and no disk space."""
+    contest = Contest(start, recipe, tmp_path)
+    link, pid = contest.hostile, contest.engine.process.pid
+    link.open()
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    arrays = contest.engine.spool / "arrays"
+    for number in range(30):
+        name = f"{number:032x}"
+        dataset = ArraySet(array_path(arrays, name), name, (4, 40, 40, 3)).to_data()
+        link.submit(say.encode(say.OpenJob("x", recipe.pipeline.to_data(), dataset, recipe.layout.to_data())))
+        link.submit(say.encode(say.FilePart("array", name, 0, 2 * say.MAX_PART_BYTES), bytes(say.MAX_PART_BYTES)))
+        if number == 29:
+            until(lambda: any(arrays.glob("*.part")), what="an upload")
+            assert len(list(arrays.glob("*.part"))) == 1
+        link.submit(say.encode(say.CloseJob("x")))
+    until(lambda: not any(arrays.glob("*.part")), what="the end of the uploads")
+    assert len(os.listdir(f"/proc/{pid}/fd")) <= before + 2
+    for one in (link, contest.honest):
+        one.close()

@@ -17,16 +17,18 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
+from csd_engine.service import uploads
 from csd_engine.service.uploads import FileCache, pack, read_part
 from tests.engine_process import Recipe, until
 
 
-def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST):
+def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST, host=None):
+    """Without `host`, each file is another host's."""
     offset = 0
     while offset is not None:
         assert cache.wanted(source, fingerprint) == offset
         part, total = read_part(path, offset)
-        offset = cache.add(source, fingerprint, offset, total, pack(kind, part), in_use)
+        offset = cache.add(source, fingerprint, offset, total, pack(kind, part), lambda: in_use, host or fingerprint)
 
 
 def cache_of(directory, kind=MANIFEST, limit_bytes=1 << 30, room_bytes=1 << 40):
@@ -39,9 +41,9 @@ def test_parts_make_the_manifest(tmp_path):
     assert path.stat().st_size > 2 * MAX_PART_BYTES
     (tmp_path / "c").mkdir()
     cache = cache_of(tmp_path / "c")
-    assert not cache.has(fingerprint)
+    assert not cache.has(fingerprint, "host")
     receive(cache, path, fingerprint)
-    assert cache.has(fingerprint) and cache.path(fingerprint).read_bytes() == path.read_bytes()
+    assert cache.has(fingerprint, "host") and cache.path(fingerprint).read_bytes() == path.read_bytes()
     assert os.listdir(tmp_path / "c") == [fingerprint]
 
 
@@ -62,7 +64,7 @@ def test_what_is_not_the_manifest_is_dropped(tmp_path):
         (fingerprint, 0, part),
     ):
         with pytest.raises((DatasetError, SpoolError)):
-            cache.add("host", key, 0, size, content, ())
+            cache.add("host", key, 0, size, content, tuple, "host")
         assert os.listdir(tmp_path / "c") == []
     receive(cache, path, fingerprint)
 
@@ -74,7 +76,7 @@ def test_the_cache_is_limited_and_spares_what_is_used(tmp_path):
         prints.append(write_manifest(tmp_path / "m", [f"{number}" * 60]))
         receive(cache, tmp_path / "m", prints[-1], in_use=prints[:1])
         os.utime(cache.path(prints[-1]), (number, number))
-    assert cache.has(prints[0]) and cache.has(prints[4]) and not cache.has(prints[1])
+    assert cache.has(prints[0], "host") and cache.has(prints[4], "host") and not cache.has(prints[1], "host")
 
 
 def array_file(path, number, size):
@@ -92,22 +94,63 @@ def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
         os.utime(cache.path(names[number]), (number, number))
     assert cache.path(names[1]).name == f"{names[1]}.npy"
     receive(cache, tmp_path / "2", names[2], in_use=names[:1], kind=ARRAY)
-    assert [cache.has(name) for name in names] == [True, False, True, False]
+    assert [cache.has(name, "host") for name in names] == [True, False, True, False]
     with pytest.raises(SpoolError, match="--upload-bytes"):
         receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
-    room[0] = 2 * MAX_PART_BYTES
+    room[0] = MAX_PART_BYTES // 2
     with pytest.raises(SpoolError, match="missing on its disk"):
         receive(cache, tmp_path / "3", names[3], in_use=names[:3], kind=ARRAY)
     room[0] = 1 << 40
     part, total = read_part(tmp_path / "3", 0)
-    assert cache.add("slow host", names[3], 0, total, part, ()) == MAX_PART_BYTES
-    with pytest.raises(SpoolError):  # what the slow host was promised is not given away
+    assert cache.add("slow host", names[3], 0, total, part, tuple, "slow host") == MAX_PART_BYTES
+    with pytest.raises(SpoolError):  # what has come from the slow host counts
         receive(cache, tmp_path / "1", names[1], in_use=names[2:3], kind=ARRAY)
+    cache.forget("slow host", names[3:])
+    assert cache.wanted("slow host", names[3]) == MAX_PART_BYTES
     cache.forget("slow host")
     receive(cache, tmp_path / "1", names[1], in_use=names[2:3], kind=ARRAY)
     with pytest.raises(DatasetError, match="received is"):
         receive(cache, tmp_path / "0", "0" * 32, kind=ARRAY)
     assert not list((tmp_path / "c").glob("*.part"))
+
+
+def test_a_host_has_its_share_and_an_announced_file_takes_nothing(tmp_path):
+    names = [array_file(tmp_path / str(number), number, MAX_PART_BYTES + 1 + number) for number in range(6)]
+    cache = cache_of(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES)
+    for number in range(5):  # each announces two parts' bytes and sends half of them
+        part, total = read_part(tmp_path / str(number), 0)
+        kept = f"hostile {number % 2}"
+        if number < 4:
+            assert cache.add(("silent", number), names[number], 0, total, part, tuple, kept) == MAX_PART_BYTES
+        else:
+            with pytest.raises(SpoolError, match=f"this host's files in use take {2 * MAX_PART_BYTES} bytes, and one host may"):
+                cache.add(("silent", number), names[number], 0, total, part, tuple, kept)
+    for number in range(4):
+        cache.forget(("silent", number))
+    for number in range(3):
+        receive(cache, tmp_path / str(number), names[number], kind=ARRAY, host="hostile")
+        os.utime(cache.path(names[number]), (number, number))
+    assert [cache.path(name).exists() for name in names[:3]] == [False, True, True]  # its own, the oldest first
+    with pytest.raises(SpoolError, match="one host may"):
+        receive(cache, tmp_path / "0", names[0], kind=ARRAY, host="hostile", in_use=names[1:3])
+    for number in (3, 4):
+        receive(cache, tmp_path / str(number), names[number], kind=ARRAY, host="honest", in_use=names[1:3])
+    assert [cache.path(name).exists() for name in names[1:5]] == [True] * 4
+    again = cache_of(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES)  # after a new start, files are those of who uses them
+    assert again.has(names[1], "hostile") and again.has(names[2], "hostile")
+    with pytest.raises(SpoolError, match="one host may"):
+        receive(again, tmp_path / "0", names[0], kind=ARRAY, host="hostile", in_use=names[1:3])
+
+
+def test_the_number_of_files_is_limited(tmp_path, monkeypatch):
+    """Small files take more than their bytes: names, blocks, time to look through them."""
+    monkeypatch.setattr(uploads, "_MAX_FILES", 6)
+    cache, kept = cache_of(tmp_path / "c", ARRAY), []
+    for number in range(5):
+        kept.append(array_file(tmp_path / "a", number, 1))
+        receive(cache, tmp_path / "a", kept[-1], kind=ARRAY, host="hostile")
+        os.utime(cache.path(kept[-1]), (number, number))
+    assert [cache.path(name).exists() for name in kept] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("kind", [MANIFEST, ARRAY])
@@ -121,7 +164,7 @@ def test_what_is_not_the_caches_stays_and_takes_no_room(tmp_path, kind):
         (directory / name).write_bytes(bytes(5000))
         os.utime(directory / name, (1, 1))
     (directory / ("0" * 32 + ".7.part")).touch()  # what an engine that was killed has left
-    cache = cache_of(directory, kind, limit_bytes=1000)
+    cache = cache_of(directory, kind, limit_bytes=1500)
     assert sorted(os.listdir(directory)) == sorted(foreign)
     for number in range(1, 4):
         if kind == MANIFEST:
@@ -129,7 +172,7 @@ def test_what_is_not_the_caches_stays_and_takes_no_room(tmp_path, kind):
         else:
             names.append(array_file(source, number, 600))
         receive(cache, source, names[-1], kind=kind)
-    assert sorted(os.listdir(directory)) == sorted([*foreign, cache.path(names[-1]).name])
+    assert sorted(os.listdir(directory)) == sorted([*foreign, *(cache.path(name).name for name in names[1:])])
 
 
 def private_dirty_kib(pid: int) -> int:
