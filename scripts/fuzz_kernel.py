@@ -1,8 +1,10 @@
-"""Run the kernel over damaged JPEGs under the address and undefined-behaviour sanitizers.
+"""Run the kernel over damaged JPEGs: under sanitizers, or beside Pillow.
 
-    python -m scripts.fuzz_kernel --rounds 1000000 --seed 3
+    python -m scripts.fuzz_kernel --rounds 1000000 --seed 3     # under the address and undefined-behaviour sanitizers
+    python -m scripts.fuzz_kernel --seconds 600 --seed 3        # beside Pillow
 
-Ends with status 1, and the sanitizer's report, at the first byte that is read or written where it must not be.
+Ends with status 1, and the sanitizer's report, at the first byte that is read or written where it must not be. Beside Pillow
+it ends so at the first file that the kernel decodes to other pixels than Pillow, or that Pillow refuses; --keep writes it.
 """
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import _imaging
+from PIL import Image, _imaging
 
 import csd_engine.kernels
-from scripts.check_kernel import KINDS, random_size
+from csd_engine.kernels.library import Context, Job, Kernel
+from scripts.check_kernel import KINDS, decoded, random_size
 
 SOURCES = Path(csd_engine.kernels.__file__).parent / "src"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -69,12 +76,209 @@ def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess
     )
 
 
+# -- beside Pillow
+
+SOS, DHT, DQT, DRI = 0xDA, 0xC4, 0xDB, 0xDD
+_MOST_PIXELS = 1 << 18  # of a damaged file; its header may claim any size
+_POOL = 3  # files of each kind at once
+_ROUNDS = 40  # damaged files for each file that is made
+_BYTES = (0x00, 0xFF, 0xD9, 0xD0, 0xD8, 0xDA, 0xC4, 0x01, 0x7F, 0x80, 0x11, 0x44)
+
+Segment = tuple[int, bytearray, bytes]  # marker, content, and the coded bytes that follow it
+
+
+def parts(jpeg: bytes) -> list[Segment]:
+    """Return a file's segments between SOI and its end. Scans come with their bytes."""
+    at, found = 2, []
+    while at + 4 <= len(jpeg) and jpeg[at] == 0xFF and jpeg[at + 1] != 0xD9:
+        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        after = end
+        if jpeg[at + 1] == SOS:
+            scan_end = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL).search(jpeg, end)
+            after = scan_end.start() if scan_end else len(jpeg)
+        found.append((jpeg[at + 1], bytearray(jpeg[at + 4 : end]), jpeg[end:after]))
+        at = after
+    return found
+
+
+def joined(segments: list[Segment]) -> bytes:
+    """Return the file of these segments."""
+    whole = [bytes([0xFF, mark]) + (len(body) + 2 & 0xFFFF).to_bytes(2, "big") + body + coded for mark, body, coded in segments]
+    return b"".join([b"\xff\xd8", *whole, b"\xff\xd9"])
+
+
+def _codes(rng: random.Random, table: bytearray) -> None:
+    """Change a Huffman table: how many codes of which length there are, or their symbols."""
+    if len(table) < 18:
+        return
+    counts = [at for at in range(1, 17) if table[at]]
+    what = rng.randrange(5)
+    if what == 0:  # codes of all ones: each length has as many as fit, then one more where there were fewer
+        at = rng.choice(counts)
+        room = 1 << at
+        for shorter in range(1, at):
+            room -= table[shorter] << (at - shorter)
+        if 0 < room < 256:
+            table[at] = max(0, room - rng.randrange(2))
+    elif what == 1 and counts:
+        table[rng.choice(counts)] += rng.choice((1, -1)) if max(table[1:17]) < 255 else 0
+    elif what == 2 and counts:  # the same number of codes, of another length
+        source, to = rng.choice(counts), rng.randrange(1, 17)
+        if table[to] < 255:
+            table[source] -= 1
+            table[to] += 1
+    elif what == 3:
+        table[rng.randrange(17, len(table))] = rng.randrange(256)
+    else:
+        table[0] = rng.choice((0x00, 0x01, 0x02, 0x03, 0x04, 0x10, 0x11, 0x13, 0x14, 0x20))
+
+
+def _changed_segment(rng: random.Random, segments: list[Segment]) -> None:
+    """Change a field of one segment, as its marker has it."""
+    mark, body, _ = rng.choice([one for one in segments if one[1]] or segments)
+    if not body:
+        return
+    if mark == DHT:
+        _codes(rng, body)
+    elif mark == DRI and len(body) == 2:
+        body[:] = rng.choice((0, 1, 2, 3, 5, 8, 100, 65535)).to_bytes(2, "big")
+    elif mark == DQT:
+        body[rng.randrange(len(body))] = rng.choice((0, 1, 2, 16, 255))
+    elif mark == SOS:  # its components, tables, band and bits
+        body[rng.randrange(len(body))] = rng.choice((0, 1, 2, 3, 4, 5, 0x10, 0x11, 0x20, 0x21, 62, 63, 64))
+    elif 0xC0 <= mark <= 0xC2 and len(body) >= 9:
+        at = rng.choice((2, 4, *range(5, len(body))))  # the low bytes of height and width, then the components
+        body[at] = rng.choice((0, 1, 2, 3, 7, 0x11, 0x12, 0x21, 0x22, 0x41, 0x14, 0x13, 0x44, rng.randrange(256)))
+    else:
+        body[rng.randrange(len(body))] = rng.randrange(256)
+
+
+def _changed_order(rng: random.Random, segments: list[Segment]) -> None:
+    """Leave a segment out, double it, move it, or change its marker or its scan's bytes."""
+    at, what = rng.randrange(len(segments)), rng.randrange(6)
+    mark, body, coded = segments[at]
+    if what == 0 and len(segments) > 1:
+        del segments[at]
+    elif what == 1:
+        segments.insert(rng.randrange(len(segments) + 1), (mark, bytearray(body), coded))
+    elif what == 2:
+        segments.insert(rng.randrange(len(segments)), segments.pop(at))
+    elif what == 3:
+        segments[at] = rng.choice((0xC0, 0xC1, 0xC2, DHT, DQT, DRI, 0xFE, 0xE0, 0xEE, mark)), body, coded
+    elif coded and what == 4:  # a restart marker more, another, or one less
+        found = [match.start() for match in re.finditer(rb"\xff[\xd0-\xd7]", coded)]
+        place = rng.choice(found) if found else rng.randrange(len(coded))
+        new = rng.choice((b"", bytes([0xFF, 0xD0 | rng.randrange(8)]), b"\xff\xff"))
+        segments[at] = mark, body, coded[:place] + new + coded[place + (2 if found and rng.random() < 0.5 else 0) :]
+    elif coded:
+        segments[at] = mark, body, coded[: rng.randrange(len(coded))]
+
+
+def damaged(rng: random.Random, jpeg: bytes) -> bytes:
+    """Return the file with a few changes: of its tables and headers, its order, or of any bytes."""
+    if rng.random() < 0.7:
+        segments = parts(jpeg)
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            (_changed_segment if rng.random() < 0.7 else _changed_order)(rng, segments)
+        jpeg = joined(segments)
+        if rng.random() < 0.8:
+            return jpeg
+    changed = bytearray(jpeg)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(changed) if rng.random() < 0.5 else min(len(changed), 700))
+        changed[at] = rng.choice(_BYTES) if rng.random() < 0.5 else changed[at] ^ 1 << rng.randrange(8)
+    return bytes(changed if rng.random() < 0.8 else changed[: rng.randrange(len(changed))])
+
+
+@dataclass
+class Compared:
+    """How many damaged files there were, and how many of them the kernel decoded as Pillow; the first that differs."""
+
+    files: int = 0
+    alike: int = 0
+    differs: bytes | None = None
+    why: str = ""
+
+
+def difference(context: Context, rng: random.Random, jpeg: bytes) -> str | None:
+    """Return how the kernel's pixels of a random part differ from Pillow's; "" if they don't, None if the kernel refuses."""
+    size = context.take(jpeg)
+    if size is None or size[0] * size[1] > _MOST_PIXELS:
+        return None
+    reduce = rng.choice((1, 1, 1, 2, 4, 8))
+    width, height = (max(1, -(-side // reduce)) for side in size)
+    left, top = (0, 0) if rng.random() < 0.3 else (rng.randrange(width), rng.randrange(height))
+    across, down = rng.randint(1, width - left), rng.randint(1, height - top)
+    job = Job(left=left, top=top, width=across, height=down, full_width=across, full_height=down, out_width=across,
+              out_height=down, reduce=reduce, channels=3)  # fmt: skip
+    out = np.empty((down, across, 3), dtype=np.uint8)
+    if not context.sample(job, out):
+        return None
+    where = f"{across}x{down} at ({left}, {top}) of {width}x{height}, reduced by {reduce}"
+    try:
+        image = decoded(jpeg, reduce)
+    except Exception as error:  # noqa: BLE001 - a damaged file may raise anything
+        return f"Pillow refuses {where}: {type(error).__name__}: {error}"
+    if image is None:
+        return None  # draft() would choose another scale
+    same = image.size == (width, height) and np.array_equal(out, np.asarray(image)[top : top + down, left : left + across])
+    return "" if same else f"other pixels: {where}; Pillow's image has {image.size}"
+
+
+def compare(kernel: Kernel, seed: int, enough: Callable[[int], bool]) -> Compared:
+    """Compare damaged files of every kind, with each variant of this processor, until a file differs or `enough(files)`."""
+    rng, generator, context = random.Random(seed), np.random.default_rng(seed), kernel.context()
+    best, found = kernel.variant, Compared()
+    variants = [name for name in ("vnni", "avx2", "sse2", "neon", "c") if kernel.choose(name)]
+    kinds, pool = list(KINDS), {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, on odd files
+            while not enough(found.files):
+                if found.files % _ROUNDS == 0:
+                    number = found.files // _ROUNDS % (len(kinds) * _POOL)
+                    width, height = (min(side, 70) for side in random_size(rng))
+                    pool[number] = KINDS[kinds[number % len(kinds)]](generator, width, height)
+                    kernel.choose(rng.choice(variants))
+                jpeg = damaged(rng, pool[rng.choice(list(pool))])
+                found.files += 1
+                why = difference(context, rng, jpeg)
+                if why:
+                    found.differs, found.why = jpeg, f"{why}, variant {kernel.variant}"
+                    break
+                found.alike += why is not None
+    finally:
+        kernel.choose(best)
+    return found
+
+
+def beside_pillow(seconds: float, seed: int, keep: Path | None) -> int:
+    """Run `compare` for so many seconds and print what it found; returns the exit status."""
+    found = csd_engine.kernels.kernel()
+    if found is None:
+        print(f"fuzz_kernel: no kernel: {csd_engine.kernels.why_not()}", file=sys.stderr)
+        return 1
+    until = time.monotonic() + seconds
+    result = compare(found, seed, lambda files: time.monotonic() > until)
+    print(f"{result.files} damaged files, {result.alike} decoded as by Pillow {Image.__version__}, the others left to it")
+    if result.differs is None:
+        return 0
+    print(f"file {result.files} of seed {seed} differs: {result.why}")
+    if keep is not None:
+        keep.write_bytes(result.differs)
+    return 1
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200_000, metavar="N", help="damaged files (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="everything is drawn from it (default %(default)s)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="compare with Pillow instead, for so long")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="where the file that differs from Pillow is written")
     options = parser.parse_args(arguments)
+    if options.seconds is not None:
+        return beside_pillow(options.seconds, options.seed, options.keep)
     with tempfile.TemporaryDirectory() as place:
         done = fuzz(Path(place), options.rounds, options.seed)
     print(done.stdout, end="")

@@ -23,7 +23,7 @@ int huffman_codes(codes *t, huffman_source from, int is_dc) {
     for (int bits = 1; bits <= 16; bits++) {
         t->offset[bits] = place - code;
         for (int k = 0; k < t->lengths[bits]; k++, code++, place++) {
-            if (place > 255 || code >= 1 << bits) return -1;
+            if (place > 255 || code + 1 >= 1 << bits) return -1; /* no code is all ones (C.2): libjpeg refuses such a table */
             int symbol = t->symbols[place], run = is_dc ? 0 : symbol >> 4, size = is_dc ? symbol : symbol & 15;
             if (size > (is_dc ? MAX_DC_BITS : MAX_AC_BITS)) return -1;
             if (bits > LOOK) continue;

@@ -1,4 +1,4 @@
-"""The whole kernel, decoding included, over damaged files under sanitizers; `python -m scripts.fuzz_kernel` runs for longer."""
+"""The whole kernel over damaged files, under sanitizers and beside Pillow; `python -m scripts.fuzz_kernel` runs for longer."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.fuzz_kernel import FLAGS, SOURCES, fuzz, pillows_libjpeg
+from scripts.fuzz_kernel import FLAGS, SOURCES, compare, fuzz, pillows_libjpeg
 
 
 def needs_sanitizers(tmp_path):
@@ -39,3 +39,9 @@ def test_damaged_files_make_no_byte_go_astray(tmp_path):
     assert done.returncode == 0, done.stdout[-6000:]
     found = re.search(r"(\d+) made, (\d+) refused", done.stdout)
     assert found and min(map(int, found.groups())) > 1000
+
+
+def test_damaged_tables_headers_and_bytes_have_pillows_pixels_or_are_left_to_it(kernel):
+    found = compare(kernel, 5, lambda files: files >= 5000)
+    assert found.differs is None, f"file {found.files}: {found.why}"
+    assert 500 < found.alike < 4500

@@ -201,3 +201,30 @@ def test_damage_is_noticed_or_does_not_matter(decode):
         taken += own
         assert np.array_equal(ours, by_pillow(bytes(data), box)), number  # Pillow must not raise either
     assert taken > 100 and left > 100
+
+
+def test_a_huffman_code_of_all_ones_is_left_to_pillow_which_refuses_it(decode):
+    """The table is as it should be otherwise, and no scan uses that code."""
+    rng, tried = np.random.default_rng(12), set()
+    for _ in range(6):
+        data = progressive_jpeg(rng, 40, 40, FACTORS["4:2:0"], scans=complete())
+        for at in (place for mark, place in markers(data) if mark == 0xC4):
+            end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+            lengths, symbols = data[at + 5 : at + 21], data[at + 21 : end]
+            longest = max(bits for bits in range(1, 17) if lengths[bits - 1])
+            room = (1 << longest) - sum(count << (longest - bits) for bits, count in enumerate(lengths[:longest], 1))
+            if room + len(symbols) > 256:
+                continue
+            for more in (room - 1, room):
+                changed = lengths[: longest - 1] + bytes([lengths[longest - 1] + more]) + lengths[longest:]
+                table = segment(0xC4, data[at + 4 : at + 5] + changed + symbols + bytes(more))
+                file = data[:at] + table + data[end:]
+                ours, own = decode(file, (0, 0, 40, 40))
+                try:
+                    pixels = by_pillow(file)
+                except OSError:
+                    assert more == room and ours is None
+                    tried.add(longest)
+                else:  # a scan that refines the DC reads no codes
+                    assert own and np.array_equal(ours, pixels)
+    assert len(tried) > 3
