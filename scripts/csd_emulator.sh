@@ -221,7 +221,7 @@ up() {
   n=$(take_network)
   ip=$NETWORK.$n.2 host_ip=$NETWORK.$n.1 link=csd-$name
   [ -n "$data" ] || { data=$dir/data && mkdir "$data"; }
-  [ "$shared_spool" = no ] || [ -n "$spool" ] || { spool=$dir/spool && mkdir "$spool" && chmod 777 "$spool"; }
+  [ "$shared_spool" = no ] || [ -n "$spool" ] || { spool=$dir/spool && mkdir "$spool" && chmod 1777 "$spool"; }
   [ "$shared_spool" = yes ] || spool=""
   {
     for setting in name arch kind debs base cores cpu_share memory disk port data data_read_only spool ip host_ip link; do

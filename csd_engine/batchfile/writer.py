@@ -11,6 +11,7 @@ import numpy as np
 
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.batchfile.layout import DATA_OFFSET, Layout, file_name, header
+from csd_engine.directory import Directory
 from csd_engine.errors import SpoolError, SpoolFull
 
 __all__ = ["PART_SUFFIX", "BatchWriter"]
@@ -45,31 +46,39 @@ def _reserve(descriptor: int, size: int) -> None:
         _pwrite(descriptor, memoryview(zeros)[: min(_ZEROS_BYTES, size - offset)], offset)
 
 
-def _publish_name(part: str, final: str) -> None:
-    """Give the finished file its name, never over an existing one (FileExistsError)."""
+def _is_there(name: str, at: Optional[int]) -> bool:
     try:
-        os.link(part, final)
-        os.unlink(part)
+        os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _publish_name(part: str, final: str, at: Optional[int]) -> None:
+    """Give the finished file its name in the directory `at`, never over an existing one (FileExistsError)."""
+    try:
+        os.link(part, final, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+        os.unlink(part, dir_fd=at)
         return
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
     # No hard links here (FAT, some network file systems): the writer that creates the claim file may rename.
     claim = final + ".claim"
-    os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at))
     try:
-        if os.path.lexists(final):
+        if _is_there(final, at):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
-        os.rename(part, final)
+        os.rename(part, final, src_dir_fd=at, dst_dir_fd=at)
     finally:
-        os.unlink(claim)
+        os.unlink(claim, dir_fd=at)
 
 
 class BatchWriter:
     """Fills one batch file row by row; its memory does not grow with the images.
 
     Args:
-        directory: the job's directory below the spool.
+        directory: the job's directory below the spool. An open one is used through its descriptor.
         batch_identity: 32 hex digits.
         lease: the lease's number.
         layout: shape of the batch.
@@ -81,12 +90,24 @@ class BatchWriter:
     """
 
     def __init__(
-        self, directory: Union[str, "os.PathLike[str]"], batch_identity: str, lease: int, layout: Layout, begun: bool = False
+        self,
+        directory: Union[str, "os.PathLike[str]", Directory],
+        batch_identity: str,
+        lease: int,
+        layout: Layout,
+        begun: bool = False,
     ):
         self.layout = layout
         self._identity = batch_identity
         self._lease = lease
-        self._final = os.path.join(os.fspath(directory), file_name(batch_identity, lease))
+        name = file_name(batch_identity, lease)
+        self._directory = directory  # kept, so that its descriptor stays open
+        self._at: Optional[int] = None
+        if isinstance(directory, Directory):
+            self._at, self._final = directory.descriptor, name
+            self._path = os.path.join(directory.path, name)
+        else:
+            self._final = self._path = os.path.join(os.fspath(directory), name)
         self._part = self._final + PART_SUFFIX
         self._checksum = Checksum()
         self._boxes = bytearray()
@@ -94,10 +115,10 @@ class BatchWriter:
         self._descriptor = -1
         self._created = False
         try:
-            if os.path.lexists(self._final):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._final)
-            how = 0 if begun else os.O_CREAT | os.O_EXCL
-            self._descriptor = os.open(self._part, os.O_RDWR | os.O_CLOEXEC | how, 0o644)
+            if _is_there(self._final, self._at):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path)
+            how = os.O_NOFOLLOW if begun else os.O_CREAT | os.O_EXCL
+            self._descriptor = os.open(self._part, os.O_RDWR | os.O_CLOEXEC | how, 0o644, dir_fd=self._at)
             self._created = True
             if begun:
                 os.ftruncate(self._descriptor, layout.file_bytes)
@@ -160,11 +181,11 @@ class BatchWriter:
             _pwrite(self._descriptor, first, 0)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)  # before it has its name: a network file system writes back at close, and may fail
-            _publish_name(self._part, self._final)
+            _publish_name(self._part, self._final, self._at)
             self._created = False
         except OSError as error:
             raise self._failed(error) from error
-        return Path(self._final)
+        return Path(self._path)
 
     def abort(self) -> None:
         """Drop the part file. May be called at any time, and again; a published file stays."""
@@ -174,7 +195,7 @@ class BatchWriter:
         if self._created:  # else the name is another writer's
             self._created = False
             try:
-                os.unlink(self._part)
+                os.unlink(self._part, dir_fd=self._at)
             except OSError:
                 pass
 
@@ -183,9 +204,9 @@ class BatchWriter:
         if error.errno in _FULL:
             return SpoolFull(
                 f"no room for a batch file of {self.layout.file_bytes} bytes: {error.strerror}, in "
-                f"{os.path.dirname(self._final)}. Free space there, lower the quota, or choose another spool."
+                f"{os.path.dirname(self._path)}. Free space there, lower the quota, or choose another spool."
             )
         return SpoolError(
-            f"a batch file cannot be written: {error.strerror or error}, {self._final}. "
+            f"a batch file cannot be written: {error.strerror or error}, {self._path}. "
             "Check that the spool exists and that its owner may write there."
         )

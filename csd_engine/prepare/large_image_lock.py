@@ -46,7 +46,7 @@ class LargeImageLock:
         self._held = False
         if path:
             try:
-                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             except OSError:
                 pass  # a full disk: work goes on without the lock, and memory may become short
 

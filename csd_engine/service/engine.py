@@ -24,7 +24,7 @@ from csd_engine.service.auth_socket import AuthSocket
 from csd_engine.service.file_chunks import FileChunks
 from csd_engine.service.job_service import JobService
 from csd_engine.service.members import Members
-from csd_engine.service.spool import Spool, look_at, remove_tree
+from csd_engine.service.spool import Spool
 from csd_engine.service.uploads import MAX_MANIFEST_BYTES, FileCache
 from csd_engine.service.worker_process import WorkerProcess
 
@@ -81,8 +81,8 @@ class Service:
         )
         self._workers: List[WorkerProcess] = []
         try:
-            manifests = FileCache(self._spool.manifests, MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
-            arrays = FileCache(self._spool.arrays, ARRAY, options.upload_bytes, self._spool.room_bytes)
+            manifests = FileCache(self._spool.kept("manifests"), MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
+            arrays = FileCache(self._spool.kept("arrays"), ARRAY, options.upload_bytes, self._spool.room_bytes)
             self._socket = AuthSocket(options.listen, options.keys, memory_bytes=options.memory_bytes)
         except BaseException:
             self._spool.close()
@@ -276,8 +276,8 @@ class Service:
         spool = self._spool
         if message.file:
             self._shared_directories[peer] = message.file.split("/")[1]
-        digest = look_at(spool.directory / message.file, spool.files)
-        self._socket.send(peer, say.Seen(message.file, digest, spool.sign.name, look_at(spool.sign) or "0" * 32))
+        digest = spool.look(message.file)
+        self._socket.send(peer, say.Seen(message.file, digest, spool.sign, spool.look_at_sign() or "0" * 32))
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
@@ -291,7 +291,7 @@ class Service:
         self._file_chunks.forget(peer)
         self._job_service.drop_host(peer)
         if peer in self._shared_directories:  # the host may have removed it already
-            remove_tree(self._spool.files / self._shared_directories.pop(peer))
+            self._spool.remove_host(self._shared_directories.pop(peer))
 
     # -- workers
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from pathlib import Path
 from typing import Callable, Deque, Dict, Optional, Tuple
 
+from csd_engine.directory import Entry
 from csd_engine.protocol.codec import Fetch, Message, NoPart, Part, shorten
 
 __all__ = ["FileChunks"]
@@ -33,7 +33,7 @@ class FileChunks:
 
     def __init__(
         self,
-        find: Callable[[bytes, str, int], Optional[Tuple[Path, int]]],
+        find: Callable[[bytes, str, int], Optional[Tuple[Entry, int]]],
         send: Callable[[bytes, Message, Optional[bytes]], None],
         unread: Callable[[bytes], int] = lambda peer: 0,
     ) -> None:
@@ -84,8 +84,8 @@ class FileChunks:
         found = self._find(peer, message.job, message.lease)
         if found is None:
             raise OSError(0, f"there is no published batch of lease {message.lease}")
-        path, size = found
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file, size = found
+        descriptor = file.directory.open(file.name, os.O_RDONLY)
         try:
             found_size = os.fstat(descriptor).st_size
             if found_size != size or message.offset + message.length > size:

@@ -19,9 +19,9 @@ import os
 import secrets
 import signal
 from collections import deque
-from pathlib import Path
 from typing import Deque, NamedTuple
 
+from csd_engine.directory import Directory, Entry
 from csd_engine.machine.file_locks import fcntl
 
 __all__ = ["SPARE", "RecycledFiles"]
@@ -32,7 +32,7 @@ _MAX_IN_USE = 6  # a host has three fetched batches, its training one or two
 
 
 class _RecycledFile(NamedTuple):
-    path: str
+    name: str
     bytes: int
 
 
@@ -45,42 +45,42 @@ class RecycledFiles:
         directory: the directory that holds them, on the batches' file system.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Directory) -> None:
         self.bytes = 0
         self._directory = directory
         self._waiting: Deque[_RecycledFile] = deque()
         self._made = 0
-        self._leases_work = _write_leases_work(self._new_name())
+        self._leases_work = _write_leases_work(directory, self._new_name())
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def _new_name(self) -> str:
         self._made += 1
-        return os.fspath(self._directory / f"spare-{self._made}-{secrets.token_hex(4)}")
+        return f"spare-{self._made}-{secrets.token_hex(4)}"
 
-    def put(self, path: str, file_bytes: int) -> None:
-        """Keep the file at this path. If there is none, nothing happens."""
-        file = _RecycledFile(self._new_name(), file_bytes)
+    def put(self, file: Entry, file_bytes: int) -> None:
+        """Keep this file. If there is none, nothing happens."""
+        name = self._new_name()
         try:
-            os.rename(path, file.path)
+            file.directory.rename(file.name, Entry(self._directory, name))
         except OSError:
             return
-        self._waiting.append(file)
+        self._waiting.append(_RecycledFile(name, file_bytes))
         self.bytes += file_bytes
         if not self._leases_work and len(self) > _MAX_IN_USE:
             self.drop_first()
 
-    def give(self, path: str) -> bool:
-        """Move a kept file that no process uses to this path, and return whether there is one. Its content is an old batch."""
+    def give(self, file: Entry) -> bool:
+        """Give a kept file that no process uses this name, and return whether there is one. Its content is an old batch."""
         while self._waiting and self._leases_work:
-            if not _is_unused(self._waiting[0].path):
+            if not _is_unused(self._directory, self._waiting[0].name):
                 if len(self) <= _MAX_IN_USE:
                     return False  # the process that uses it will probably drop it soon
                 self.drop_first()  # a process keeps using it
                 continue
             try:
-                os.rename(self._take_first(), path)
+                self._directory.rename(self._take_first(), file)
             except OSError:
                 continue
             return True
@@ -88,12 +88,12 @@ class RecycledFiles:
 
     def drop_first(self) -> None:
         """Remove the oldest file."""
-        _unlink(self._take_first())
+        self._directory.unlink(self._take_first())
 
     def _take_first(self) -> str:
         file = self._waiting.popleft()
         self.bytes -= file.bytes
-        return file.path
+        return file.name
 
     def clear(self) -> None:
         """Remove all files."""
@@ -101,17 +101,10 @@ class RecycledFiles:
             self.drop_first()
 
 
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
-
-
-def _is_unused(path: str) -> bool:
+def _is_unused(directory: Directory, name: str) -> bool:
     """Return whether no process has the file open or mapped. False also if the system does not tell."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = directory.open(name, os.O_RDWR)
     except OSError:
         return False
     try:
@@ -126,12 +119,12 @@ def _is_unused(path: str) -> bool:
     return True
 
 
-def _write_leases_work(path: str) -> bool:
-    """Test with a file at `path` that a lease is refused while the file is mapped but not open, and granted afterwards."""
+def _write_leases_work(directory: Directory, name: str) -> bool:
+    """Test with a file of this name that a lease is refused while the file is mapped but not open, and granted afterwards."""
     try:
-        with open(path, "xb", buffering=0) as file:
+        with open(directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
             file.write(bytes(mmap.PAGESIZE))
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = directory.open(name, os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -144,10 +137,10 @@ def _write_leases_work(path: str) -> bool:
             os.close(descriptor)
         if mapped == ctypes.c_void_p(-1).value:
             return False
-        told = not _is_unused(path)
+        told = not _is_unused(directory, name)
         libc.munmap(mapped, mmap.PAGESIZE)
-        return told and _is_unused(path)
+        return told and _is_unused(directory, name)
     except (OSError, AttributeError):
         return False
     finally:
-        _unlink(path)
+        directory.unlink(name)

@@ -8,13 +8,13 @@ import json
 import logging
 import os
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from csd_engine.batchfile.reader import Layout, file_name
 from csd_engine.data.base import ARRAY, MANIFEST
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
+from csd_engine.directory import Entry
 from csd_engine.errors import EngineError
 from csd_engine.machine import computer
 from csd_engine.machine.build import build
@@ -173,10 +173,11 @@ class JobService:
             "pipeline": message.pipeline,
             "dataset": message.dataset,
             "layout": message.layout,
-            "directory": str(directory),
+            "directory": directory.path,
+            "place": directory.place,
             "roots": self._roots.to_data(),
             "operators": None if self._operators is None else self._operators.path,
-            "manifests": str(self._manifests.directory),
+            "manifests": self._manifests.directory.path,
         }
         meter = Meter(time.monotonic())
         job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter, description_bytes)
@@ -334,7 +335,7 @@ class JobService:
         else:
             self._discard(job, work)
 
-    def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Path, int]]:
+    def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Entry, int]]:
         """Return a published batch's file and its size in bytes, or None if the host has no such batch here."""
         job = self._queue.find(peer, name)
         work = job.work.get(lease) if job is not None else None
@@ -342,8 +343,8 @@ class JobService:
             return None
         return self._file(job, work), work.file_bytes
 
-    def _file(self, job: Job, work: Work) -> Path:
-        return self._spool.directory / job.key / file_name(work.lease.identity, work.lease.lease)
+    def _file(self, job: Job, work: Work) -> Entry:
+        return self._spool.job_file(job.key, file_name(work.lease.identity, work.lease.lease))
 
     def _discard(self, job: Job, work: Work) -> None:
         """Drop a lease that no worker works on: its file, and its part of the quota."""

@@ -13,6 +13,7 @@ from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Op
 from csd_engine.data.arrays import ARRAY_SUFFIX
 from csd_engine.data.base import ARRAY, MANIFEST, Dataset
 from csd_engine.data.manifest import Manifest
+from csd_engine.directory import Directory, Entry
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.spool import FINGERPRINT, PART
@@ -53,7 +54,7 @@ def needed_files(dataset: Dataset, arrays: "os.PathLike[str]") -> List[Tuple[str
 
 @dataclass
 class _Incoming:
-    path: Path
+    name: str
     stream: Any
     digest: Any
     host: Hashable
@@ -65,14 +66,14 @@ class FileCache:
     """The received files of one kind, in one directory. Other files in the directory are not removed, counted or served.
 
     Args:
-        directory: the files' directory; it is made if it is missing.
+        directory: the files' directory.
         kind: MANIFEST or ARRAY.
         limit_bytes: the most bytes of all files together, as they come, and twice the most of one host's. The least recently
             used file is removed first; a file in use is never removed. The number of files is limited in the same way.
         room_bytes: returns the bytes that may still be written to the directory.
     """
 
-    def __init__(self, directory: Path, kind: str, limit_bytes: int, room_bytes: Callable[[], int]) -> None:
+    def __init__(self, directory: Directory, kind: str, limit_bytes: int, room_bytes: Callable[[], int]) -> None:
         self.directory = directory
         self._kind = kind
         self._suffix = ARRAY_SUFFIX if kind == ARRAY else ""
@@ -84,26 +85,28 @@ class FileCache:
         self._hosts: Dict[str, Hashable] = {}  # by fingerprint: who has sent the file, or used it first since the start
         self._count = 0
         try:
-            directory.mkdir(exist_ok=True)
-            for left in directory.iterdir():
-                if re.fullmatch(PART, left.name):
-                    left.unlink()
-            self._sizes = {self._name(path): size for _, size, path in self._stored()}
+            for left in directory.names():
+                if re.fullmatch(PART, left):
+                    directory.unlink(left)
+            self._sizes = {self._fingerprint(name): size for _, size, name in self._stored()}
         except OSError as error:
-            why = f"the directory {directory} cannot be used: {error.strerror}. Check --spool."
+            why = f"the directory {directory.path} cannot be used: {error.strerror}. Check --spool."
             raise SpoolError(why) from None
+
+    def _name(self, fingerprint: str) -> str:
+        return fingerprint + self._suffix
 
     def path(self, fingerprint: str) -> Path:
         """Return the file's path, whether or not the file exists."""
-        return self.directory / (fingerprint + self._suffix)
+        return Path(self.directory.path, self._name(fingerprint))
 
-    def _name(self, path: Path) -> str:
-        return path.name[: len(path.name) - len(self._suffix)]
+    def _fingerprint(self, name: str) -> str:
+        return name[: len(name) - len(self._suffix)]
 
     def has(self, fingerprint: str, host: Hashable) -> bool:
         """Return whether the file exists, and mark it as used now, by this host."""
         try:
-            os.utime(self.path(fingerprint))
+            os.utime(self._name(fingerprint), dir_fd=self.directory.descriptor, follow_symlinks=False)
         except OSError:
             return False
         self._hosts.setdefault(fingerprint, host)
@@ -151,7 +154,7 @@ class FileCache:
         except (DatasetError, SpoolError, OSError) as error:
             self._drop(key)
             if isinstance(error, OSError):
-                why = f"the data set's {self._kind} cannot be kept: {error.strerror}, {self.directory}."
+                why = f"the data set's {self._kind} cannot be kept: {error.strerror}, {self.directory.path}."
                 raise SpoolError(why) from None
             raise
         del self._incoming[key]
@@ -164,8 +167,10 @@ class FileCache:
             raise self._no_room(f"one host may keep {self._limit_bytes // 2} bytes here, this one has {total}")
         self._make_room(0, 1, host, in_use)
         self._count += 1
-        path = self.directory / f"{key[1]}.{self._count}.part"
-        incoming = _Incoming(path, open(path, "wb", buffering=0), hashlib.blake2b(digest_size=16), host, total)
+        name = f"{key[1]}.{self._count}.part"
+        descriptor = self.directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        stream = open(descriptor, "wb", buffering=0)
+        incoming = _Incoming(name, stream, hashlib.blake2b(digest_size=16), host, total)
         self._incoming[key] = incoming
         return incoming
 
@@ -206,31 +211,32 @@ class FileCache:
                 "while it was sent? Begin a new epoch."
             )
         if self._kind == MANIFEST:
-            Manifest.open(incoming.path).close()  # an array's header is checked by its reader
-        os.replace(incoming.path, self.path(fingerprint))  # a file that is replaced has the same content
+            # An array's header is checked by its reader.
+            Manifest.open(os.path.join(self.directory.path, incoming.name)).close()
+        self.directory.rename(incoming.name, Entry(self.directory, self._name(fingerprint)))  # a replaced one is the same
         self._sizes[fingerprint], self._hosts[fingerprint] = incoming.total, incoming.host
 
     def _drop(self, key: Key) -> None:
         incoming = self._incoming.pop(key, None)
         if incoming is not None:
             incoming.stream.close()
-            _unlink(incoming.path)
+            self.directory.unlink(incoming.name)
 
     def forget(self, source: Hashable, wanted: Collection[str] = ()) -> None:
         """Drop the incomplete files of `source`, but not those that are still wanted."""
         for key in [key for key in self._incoming if key[0] == source and key[1] not in wanted]:
             self._drop(key)
 
-    def _stored(self) -> Iterator[Tuple[float, int, Path]]:
-        """Yield (time of last use, bytes, path) of each complete file."""
-        for path in self.directory.iterdir():
-            if not self._name_pattern.fullmatch(path.name):
+    def _stored(self) -> Iterator[Tuple[float, int, str]]:
+        """Yield (time of last use, bytes, name) of each complete file."""
+        for name in self.directory.names():
+            if not self._name_pattern.fullmatch(name):
                 continue
             try:
-                status = path.stat()
+                status = self.directory.status(name)
             except OSError:
                 continue
-            yield status.st_mtime, status.st_size, path
+            yield status.st_mtime, status.st_size, name
 
     def _make_room(self, size: int, files: int, host: Hashable, in_use: Callable[[], Collection[str]]) -> None:
         """Remove files that are not in use until this host may keep so many bytes and files more. Raises SpoolError.
@@ -241,15 +247,15 @@ class FileCache:
         if not self._share_used(size, files, host) and not self._shortage(size, files):
             return
         kept, used = sorted(self._stored()), in_use()
-        self._sizes = {self._name(path): size for _, size, path in kept}
-        unused = [path for _, _, path in kept if self._name(path) not in used]  # the least recently used first
-        for path in [path for path in unused if self._hosts.get(self._name(path)) == host]:
+        self._sizes = {self._fingerprint(name): size for _, size, name in kept}
+        unused = [name for _, _, name in kept if self._fingerprint(name) not in used]  # the least recently used first
+        for name in [name for name in unused if self._hosts.get(self._fingerprint(name)) == host]:
             if self._share_used(size, files, host):
-                self._remove(path)
+                self._remove(name)
         why = self._share_used(size, files, host)
-        for path in unused:
+        for name in unused:
             if not why and self._shortage(size, files):
-                self._remove(path)
+                self._remove(name)
         why = why or self._shortage(size, files)
         if why:
             raise self._no_room(why)
@@ -278,18 +284,11 @@ class FileCache:
     def _no_room(self, why: str) -> SpoolError:
         option = "start the engine with a larger --upload-bytes, " if self._kind == ARRAY else ""
         return SpoolError(
-            f"the engine has no room for a data set's {self._kind}: {why}. Free space in {self.directory}, {option}or use a "
+            f"the engine has no room for a data set's {self._kind}: {why}. Free space in {self.directory.path}, {option}or use a "
             "spool that both host and engine see."
         )
 
-    def _remove(self, path: Path) -> None:
-        _unlink(path)
-        self._sizes.pop(self._name(path), None)
-        self._hosts.pop(self._name(path), None)
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink()
-    except OSError:
-        pass
+    def _remove(self, name: str) -> None:
+        self.directory.unlink(name)
+        self._sizes.pop(self._fingerprint(name), None)
+        self._hosts.pop(self._fingerprint(name), None)

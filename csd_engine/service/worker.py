@@ -19,7 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
+from csd_engine.directory import Directory
 from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.kernels import kernel
 from csd_engine.machine.computer import status_bytes
@@ -52,7 +53,7 @@ _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 class _OpenJob:
     reader: Reader
     layout: Layout
-    directory: str
+    directory: Directory
     maker: BatchMaker
 
 
@@ -63,6 +64,17 @@ class _Cancelled(Exception):
 def _unforeseen(what: str, error: Exception) -> EngineError:
     """Return the error for an exception that no check foresaw. The worker tells it and goes on."""
     return EngineError(f"{what}: {type(error).__name__}: {error}.")
+
+
+def _job_directory(path: str, place: Sequence[int]) -> Directory:
+    """Open a job's directory. Raises SpoolError if it is not the one at that place: somebody has swapped it."""
+    try:
+        directory = Directory(path)
+        if directory.place != tuple(place):
+            raise OSError(0, "it is not the directory that the engine has made")
+    except OSError as error:
+        raise SpoolError(f"the job's directory {path} cannot be used: {error.strerror}. Who writes to the spool?") from None
+    return directory
 
 
 class Slowdown:
@@ -193,12 +205,13 @@ class Worker:
                 lambda fingerprint: os.path.join(manifests, fingerprint),
                 roots.beneath,
             )
+            directory = _job_directory(command["directory"], command["place"])
             try:
                 maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
             except BaseException:
                 reader.close()
                 raise
-            self._jobs[command["job"]] = _OpenJob(reader, layout, command["directory"], maker)
+            self._jobs[command["job"]] = _OpenJob(reader, layout, directory, maker)
         except Exception as error:  # reported with the first lease
             known = isinstance(error, EngineError)
             self._jobs[command["job"]] = error if known else _unforeseen("the job cannot be opened", error)
@@ -207,6 +220,7 @@ class Worker:
         job = self._jobs.pop(command["job"], None)
         if isinstance(job, _OpenJob):
             job.reader.close()
+            job.directory.close()
 
     def _receive(self, lease: Optional[int], timeout_s: float) -> None:
         """Take in the service's commands, waiting at most `timeout_s`. Raises _Cancelled or EOFError."""

@@ -69,7 +69,7 @@ mkdir -p "$root/run/sshd" "$root/run/lock"
 mkdir -p "$root/data" "$root/spool"
 mount --bind "$data" "$root/data"
 [ "$data_read_only" = no ] || mount -o remount,bind,ro "$root/data"
-if [ -n "$spool" ]; then mount --bind "$spool" "$root/spool"; else chmod 777 "$root/spool"; fi
+if [ -n "$spool" ]; then mount --bind "$spool" "$root/spool"; else chmod 1777 "$root/spool"; fi
 if [ "$kind" = bare ] && [ "$debs" = yes ]; then
   mkdir -p "$root/opt/debs"
   mount --bind "${base%/*}/debs" "$root/opt/debs"

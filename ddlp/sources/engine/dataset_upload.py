@@ -6,7 +6,6 @@ set is the same.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import itertools
@@ -27,37 +26,19 @@ from csd_engine.data.base import Dataset
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
+from csd_engine.directory import Directory
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.protocol.codec import MAX_PART_BYTES
-from csd_engine.service.spool import host_directory, look_at
+from csd_engine.service.spool import host_directory, host_mark, look_at
 from ddlp.errors import DDLPError
 from ddlp.process.system import boot, own_prefix
 from ddlp.sources.engine.embedded import sweep
-from ddlp.transfer.mapped_batch import may_map
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.leaf import Upload
 
 _AT_ONCE = 1024  # names
 _PAUSE_S = 0.0005
 FILES, ARRAYS = "files", "arrays"  # directories below the spool: files that hosts put there, and arrays that they send
-
-
-def _sweep(base: Path) -> None:
-    """Remove the directories of processes that are gone. A living process holds the lock in its directory.
-
-    Directories that another machine may have made stay: see `ddlp.sources.engine.embedded.sweep`.
-    """
-    prefix = "" if may_map(base) else f"{boot()}-"
-    for path in base.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime < 5:
-                continue  # it may be in the making
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 def _absolute(path: str) -> str:
@@ -105,24 +86,26 @@ class DatasetUpload:
         self._known: dict[int, FileSet] = {}
         self._arrays: dict[str, _ArrayFile] = {}  # those that are sent
         self._lock = -1
+        self._shared: tuple[Directory, Directory] | None = None  # the spool's directory of files, and this host's there
 
     @classmethod
     def shared(cls, spool: Path, there: str) -> DatasetUpload:
         """Make a directory for this process below the spool of an engine that runs by itself; `close` removes it.
 
-        Directories that killed processes have left are removed as well. The engine may read SPOOL/files without a --root.
+        The engine may read SPOOL/files without a --root.
 
         Raises:
             DDLPError: it can't be made.
         """
-        base = spool / FILES
+        base, name = spool / FILES, host_directory(boot())
         try:
-            _sweep(base)
-            directory = base / host_directory(boot())
-            directory.mkdir(0o700)
-            upload = cls(directory, Path(there) / FILES / directory.name)
-            upload._own()
-            directory.chmod(0o755)  # the engine may run as another user
+            files = Directory(os.path.realpath(base))
+            own = files.make(name, 0o700)
+            upload = cls(base / name, Path(there) / FILES / name)
+            upload._own(own.open("lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            os.write(upload._lock, host_mark(name).encode("ascii"))
+            upload._shared = files, own
+            os.fchmod(own.descriptor, 0o755)  # the engine may run as another user
         except OSError as error:
             raise DDLPError(
                 f"{base} can't be written ({error.strerror}): what the device needs of the data set is put there. Give this "
@@ -136,26 +119,40 @@ class DatasetUpload:
         sweep(tempfile.gettempdir())
         directory = Path(tempfile.mkdtemp(prefix=own_prefix()))
         upload = cls(directory, Path(there) / ARRAYS, sent=True)
-        upload._own()
+        upload._own(os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return upload
 
-    def _own(self) -> None:
-        self._lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _own(self, lock: int) -> None:
+        self._lock = lock
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def show(self) -> tuple[str, str]:
         """Write a file of random content for the engine to look at; return its name below the spool and its digest."""
-        path = self._directory / "look"
-        path.write_text(secrets.token_hex(16))
-        path.chmod(0o644)
-        return f"{FILES}/{self._directory.name}/{path.name}", look_at(path)
+        assert self._shared is not None
+        own = self._shared[1]
+        own.write("look", secrets.token_hex(16))
+        os.chmod("look", 0o644, dir_fd=own.descriptor)
+        return f"{FILES}/{own.name}/look", look_at(own, "look")
+
+    @property
+    def owner(self) -> int:
+        """The user id that this process's directory has: a network file system may give it another one than the process."""
+        assert self._shared is not None
+        return self._shared[1].status().st_uid
 
     def close(self) -> None:
         """Remove the directory, if this object has made it."""
-        if self._lock >= 0:
+        if self._lock < 0:
+            return
+        if self._shared is None:
             shutil.rmtree(self._directory, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
+        else:
+            files, own = self._shared
+            files.remove(own)
+            files.close()
+            own.close()
+        os.close(self._lock)
+        self._lock = -1
 
     def describe(self, portable: PortableSet) -> Dataset:
         """Return the description of the data set for the engine. Raises OSError if the directory can't be written."""

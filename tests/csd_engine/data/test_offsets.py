@@ -21,6 +21,7 @@ from csd_engine.data.kinds import KINDS, parse_dataset
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.roots import Roots
+from csd_engine.directory import Directory
 from csd_engine.errors import DatasetError, SampleError
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.large_image_lock import LargeImageLock
@@ -140,7 +141,8 @@ def test_an_engines_worker_makes_batches_of_it(scene):
     layout, items = Layout(8, 32, 32, 3, 0), [(index, 0) for index in (23, 5, 0, 7, 7, 1, 12, 2)]
     job = {
         "do": "job", "job": "j", "pipeline": pipeline().to_data(), "dataset": ConcatSet((scene.joined, scene.files)).to_data(),
-        "layout": layout.to_data(), "directory": str(scene.path.parent), "roots": Roots((), trust=True).to_data(),
+        "layout": layout.to_data(), "directory": str(scene.path.parent),
+        "place": Directory(str(scene.path.parent)).place, "roots": Roots((), trust=True).to_data(),
         "operators": None, "manifests": str(scene.manifests),
     }  # fmt: skip
     lease = {

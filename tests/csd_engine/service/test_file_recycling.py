@@ -15,6 +15,7 @@ import torch
 
 from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.batchfile.writer import PART_SUFFIX, BatchWriter
+from csd_engine.directory import Directory, Entry
 from csd_engine.service import file_recycling
 from csd_engine.service.file_recycling import RecycledFiles
 
@@ -33,7 +34,7 @@ def removed(kept: RecycledFiles, directory: Path, number: int) -> int:
     """Put one file more; its inode."""
     path = directory / f"batch-{number}"
     path.write_bytes(bytes([number]) * BYTES)
-    kept.put(str(path), BYTES)
+    kept.put(Entry(Directory(str(directory)), path.name), BYTES)
     assert not path.exists()
     return next(directory.glob(f"spare-{number + 2}-*")).stat().st_ino  # the first name is the trial's
 
@@ -41,7 +42,7 @@ def removed(kept: RecycledFiles, directory: Path, number: int) -> int:
 def given(kept: RecycledFiles, directory: Path) -> int | None:
     """The inode of the file that is given; None where none is."""
     path = directory / "begun"
-    if not kept.give(str(path)):
+    if not kept.give(Entry(Directory(str(directory)), path.name)):
         assert not path.exists()
         return None
     inode = path.stat().st_ino
@@ -56,7 +57,7 @@ def mapped(directory: Path, number: int) -> torch.Tensor:
 
 
 def test_the_one_that_was_removed_first_is_given_first(directory: Path) -> None:
-    kept = RecycledFiles(directory)
+    kept = RecycledFiles(Directory(str(directory)))
     assert given(kept, directory) is None
     inodes = [removed(kept, directory, number) for number in range(3)]
     assert (len(kept), kept.bytes) == (3, 3 * BYTES)
@@ -65,7 +66,7 @@ def test_the_one_that_was_removed_first_is_given_first(directory: Path) -> None:
 
 
 def test_a_file_that_is_mapped_is_not_given_before_it_is_dropped(directory: Path) -> None:
-    kept = RecycledFiles(directory)
+    kept = RecycledFiles(Directory(str(directory)))
     inode = removed(kept, directory, 0)
     batch = mapped(directory, 0)
     assert given(kept, directory) is None
@@ -77,7 +78,7 @@ def test_a_file_that_is_mapped_is_not_given_before_it_is_dropped(directory: Path
 
 
 def test_nor_one_that_is_open(directory: Path) -> None:
-    kept = RecycledFiles(directory)
+    kept = RecycledFiles(Directory(str(directory)))
     inode = removed(kept, directory, 0)
     with open(next(directory.glob("spare-*")), "rb"):
         assert given(kept, directory) is None
@@ -85,7 +86,7 @@ def test_nor_one_that_is_open(directory: Path) -> None:
 
 
 def test_nor_one_that_only_a_forked_process_still_has(directory: Path) -> None:
-    kept = RecycledFiles(directory)
+    kept = RecycledFiles(Directory(str(directory)))
     inode = removed(kept, directory, 0)
     batch = mapped(directory, 0)
     hear, tell = os.pipe()
@@ -106,7 +107,7 @@ def test_nor_one_that_only_a_forked_process_still_has(directory: Path) -> None:
 
 def test_a_batch_that_its_user_keeps_is_removed_once_six_others_were(directory: Path) -> None:
     """Its pages stay the user's; the others are given."""
-    kept = RecycledFiles(directory)
+    kept = RecycledFiles(Directory(str(directory)))
     removed(kept, directory, 0)
     batch = mapped(directory, 0)
     inodes = [removed(kept, directory, number) for number in range(1, 6)]
@@ -117,8 +118,9 @@ def test_a_batch_that_its_user_keeps_is_removed_once_six_others_were(directory: 
 
 
 def test_where_the_kernel_does_not_tell_none_is_given(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_recycling, "_is_unused", lambda path: True)  # as an overlay answers of a file that is mapped
-    kept = RecycledFiles(directory)
+    # As an overlay answers of a file that is mapped.
+    monkeypatch.setattr(file_recycling, "_is_unused", lambda directory, name: True)
+    kept = RecycledFiles(Directory(str(directory)))
     for number in range(8):
         removed(kept, directory, number)
         assert len(kept) == min(number + 1, 6) == len(list(directory.glob("spare-*")))
@@ -133,8 +135,10 @@ def test_an_overlay_is_found_out(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     options = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
     mount = f"mount -t overlay overlay -o {options} {tmp_path}/merged || exit 77"
-    trial = str(tmp_path / "merged/trial")
-    look = f"from csd_engine.service.file_recycling import _write_leases_work; print(_write_leases_work({trial!r}))"
+    look = (
+        "from csd_engine.directory import Directory; from csd_engine.service.file_recycling import _write_leases_work; "
+        f"print(_write_leases_work(Directory({str(tmp_path / 'merged')!r}), 'trial'))"
+    )
     command = ["unshare", "-m", "sh", "-c", f'{mount}; exec "$0" -c "$1"', sys.executable, look]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:

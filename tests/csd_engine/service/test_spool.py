@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from csd_engine.batchfile.writer import PART_SUFFIX
+from csd_engine.directory import Entry
 from csd_engine.errors import SpoolError
 from csd_engine.service.spool import Spool, free_bytes
 
@@ -16,13 +17,18 @@ def spare_files(spool: Spool) -> list[Path]:
     return sorted(spool.directory.glob("spare-*"))
 
 
-def fill(spool: Spool, number: int) -> Path:
-    job = next(iter(spool.directory.glob("job-*")), None) or spool.make_job_directory()
-    path = job / f"{number}.safetensors"
-    begun = Path(str(path) + PART_SUFFIX)
-    assert spool.begin_batch(path, 4096) == begun.exists()
+def fill(spool: Spool, number: int) -> Entry:
+    job = next(iter(spool.directory.glob("job-*")), None)
+    file = spool.job_file(spool.make_job_directory().name if job is None else job.name, f"{number}.safetensors")
+    begun = Path(str(path(file)) + PART_SUFFIX)
+    assert spool.begin_batch(file, 4096) == begun.exists()
     begun.write_bytes(b"x" * 4096)
-    return begun.rename(path)
+    begun.rename(path(file))
+    return file
+
+
+def path(file: Entry) -> Path:
+    return Path(file.directory.path, file.name)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -30,16 +36,16 @@ def test_a_removed_batch_is_gone_and_its_file_kept_where_hosts_map_them_only(tmp
     spool = Spool(tmp_path / "spool", 100, 1 << 20, 0, mapped)
     inodes = set()
     for number in range(20):
-        path = fill(spool, number)
-        inodes.add(path.stat().st_ino)
-        begun = Path(str(path) + PART_SUFFIX)
+        file = fill(spool, number)
+        inodes.add(path(file).stat().st_ino)
+        begun = Path(str(path(file)) + PART_SUFFIX)
         begun.touch()
-        spool.remove_batch(path, 4096)
-        assert not path.exists() and not begun.exists()
+        spool.remove_batch(file, 4096)
+        assert not path(file).exists() and not begun.exists()
         assert len(spare_files(spool)) == (1 if mapped else 0) and (spool.batches, spool.bytes) == (0, 0)
     assert not mapped or len(inodes) == 1
-    spool.begin_batch(tmp_path / "never was there", 4096)
-    spool.remove_batch(tmp_path / "never was there", 4096)
+    spool.begin_batch(file._replace(name="never was there"), 4096)
+    spool.remove_batch(file._replace(name="never was there"), 4096)
     spool.close()
     assert not spare_files(spool)
 
@@ -47,13 +53,13 @@ def test_a_removed_batch_is_gone_and_its_file_kept_where_hosts_map_them_only(tmp
 def test_batches_and_spare_files_together_keep_within_the_quota(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", 8, 7 * 4096, 0, mapped=True)
     batches = [fill(spool, number) for number in range(7)]
-    for path in batches:
-        spool.remove_batch(path, 4096)
+    for file in batches:
+        spool.remove_batch(file, 4096)
     assert len(spare_files(spool)) == 7
-    spool.begin_batch(tmp_path / "a larger one", 3 * 4096)
+    spool.begin_batch(file._replace(name="a larger one"), 3 * 4096)
     assert len(spare_files(spool)) == 4
     spool.quota_batches = 3
-    spool.begin_batch(tmp_path / "a small one", 1)
+    spool.begin_batch(file._replace(name="a small one"), 1)
     assert len(spare_files(spool)) == 1
     spool.close()
 
@@ -81,9 +87,10 @@ def test_spare_files_that_a_killed_engine_left_are_removed(tmp_path: Path) -> No
 
 def test_a_spool_whose_directory_is_gone_is_closed_without_a_word(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", 100, 1 << 20, 0, mapped=True)
-    spool.remove_batch(fill(spool, 0), 4096)
+    file = fill(spool, 0)
+    spool.remove_batch(file, 4096)
     shutil.rmtree(tmp_path / "spool")
-    spool.begin_batch(tmp_path / "spool" / "job" / "x", 4096)
+    spool.begin_batch(file, 4096)
     spool.close()
 
 

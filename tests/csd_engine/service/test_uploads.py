@@ -15,6 +15,7 @@ from csd_engine.batchfile.reader import Layout
 from csd_engine.data.base import ARRAY, MANIFEST
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
+from csd_engine.directory import Directory
 from csd_engine.errors import DatasetError, SpoolError
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service import uploads
@@ -32,14 +33,14 @@ def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST, h
 
 
 def cache_of(directory, kind=MANIFEST, limit_bytes=1 << 30, room_bytes=1 << 40):
-    return FileCache(directory, kind, limit_bytes, lambda: room_bytes)
+    directory.mkdir(exist_ok=True)
+    return FileCache(Directory(str(directory)), kind, limit_bytes, lambda: room_bytes)
 
 
 def test_parts_make_the_manifest(tmp_path):
     path = tmp_path / "m"
     fingerprint = write_manifest(path, (f"class{number % 7}/{number:050d}" for number in range(40000)))
     assert path.stat().st_size > 2 * MAX_PART_BYTES
-    (tmp_path / "c").mkdir()
     cache = cache_of(tmp_path / "c")
     assert not cache.has(fingerprint, "host")
     receive(cache, path, fingerprint)
@@ -88,7 +89,8 @@ def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
     """By a size limit and by the disk's free space; what jobs use stays, what is on its way counts."""
     names = [array_file(tmp_path / str(number), number, 2 * MAX_PART_BYTES + number) for number in range(4)]
     room = [1 << 40]
-    cache = FileCache(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES, lambda: room[0])
+    (tmp_path / "c").mkdir()
+    cache = FileCache(Directory(str(tmp_path / "c")), ARRAY, 5 * MAX_PART_BYTES, lambda: room[0])
     for number in (0, 1):
         receive(cache, tmp_path / str(number), names[number], kind=ARRAY)
         os.utime(cache.path(names[number]), (number, number))

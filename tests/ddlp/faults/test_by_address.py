@@ -14,6 +14,7 @@ import pytest
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as protocol
 from csd_engine.protocol.keys import make_keys
+from csd_engine.service.spool import host_directory, host_mark
 from ddlp import DDLPError, Device, ImageArrays
 from ddlp.observe import live
 from ddlp.process.system import boot
@@ -136,10 +137,10 @@ def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way
 
 def test_left_files_of_killed_hosts_are_swept(engines, images):
     engine = engines("--root", str(images))
-    left = engine.spool / "files" / f"{boot()}-left"
+    left = engine.spool / "files" / host_directory(boot())
     left.mkdir()
-    (left / "lock").touch()
-    (left / "x.npy").write_bytes(bytes(100))
+    (left / "lock").write_text(host_mark(left.name))
+    (left / f"{'0' * 32}.npy").write_bytes(bytes(100))
     os.utime(left, (0, 0))
     data = arrays(40)
     loader = make_loader(data, "csd", csd=device(engine))

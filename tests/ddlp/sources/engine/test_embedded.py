@@ -16,10 +16,8 @@ import numpy as np
 import pytest
 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
-from ddlp.process.system import PREFIX, boot, own_prefix
-from ddlp.sources.engine import dataset_upload as travel
+from ddlp.process.system import PREFIX, own_prefix
 from ddlp.sources.engine import embedded
-from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.events import EngineLost, LeasePublished
 from ddlp.sources.engine.shared_engines import acquire
@@ -182,14 +180,8 @@ def test_what_another_machine_may_have_made_is_left_alone(tmp_path, monkeypatch,
     mounts.write_text(f"21 1 8:1 / / rw - {kind} there:/all rw\n")
     look = partial(mapping.may_map, root=tmp_path / "root")
     monkeypatch.setattr(embedded, "may_map", look)
-    monkeypatch.setattr(travel, "may_map", look)
     ours, others = dead(tmp_path, f"{own_prefix()}x"), dead(tmp_path, f"{PREFIX}{os.getuid()}-01234567-x")
     embedded.sweep(str(tmp_path))
-    assert not ours.exists() and others.exists() == (kind == "nfs4")
-    files = tmp_path / "files"
-    files.mkdir()
-    ours, others = dead(files, f"{boot()}-x"), dead(files, "01234567-x")
-    DatasetUpload.shared(tmp_path, str(tmp_path)).close()
     assert not ours.exists() and others.exists() == (kind == "nfs4")
 
 
