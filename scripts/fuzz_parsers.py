@@ -1,0 +1,366 @@
+#!/usr/bin/env python3
+"""Feed changed files, descriptions and messages to what reads them: only the documented error may come.
+
+    python -m scripts.fuzz_parsers --seconds 60                       # all, each for so long
+    python -m scripts.fuzz_parsers --only pipeline --seconds 600 --seed 7
+
+Each input is a valid one with a few changes. Ends with status 1 at the first input at which another exception comes, and prints
+the input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
+from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.base import fingerprint
+from csd_engine.data.concat import ConcatSet
+from csd_engine.data.files import FileSet
+from csd_engine.data.kinds import parse_dataset
+from csd_engine.data.manifest import Manifest, write_manifest
+from csd_engine.data.parts import PartSet
+from csd_engine.errors import BadMessage, DamagedBatch, DatasetError, EngineError, PipelineError
+from csd_engine.keyed import Keyed
+from csd_engine.protocol import codec as say
+from csd_engine.transforms import Pipeline
+
+_SIZE = (40, 30)  # (width, height) of the images that pipelines are drawn for
+_HEX = "0123456789abcdef" * 2
+_VALUES = (
+    None, True, False, 0, 1, -1, 2, 3, 255, 1 << 31, 1 << 53, 1 << 63, 1 << 64, 1 << 200, 0.0, -0.0, 0.5, 1e-320, 1e308, -1e308,
+    float("inf"), float("nan"), "", "a", "\0", "..", "/", "/etc/passwd", "\ud800", "x" * 5000, _HEX, [], {}, [[]], [{}], [0, 1],
+    [1, 0], [0.08, 1.0], [1e308, -1e308], [-1, -1], [1 << 40, 1 << 40], [224, 224], "RGB", "bilinear", [None], {"op": "User"},
+)  # fmt: skip
+
+
+# -- how an input is changed
+
+
+def _places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (container, key) of each value in plain data."""
+    waiting = [data]
+    while waiting:
+        one = waiting.pop()
+        for key in list(one) if isinstance(one, dict) else range(len(one)):
+            yield one, key
+            if isinstance(one[key], (dict, list)):
+                waiting.append(one[key])
+
+
+def _nested(rng: random.Random, value: Any) -> Any:
+    depth = rng.choice((2, 9, 60, 400))
+    as_operators = rng.random() < 0.5
+    for _ in range(depth):
+        value = {"op": "RandomOrder", "groups": [[value]]} if as_operators else [value]
+    return value
+
+
+def changed_data(rng: random.Random, data: Any) -> Any:
+    """Return plain data with a few values replaced, left out, moved, doubled or nested."""
+    whole = [copy.deepcopy(data)]
+    for _ in range(rng.choice((1, 1, 1, 1, 2, 4))):
+        places = list(_places(whole))
+        at, key = rng.choice(places)
+        other, other_key = rng.choice(places)
+        what = rng.randrange(8)
+        if what < 3:
+            at[key] = copy.deepcopy(rng.choice(_VALUES))
+        elif what == 3:
+            at[key] = copy.deepcopy(other[other_key])
+        elif what == 4 and at is not whole:
+            del at[key]
+        elif what == 5:
+            at[key] = _nested(rng, at[key]) if rng.random() < 0.3 else [at[key]] * rng.choice((0, 1, 2, 300))
+        elif what == 6 and isinstance(at, dict):
+            at[rng.choice(("x", "op", "type", "say", "p", "", "__class__"))] = copy.deepcopy(rng.choice(_VALUES))
+        elif isinstance(at[key], (int, float)) and not isinstance(at[key], bool):
+            at[key] = rng.choice((at[key] + 1, -at[key], at[key] * 1000, str(at[key]), float(at[key]) / 3))
+        elif isinstance(at[key], str):
+            at[key] = at[key][: rng.randrange(len(at[key]) + 1)] + rng.choice(("", "\0", "A", "9", "/..", "\U0001f600"))
+    return whole[0]
+
+
+def changed_bytes(rng: random.Random, content: bytes) -> bytes:
+    """Return a file's bytes with a few changed, inserted, left out or cut off, mostly near its beginning."""
+    new = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(min(len(new), rng.choice((16, 128, 1 << 30))) or 1) if new else 0
+        what = rng.randrange(6)
+        if what == 0 and new:
+            new[at] ^= 1 << rng.randrange(8)
+        elif what == 1 and new:
+            new[at] = rng.choice((0, 1, 9, 10, 32, 0x7F, 0x80, 0xFF, *b"(){}[]',:-0129eE"))
+        elif what == 2:
+            new[at : at + 8] = rng.choice((0, 1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)).to_bytes(8, "little")
+        elif what == 3:
+            new[at:at] = rng.choice((b"(" * 300, b"\0" * 8, b"'", b"[[", b"-", b"1" * 400, rng.randbytes(5)))
+        elif what == 4:
+            del new[at : at + rng.choice((1, 8, 100))]
+        else:
+            del new[rng.randrange(len(new) + 1) :]
+    return bytes(new)
+
+
+# -- what is fed
+
+
+@dataclass(frozen=True)
+class Parser:
+    """What reads an input. `allowed`: the errors that it documents."""
+
+    allowed: tuple[type[Exception], ...]
+    examples: Callable[[Path], list[Any]]
+    read: Callable[[Path, Any], None]
+    changed: Callable[[random.Random, Any], Any] = changed_data
+
+
+def _crop(size: int) -> dict[str, Any]:
+    drawn = {"scale": [0.08, 1.0], "ratio": [0.75, 4 / 3], "interpolation": "bilinear"}
+    return {"op": "RandomResizedCrop", "size": [size, size], **drawn}
+
+
+_FLIP = {"op": "RandomHorizontalFlip", "p": 0.5}
+
+
+def _pipelines(_: Path) -> list[Any]:
+    """Pipelines with every operator; each field has the last of some values that its check takes."""
+    from csd_engine.transforms.parse import LEAVES
+
+    usual = (
+        *_VALUES, [0.1, 0.9], 1.5, [0.5, 1.5], "reflect", "rand", [[0.1, 0.2]], 30.0, [8, 8], [1, 1], 5, 1, None, [0] * 4, 16,
+        0, [0], [16, 16], "imagenet", 0.5, [0.5], False,
+    )  # fmt: skip
+    resize = {"op": "Resize", "size": [16, 16], "max_size": None, "interpolation": "bicubic"}
+    groups: list[list[Any]] = [[_crop(16), _FLIP], [resize]]
+    for name, operator in LEAVES.items():
+        values: dict[str, Any] = {"op": name}
+        for field, check in operator.FIELDS.items():
+            for value in usual[::-1]:
+                with contextlib.suppress(ValueError):
+                    check(copy.deepcopy(value))
+                    values[field] = value
+                    break
+        groups.append([_crop(16), values] if "Crop" not in name else [values])
+    groups.append([{"op": "RandomApply", "ops": [_FLIP, _crop(16)], "p": 0.5}, _crop(16)])
+    groups.append([{"op": "RandomChoice", "groups": [[_FLIP], [_crop(8)]], "p": [0.5, 0.5]}, _crop(16)])
+    groups.append([{"op": "RandomOrder", "groups": [[_FLIP], [_crop(8)]]}, _crop(16)])
+    groups.append([{"op": "Views", "groups": [[_crop(16)], [_FLIP, _crop(16)]]}])
+    return [{"format": 1, "order": "pillow13", "mode": mode, "ops": ops} for ops in groups for mode in ("RGB", "L")]
+
+
+def _read_pipeline(_: Path, data: Any) -> None:
+    pipeline = Pipeline.parse(data)
+    assert Pipeline.parse(pipeline.to_data()) == pipeline and len(pipeline.digest) == 32
+    pipeline.output_shape(None)
+    pipeline.draw(_SIZE, Keyed(1, 2, 3, 0), True)
+
+
+def _datasets(_: Path) -> list[Any]:
+    files = FileSet("/data/images", _HEX, 7)
+    array, table = ArraySet("/data/a.npy", _HEX, (5, 32, 32, 3)), ArraySet("/data/t.npy", _HEX, (9, 1, 24))
+    sets = (files, array, table, PartSet(files, table, True), ConcatSet((files, array, PartSet(files, table))))
+    return [one.to_data() for one in sets]
+
+
+def _read_dataset(_: Path, data: Any) -> None:
+    dataset = parse_dataset(data)
+    assert parse_dataset(dataset.to_data()) == dataset and len(fingerprint(dataset)) == 32
+    assert len(dataset) >= 0 and len(dataset.uploads("/spool/arrays")) + len(dataset.host_paths("/spool/arrays")) < 5000
+    dataset.image_size()
+
+
+def _messages(_: Path) -> list[Any]:
+    """A message of each kind, as plain data, each field with the first of some values that its check takes."""
+    usual = (
+        0, 1, 0.5, True, "a", "", _HEX, "manifest", f"a/{_HEX}.1.safetensors", [], [[0, 0], [5, 1]], {}, {"a": "3"}, None,
+        *([[one] for one in (["a", 1, 2], ["a", 1.0], ["job", 1, 2], [1, 0.5], "a" * 32, "text")]),
+    )  # fmt: skip
+    found = []
+    for kind, checks in say._CHECKS.items():
+        data: dict[str, Any] = {"say": kind.__name__}
+        for field, check in checks.items():
+            for value in usual:
+                with contextlib.suppress(ValueError):
+                    check(value)
+                    data[field] = value
+                    break
+        found.append(data)
+    return found
+
+
+def _changed_message(rng: random.Random, data: Any) -> Any:
+    """Return the message's bytes; deep nesting is as deep as JSON's reader allows."""
+    if rng.random() < 0.05:
+        depth = rng.randrange(sys.getrecursionlimit() // 2, sys.getrecursionlimit())
+        key = rng.choice(list(data))
+        whole = json.dumps({**data, key: "here"}).replace('"here"', "[" * depth + "]" * depth).encode()
+    else:
+        whole = json.dumps(changed_data(rng, data)).encode("utf-8", "backslashreplace")
+    return changed_bytes(rng, whole) if rng.random() < 0.3 else whole
+
+
+def _read_message(_: Path, content: bytes) -> None:
+    frames: list[bytes] = [content, b"payload"][: 2 if b'"FilePart"' in content or b'"Part"' in content else 1]
+    message, payload = say.decode(frames)
+    again = say.encode(message, payload if len(frames) == 2 else None)
+    assert say.decode(again)[0] == message
+
+
+def _of_file(name: str, read: Callable[[Path], None]) -> Callable[[Path, bytes], None]:
+    def write_and_read(directory: Path, content: bytes) -> None:
+        path = directory / name
+        path.write_bytes(content)
+        read(path)
+
+    return write_and_read
+
+
+def _manifests(directory: Path) -> list[Any]:
+    found = []
+    for names in ([], ["a"], ["a/b/c.jpg", "a/d.jpg", "e é/f"], [f"n{k % 3}/{k}.jpg" for k in range(40)]):
+        write_manifest(directory / "m", names)
+        found.append((directory / "m").read_bytes())
+    return found
+
+
+def _read_manifest(path: Path) -> None:
+    with Manifest.open(path) as manifest:
+        for index in range(min(len(manifest), 50)):
+            name = manifest[index]
+            assert not name.startswith("/") and ".." not in name.split("/")
+
+
+_SHAPES = ((3, 4, 5, 3), (2, 6, 7), (1, 1, 1, 3))
+
+
+def _arrays(directory: Path) -> list[Any]:
+    found = []
+    for number, shape in enumerate(_SHAPES):
+        with open(directory / "a", "wb") as stream:
+            np.lib.format.write_array(stream, np.zeros(shape, np.uint8), version=(1 + number % 2, 0))
+        found.append((directory / "a").read_bytes())
+    return found
+
+
+def _read_array(path: Path) -> None:
+    for shape in _SHAPES:
+        reader = None
+        with contextlib.suppress(DatasetError):
+            reader = ArraySet(str(path), _HEX, shape).open(str, str, None)
+        if reader is not None:
+            for index in range(len(reader)):
+                assert np.asarray(reader.open(index)).shape == shape[1:]
+            reader.close()
+
+
+_LAYOUT = Layout(3, 4, 5, 3, 2)
+
+
+def _batches(directory: Path) -> list[Any]:
+    writer = BatchWriter(directory, _HEX, 7, _LAYOUT)
+    writer.write_rows(0, np.ones(_LAYOUT.image_shape, np.uint8), np.zeros((3, 2, 4), np.int32))
+    path = writer.publish()
+    content = path.read_bytes()
+    path.unlink()
+    return [content]
+
+
+def _read_batch(path: Path) -> None:
+    content = path.read_bytes()
+    receiver = BatchReceiver(_HEX, 7, _LAYOUT)
+    taken = None
+    with contextlib.suppress(DamagedBatch):
+        for at in range(0, len(content), 1000):
+            receiver.take(content[at : at + 1000])
+        taken = receiver.batch()
+    batch = read_batch(path, _HEX, 7, _LAYOUT)
+    assert taken is not None and (batch.images == 1).all() and (taken.images == 1).all()
+
+
+PARSERS = {
+    "message": Parser((BadMessage,), _messages, _read_message, _changed_message),
+    "pipeline": Parser((PipelineError,), _pipelines, _read_pipeline),
+    "dataset": Parser((DatasetError,), _datasets, _read_dataset),
+    "layout": Parser((EngineError,), lambda _: [_LAYOUT.to_data()], lambda _, data: Layout.parse(data) and None),
+    "manifest": Parser((DatasetError,), _manifests, _of_file("manifest", _read_manifest), changed_bytes),
+    "npy": Parser((DatasetError,), _arrays, _of_file("a.npy", _read_array), changed_bytes),
+    "batch": Parser((DamagedBatch,), _batches, _of_file("batch", _read_batch), changed_bytes),
+}
+
+
+@dataclass
+class Found:
+    """How many inputs there were, and how many of them were taken; the first at which another exception came."""
+
+    inputs: int = 0
+    taken: int = 0
+    bad: Any = None
+    told: str = ""
+
+    def quoted(self) -> str:
+        """Return the bad input, cut to what can be read."""
+        try:
+            return f"{self.bad!r:.2000}"
+        except RecursionError:
+            return "nested too deep to be shown"
+
+
+def fuzz(name: str, seed: int, enough: Callable[[int], bool]) -> Found:
+    """Feed the parser of this name until it raises what it must not, or `enough(inputs)`."""
+    parser, rng, found = PARSERS[name], random.Random(f"{name} {seed}"), Found()
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        examples = parser.examples(place)
+        while not enough(found.inputs):
+            try:
+                given = parser.changed(rng, rng.choice(examples))
+            except RecursionError:
+                continue  # nested too deep to be written
+            found.inputs += 1
+            try:
+                parser.read(place, given)
+                found.taken += 1
+            except parser.allowed:
+                pass
+            except Exception:
+                found.bad, found.told = given, traceback.format_exc()
+                break
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="for each (default %(default)s)")
+    parser.add_argument("--only", choices=sorted(PARSERS), help="this one")
+    parser.add_argument("--seed", type=int, default=0, help="everything is drawn from it (default %(default)s)")
+    options = parser.parse_args(arguments)
+    status = 0
+    for name in [options.only] if options.only else PARSERS:
+        until = time.monotonic() + options.seconds
+        found = fuzz(name, options.seed, lambda _, until=until: time.monotonic() > until)  # type: ignore[misc]
+        print(f"{name:10} {found.inputs:8} inputs, {found.taken} taken, the others refused as documented", flush=True)
+        if found.told:
+            print(f"input {found.inputs} of seed {options.seed}: {found.quoted()}\n{found.told[-3000:]}")
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

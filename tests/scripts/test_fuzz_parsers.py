@@ -1,0 +1,14 @@
+"""What is changed in a file, a description or a message is refused as documented; `python -m scripts.fuzz_parsers` runs longer."""
+
+import pytest
+
+from scripts.fuzz_parsers import PARSERS, fuzz
+
+INPUTS = {"message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500, "batch": 500}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_only_the_documented_error_comes(name):
+    found = fuzz(name, 1, lambda inputs: inputs >= INPUTS[name])
+    assert not found.told, f"input {found.inputs}: {found.quoted()}\n{found.told}"
+    assert found.taken and (found.taken < found.inputs or name == "npy")
