@@ -1,4 +1,4 @@
-"""What is changed in a file, a description or a message is refused as documented; `python -m scripts.fuzz_parsers` runs longer."""
+"""What is changed in a file, description or message is refused as documented; `python -m scripts.fuzz_parsers` runs longer."""
 
 import pytest
 
