@@ -113,7 +113,7 @@ def _codes(rng: random.Random, table: bytearray) -> None:
         return
     counts = [at for at in range(1, 17) if table[at]]
     what = rng.randrange(5)
-    if what == 0:  # codes of all ones: each length has as many as fit, then one more where there were fewer
+    if what == 0 and counts:  # codes of all ones: each length has as many as fit, then one more where there were fewer
         at = rng.choice(counts)
         room = 1 << at
         for shorter in range(1, at):
@@ -121,13 +121,14 @@ def _codes(rng: random.Random, table: bytearray) -> None:
         if 0 < room < 256:
             table[at] = max(0, room - rng.randrange(2))
     elif what == 1 and counts:
-        table[rng.choice(counts)] += rng.choice((1, -1)) if max(table[1:17]) < 255 else 0
+        at = rng.choice(counts)
+        table[at] += rng.choice((1, -1)) if table[at] < 255 else -1
     elif what == 2 and counts:  # the same number of codes, of another length
         source, to = rng.choice(counts), rng.randrange(1, 17)
         if table[to] < 255:
             table[source] -= 1
             table[to] += 1
-    elif what == 3:
+    elif what <= 3:
         table[rng.randrange(17, len(table))] = rng.randrange(256)
     else:
         table[0] = rng.choice((0x00, 0x01, 0x02, 0x03, 0x04, 0x10, 0x11, 0x13, 0x14, 0x20))
