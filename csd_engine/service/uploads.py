@@ -284,8 +284,8 @@ class FileCache:
     def _no_room(self, why: str) -> SpoolError:
         option = "start the engine with a larger --upload-bytes, " if self._kind == ARRAY else ""
         return SpoolError(
-            f"the engine has no room for a data set's {self._kind}: {why}. Free space in {self.directory.path}, {option}or use a "
-            "spool that both host and engine see."
+            f"the engine has no room for a data set's {self._kind}: {why}. Free space in {self.directory.path}, {option}or "
+            "use a spool that both host and engine see."
         )
 
     def _remove(self, name: str) -> None:

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -66,17 +66,6 @@ def _unforeseen(what: str, error: Exception) -> EngineError:
     return EngineError(f"{what}: {type(error).__name__}: {error}.")
 
 
-def _job_directory(path: str, place: Sequence[int]) -> Directory:
-    """Open a job's directory. Raises SpoolError if it is not the one at that place: somebody has swapped it."""
-    try:
-        directory = Directory(path)
-        if directory.place != tuple(place):
-            raise OSError(0, "it is not the directory that the engine has made")
-    except OSError as error:
-        raise SpoolError(f"the job's directory {path} cannot be used: {error.strerror}. Who writes to the spool?") from None
-    return directory
-
-
 class Slowdown:
     """Makes this worker `factor` times slower, like a device's processor: it sleeps (factor - 1) times its CPU time."""
 
@@ -102,6 +91,17 @@ class Slowdown:
     def slept(self, seconds: float) -> None:
         """Subtract the seconds slept. More than owed counts for the next samples."""
         self._owed_s -= seconds
+
+
+def _job_directory(path: str, place: List[int]) -> Directory:
+    """Open a job's directory. Raises SpoolError if it is not the one at that place: somebody has swapped it."""
+    try:
+        directory = Directory(path)
+        if directory.place != tuple(place):
+            raise OSError(0, "it is not the directory that the engine has made")
+    except OSError as error:
+        raise SpoolError(f"the job's directory {path} cannot be used: {error.strerror}. Who writes to the spool?") from None
+    return directory
 
 
 def _sample_memory(layout: Layout, samples: int) -> Tuple[np.ndarray, Optional[np.ndarray]]:
@@ -193,6 +193,7 @@ class Worker:
 
     def _open_job(self, command: Dict[str, Any]) -> None:
         try:
+            directory = _job_directory(command["directory"], command["place"])
             roots = Roots.from_data(command["roots"])
             operators = command["operators"]
             calls = None if operators is None else OperatorDirectory(operators).call
@@ -205,7 +206,6 @@ class Worker:
                 lambda fingerprint: os.path.join(manifests, fingerprint),
                 roots.beneath,
             )
-            directory = _job_directory(command["directory"], command["place"])
             try:
                 maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
             except BaseException:
