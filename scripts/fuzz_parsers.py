@@ -42,7 +42,7 @@ from csd_engine.transforms import Pipeline
 
 _SIZE = (40, 30)  # (width, height) of the images that pipelines are drawn for
 _HEX = "0123456789abcdef" * 2
-_VALUES = (
+_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 255, 1 << 31, 1 << 53, 1 << 63, 1 << 64, 1 << 200, 0.0, -0.0, 0.5, 1e-320, 1e308, -1e308,
     float("inf"), float("nan"), "", "a", "\0", "..", "/", "/etc/passwd", "\ud800", "x" * 5000, _HEX, [], {}, [[]], [{}], [0, 1],
     [1, 0], [0.08, 1.0], [1e308, -1e308], [-1, -1], [1 << 40, 1 << 40], [224, 224], "RGB", "bilinear", [None], {"op": "User"},
@@ -272,6 +272,11 @@ def _read_array(path: Path) -> None:
 _LAYOUT = Layout(3, 4, 5, 3, 2)
 
 
+def _read_layout(_: Path, data: Any) -> None:
+    layout = Layout.parse(data)
+    assert Layout.parse(layout.to_data()) == layout and layout.file_bytes > 0
+
+
 def _batches(directory: Path) -> list[Any]:
     writer = BatchWriter(directory, _HEX, 7, _LAYOUT)
     writer.write_rows(0, np.ones(_LAYOUT.image_shape, np.uint8), np.zeros((3, 2, 4), np.int32))
@@ -297,7 +302,7 @@ PARSERS = {
     "message": Parser((BadMessage,), _messages, _read_message, _changed_message),
     "pipeline": Parser((PipelineError,), _pipelines, _read_pipeline),
     "dataset": Parser((DatasetError,), _datasets, _read_dataset),
-    "layout": Parser((EngineError,), lambda _: [_LAYOUT.to_data()], lambda _, data: Layout.parse(data) and None),
+    "layout": Parser((EngineError,), lambda _: [_LAYOUT.to_data()], _read_layout),
     "manifest": Parser((DatasetError,), _manifests, _of_file("manifest", _read_manifest), changed_bytes),
     "npy": Parser((DatasetError,), _arrays, _of_file("a.npy", _read_array), changed_bytes),
     "batch": Parser((DamagedBatch,), _batches, _of_file("batch", _read_batch), changed_bytes),
