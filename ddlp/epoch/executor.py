@@ -49,6 +49,8 @@ __all__ = ["FETCHERS", "EpochExecutor"]
 
 LOOK_UP_S = 1.0
 FETCHERS = 2  # while one batch comes over the network or waits for a slow file system, another one is finished
+_UNUSABLE = 5  # batches of a device that are missing or damaged, in a row: then it is not used any more
+_MOST_TOLD = 16  # warnings of a device's batches that are missing or damaged
 WAITING_S = 0.05  # the devices are told of a longer wait, so that they work for this epoch first
 
 
@@ -371,12 +373,9 @@ class EpochExecutor:
                 if batch is None:
                     # The loss of a device was told already, and a file may be removed once the host's copy was first.
                     if self.ledger.damaged(lease) and self.ledger.devices[device].alive and not self._closing:
-                        text = f"{device}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
-                        if vanished:
-                            self._messages.vanished(device, text, time.monotonic())
-                        else:
-                            self._messages.warn(text)
+                        self._unusable(device, position, trouble, vanished)
                 elif self.ledger.verified(lease):
+                    self._devices[device].unusable_in_a_row = 0
                     self._ready[position] = batch
                 fetch = None if given_up else self._take_fetch()  # while the lock is held anyway
                 self._act()
@@ -571,8 +570,23 @@ class EpochExecutor:
         with self._lock:
             return self._ends.wait_for(lambda: self._closing, seconds)
 
+    def _unusable(self, name: str, position: int, trouble: str, vanished: bool) -> None:
+        """Note that a device's batch is missing or damaged. Such ones cost time: a device that makes no others is barred."""
+        device = self._devices[name]
+        device.unusable += 1
+        device.unusable_in_a_row += 1
+        if device.unusable_in_a_row >= _UNUSABLE:
+            self._distrust(name, f"{_UNUSABLE} of its batches in a row could not be used, the last one since {trouble}")
+        elif device.unusable <= _MOST_TOLD:
+            text = f"{name}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
+            text += " Further ones are not told." if device.unusable == _MOST_TOLD else ""
+            if vanished:
+                self._messages.vanished(name, text, time.monotonic())
+            else:
+                self._messages.warn(text)
+
     def _distrust(self, name: str, reason: str) -> None:
-        """Note that a device has computed wrong pixels. The device may be lost by now."""
+        """Note that a device's batches can't be trusted: none is used from now on. The device may be lost by now."""
         with self._lock:
             self.ledger.distrust(name, time.monotonic())
             for position in [position for position in self._ready if not self.ledger.is_ready(position)]:

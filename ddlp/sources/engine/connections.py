@@ -13,17 +13,18 @@ from pathlib import Path
 from csd_engine.batchfile.reader import Layout
 from csd_engine.data.base import Dataset
 from csd_engine.errors import EngineGone
+from csd_engine.protocol.printable import printable
 from csd_engine.service.groups import Member
 from csd_engine.transforms import Pipeline
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
-from ddlp.sources.engine.dataset_upload import ARRAYS, FILES, DatasetUpload
+from ddlp.sources.engine.dataset_upload import FILES, DatasetUpload
 from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from ddlp.sources.engine.events import EngineEvent
 from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.link import ARRAYS, EngineLink
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.engine.shared_spool import NotShared, share_spool
 
@@ -229,14 +230,14 @@ class EngineConnections:
             try:
                 return EngineConnection(name, link, share_spool(link), True)
             except DDLPError as error:
+                why = printable(str(error))  # it names paths that the engine has told
                 if self._transfer not in (None, "auto"):
                     raise NotShared(
-                        f"transfer={self._transfer!r}, but {name} and this host share no spool: {error}. Have this host see "
-                        f"the directory {welcome.spool} of the device (NFS or a cluster file system; never one disk mounted by "
-                        "two systems) and name it in Device(spool=...), or leave transfer= out: batches are then sent over "
-                        "the engine's socket."
+                        f"transfer={self._transfer!r}, but {name} and this host share no spool: {why}. Have this host see "
+                        f"the directory {printable(welcome.spool)} of the device (NFS or a cluster file system; never one disk "
+                        "mounted by two systems) and name it in Device(spool=...), or leave transfer= out: batches are then sent "
+                        "over the engine's socket."
                     ) from error
-                why = str(error)
         remark = f"batches are sent over the engine's socket: {why}"
         return EngineConnection(name, link, DatasetUpload.sent_to(welcome.spool), False, remark)
 

@@ -33,12 +33,13 @@ from csd_engine.service.spool import host_directory, host_mark, look_at
 from ddlp.errors import DDLPError
 from ddlp.process.system import boot, own_prefix
 from ddlp.sources.engine.embedded import sweep
+from ddlp.sources.engine.link import ARRAYS
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.leaf import Upload
 
 _AT_ONCE = 1024  # names
 _PAUSE_S = 0.0005
-FILES, ARRAYS = "files", "arrays"  # directories below the spool: files that hosts put there, and arrays that they send
+FILES = "files"  # the directory below the spool for files that hosts put there
 
 
 def _absolute(path: str) -> str:

@@ -78,9 +78,13 @@ class JobHandle:
         self._link = link
         self._on_event = on_event
         self.answers: queue.SimpleQueue[say.Message | Exception] = queue.SimpleQueue()
+        self.files: frozenset[tuple[str, str]] = frozenset()  # (kind, fingerprint) of those that the engine may ask for
         self.manifests: Callable[[str], str | os.PathLike[str]] | None = None
         self.arrays: Callable[[str, int], tuple[say.Payload, int]] | None = None
         self._closed = False
+        self._awaits = False  # an answer; any other one is dropped
+        self._unanswered: set[int] = set()  # leases of which the engine has told neither that they are published nor failed
+        self._sent: dict[str, int] = {}  # the offset of the last part sent, by the file's fingerprint
         self.is_waiting = False
         self.told_note = ""
 
@@ -99,6 +103,7 @@ class JobHandle:
 
     def lease(self, lease: int, identity: str, seed: int, epoch: int, items: Sequence[Item]) -> None:
         """Ask for a batch; leases are begun in the order asked. `lease` must not be in use in this job."""
+        self._unanswered.add(lease)
         self._send(say.Lease(self.name, lease, identity, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
 
     def cancel(self, lease: int) -> None:
@@ -137,18 +142,18 @@ class JobHandle:
         while not self.answers.empty():  # answers to a request that was given up
             self.answers.get()
         self._check()
-        self._send(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
+        self.ask(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
         answer = self.answer(timeout_s)
-        if not isinstance(answer, say.ProbeDone):
-            raise EngineGone(f"the engine answered a probe with {answer!r:.200}.")
+        if not isinstance(answer, say.ProbeDone) or len(answer.digests) != len(items):
+            raise self.wrong(answer, f"the probe of {len(items)} samples")
         return list(map(Probed.read, answer.digests))
 
     def close(self, wait_s: float = 0.0) -> None:
         """End the job; the engine removes everything of it. No event comes afterwards, except one already under way."""
         if self._closed:
             return
-        self._send(say.CloseJob(self.name))
         self._closed = True
+        self.ask(say.CloseJob(self.name))
         self._link.stream.drop(self.name)
         if wait_s and not self._link.on_its_thread():
             try:
@@ -157,12 +162,32 @@ class JobHandle:
                 pass
 
     def part(self, wanted: say.NeedFile) -> tuple[say.Payload, int]:
-        """The part of a file that the engine asks for, and the file's size. KeyError if this job does not have it."""
+        """The part of a file that the engine asks for, and the file's size. Each part is given once, in order.
+
+        Raises:
+            KeyError: this job does not have the file.
+            EngineError: the part was given already, or there is none at this offset.
+            OSError: the file can't be read.
+        """
+        if (wanted.kind, wanted.fingerprint) not in self.files:
+            raise KeyError(wanted.fingerprint)
+        if wanted.offset % say.MAX_PART_BYTES or wanted.offset <= self._sent.get(wanted.fingerprint, -1):
+            raise EngineError(f"no part begins at byte {wanted.offset}, or it was sent already")
+        self._sent[wanted.fingerprint] = wanted.offset
         if wanted.kind == ARRAY and self.arrays is not None:
             return self.arrays(wanted.fingerprint, wanted.offset)
         if wanted.kind != ARRAY and self.manifests is not None:
             return read_part(Path(self.manifests(wanted.fingerprint)), wanted.offset)
         raise KeyError(wanted.fingerprint)
+
+    def ask(self, question: say.Message) -> None:
+        """Send a message that `answer` then returns the answer to."""
+        self._awaits = True
+        self._link.submit(say.encode(question))
+
+    def wrong(self, answer: say.Message, question: str) -> EngineGone:
+        """Return the error for an answer that is none to the question. A device that gives such answers counts as lost."""
+        return EngineGone(f"the engine at {self._link.address} answered {question} with {answer!r:.200}.")
 
     def answer(self, timeout_s: float) -> say.Message:
         try:
@@ -176,18 +201,29 @@ class JobHandle:
         return answer
 
     def heard(self, message: say.Message) -> bool:
-        """Handle a message about this job, on the link's thread. Return True if the message ends the job."""
-        if isinstance(message, say.Published):
-            path = self.directory / message.file.rpartition("/")[2]
-            self.tell(LeasePublished(message.lease, path, message.busy_s))
-        elif isinstance(message, say.Failed):
-            self.tell(LeaseFailed(message.lease, message.reason, message.fatal))
+        """Handle a message about this job, on the link's thread. Return True if the message ends the job.
+
+        A message that nobody waits for is dropped: nothing of it is kept.
+        """
+        if isinstance(message, (say.Published, say.Failed)):
+            if message.lease not in self._unanswered:
+                return False
+            self._unanswered.discard(message.lease)
+            if isinstance(message, say.Published):
+                path = self.directory / message.file.rpartition("/")[2]
+                self.tell(LeasePublished(message.lease, path, message.busy_s))
+            else:
+                self.tell(LeaseFailed(message.lease, message.reason, message.fatal))
         elif isinstance(message, say.Measured):
             self.tell(RanksMeasured(message.batches))
         elif isinstance(message, say.Refused) and self.directory != Path():
             self.tell(EngineLost(f"the engine at {self._link.address} dropped the job: {message.reason}"))
             return True
-        elif not isinstance(message, say.Cancelled):  # nobody waits for that one
+        elif isinstance(message, say.JobClosed) and not self._closed:
+            self.tell(EngineLost(f"the engine at {self._link.address} ended the job by itself"))
+            return True
+        elif self._awaits and not isinstance(message, say.Cancelled):
+            self._awaits = False
             self.answers.put(message)
         return isinstance(message, say.JobClosed)
 

@@ -18,10 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.data.base import Dataset
-from csd_engine.errors import EngineError, EngineGone, EngineRefused, EngineUnreachable
+from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member
 from csd_engine.service.uploads import pack
@@ -32,12 +33,26 @@ from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.wakeup import Wakeup
 from ddlp.sources.engine.wire import ClientKeys, Wire
 
-__all__ = ["EngineLink"]
+__all__ = ["ARRAYS", "EngineLink"]
+
+ARRAYS = "arrays"  # the directory below the spool in which an engine keeps the arrays that hosts send
+
+M = TypeVar("M", bound=say.Message)
 
 _LOG = logging.getLogger("ddlp")
+_OF_A_JOB = (say.Refused, say.JobOpen, say.ProbeDone, say.Published, say.Measured, say.Failed, say.Cancelled, say.JobClosed)
 _CLOSE_TIMEOUT_S = 2.0
 _PING_GAP_S = 0.25  # slow batches make training wait several times a second: not every change is sent
+_AT_ONCE = 1000  # messages that are handled before the thread looks whether it has anything to send, or should end
+_MOST_PARTS = 16  # of files, 1 MiB each, that wait for the engine to read: it asks for the next one when it has the last
 _PAUSE_S = 1.0  # after a longer gap between two rounds, this process was stopped and not the engine
+
+
+class _Asked(NamedTuple):
+    """A question to the engine: the kind of its answer, and where the caller waits for it. None: the engine is lost."""
+
+    kind: type[say.Message]
+    answers: queue.SimpleQueue[say.Message | None]
 
 
 class EngineLink:
@@ -81,14 +96,16 @@ class EngineLink:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._outbox: deque[list[say.Payload]] = deque()
+        self._parts: deque[list[say.Payload]] = deque()  # of files; the engine has not read what was sent before
         self.stream = PartStream(self.submit)
         self._seen: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
+        self._looking: str | None = None  # the file of a question that has no answer yet
         self._ping_due = True
         self._stop = False
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
-        self._asking: deque[queue.SimpleQueue[say.Message | None]] = deque()  # callers that wait for a status or for sensors
+        self._asking: deque[_Asked] = deque()  # callers that wait for a status or for sensors
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
         self._wakeup: Wakeup | None = None  # wakes the thread
@@ -109,7 +126,7 @@ class EngineLink:
         Raises:
             EngineRefused: wrong key, not on the allow-list, or another protocol version.
             EngineUnreachable: nothing answered in time.
-            EngineGone: this link was lost or closed before, or belongs to the parent process.
+            EngineGone: what answers speaks no sense; this link was lost or closed before, or belongs to the parent process.
         """
         with self._lock:
             self._check()
@@ -151,24 +168,26 @@ class EngineLink:
 
         Raises:
             EngineRefused: the engine does not take the job; says why.
-            EngineGone: the engine is lost.
+            EngineGone: the engine is lost, or gave an answer that is none.
         """
-        self.open()
+        welcome = self.open()
         handle = JobHandle(self, f"{os.getpid()}-{next(self._numbers)}", on_event)
         handle.manifests, handle.arrays = manifest_file, array_part
+        handle.files = frozenset(dataset.uploads(Path(welcome.spool) / ARRAYS))
         with self._lock:
             self._check()
             self._jobs[handle.name] = handle
         parts = (pipeline.to_data(), dataset.to_data(), layout.to_data())
-        self.submit(say.encode(say.OpenJob(handle.name, *parts, *member)))
+        handle.ask(say.OpenJob(handle.name, *parts, *member))
         try:
             answer = handle.answer(timeout_s)
             while isinstance(answer, say.NeedFile):  # a sign of life while a file is on its way
                 answer = handle.answer(timeout_s)
             if isinstance(answer, say.Refused):
                 raise EngineRefused(f"the engine at {self.address} refused the job: {answer.reason}")
-            assert isinstance(answer, say.JobOpen) and self.spool is not None
-            handle.directory = self.spool / answer.directory
+            if not isinstance(answer, say.JobOpen):
+                raise handle.wrong(answer, "the opening of a job")
+            handle.directory = (self.spool or Path(welcome.spool)) / answer.directory
         except BaseException:
             handle.close()
             self._jobs.pop(handle.name, None)
@@ -182,14 +201,13 @@ class EngineLink:
             EngineGone: the engine is lost, or did not answer in time.
         """
         self.open()
+        self._looking = file
         self.submit(say.encode(say.Look(file)))
         try:
-            while True:
-                seen = self._seen.get(timeout=timeout_s)
-                if isinstance(seen, Exception):
-                    raise seen
-                if seen.file == file:  # else it answers an earlier question that was given up
-                    return seen
+            seen = self._seen.get(timeout=timeout_s)
+            if isinstance(seen, Exception):
+                raise seen
+            return seen
         except queue.Empty:
             raise EngineGone(f"the engine at {self.address} did not answer within {timeout_s:g} s.") from None
 
@@ -200,31 +218,27 @@ class EngineLink:
             EngineRefused, EngineUnreachable: as `open`.
             EngineGone: the engine is lost, or did not answer in time.
         """
-        status = self._ask(say.AskStatus(), timeout_s)
-        assert isinstance(status, say.Status)
-        return status
+        return self._ask(say.AskStatus(), say.Status, timeout_s)
 
     def sensors(self, timeout_s: float = ANSWER_TIMEOUT_S) -> tuple[say.Reading, ...] | None:
         """Ask for the readings of the device's power and energy sensors. None if its engine is too old. Raises as `status`."""
         if "sensors" not in self.open().versions:
             return None
-        told = self._ask(say.AskSensors(), timeout_s)
-        assert isinstance(told, say.Sensors)
-        return told.readings
+        return self._ask(say.AskSensors(), say.Sensors, timeout_s).readings
 
-    def _ask(self, question: say.Message, timeout_s: float) -> say.Message:
+    def _ask(self, question: say.Message, kind: type[M], timeout_s: float) -> M:
         self.open()
         answers: queue.SimpleQueue[say.Message | None] = queue.SimpleQueue()
         with self._lock:
             self._check()
-            self._asking.append(answers)  # under the lock, to keep the order of the questions
+            self._asking.append(_Asked(kind, answers))  # under the lock, to keep the order of the questions
             self.submit(say.encode(question))
         try:
             answer = answers.get(timeout=timeout_s)
         except queue.Empty:
             what = "its status" if isinstance(question, say.AskStatus) else "what its sensors say"
             raise EngineGone(f"the engine at {self.address} did not tell {what} within {timeout_s:g} s.") from None
-        if answer is None:
+        if not isinstance(answer, kind):
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost}")
         return answer
 
@@ -283,6 +297,8 @@ class EngineLink:
             self._greeting.put(self._greeted(wire))
             reason = self._serve(wire, wakeup)
         except EngineError as error:
+            if isinstance(error, BadMessage):
+                error = EngineGone(f"the engine at {self.address} sent what it should not have: {error}")
             reason = str(error)
             self._greeting.put(error)
         except Exception as error:
@@ -297,8 +313,8 @@ class EngineLink:
                 asking, self._asking = self._asking, deque()
             self.stream.end(reason)
             self._seen.put(EngineGone(reason))
-            for answers in asking:
-                answers.put(None)
+            for asked in asking:
+                asked.answers.put(None)
             for job in jobs:
                 job.tell(EngineLost(reason))
                 job.answers.put(EngineGone(reason))
@@ -310,7 +326,7 @@ class EngineLink:
         ended = self._ended or (lambda: None)
         try:
             return wire.greet(self._connect_timeout_s, lambda: self._stop or ended() is not None)
-        except EngineUnreachable as error:
+        except (EngineGone, EngineUnreachable) as error:
             why = ended()
             raise error if why is None else EngineUnreachable(f"no engine answered at {self.address}: {why}") from None
 
@@ -322,21 +338,22 @@ class EngineLink:
         while True:
             wakeup.rest()
             rest_s = self._heartbeat_s if not self._ping_due else max(0.0, told_s + gap_s - time.monotonic())
-            wakeup.awake(wire.wait(0.0 if self._outbox or self._stop else rest_s))
+            wakeup.awake(wire.wait(0.0 if self._stop or (self._outbox and not wire.full) else rest_s))
             now = time.monotonic()
             if now - last_round > self._heartbeat_s + _PAUSE_S:
                 heard += now - last_round
             last_round = now
             broken = wire.broken()
             alive = False
-            for message, payload in wire.messages():
+            for message, payload in itertools.islice(wire.messages(), _AT_ONCE):
                 heard = self._heard = now
                 alive = True
                 gone = self._take(wire, message, payload)
                 if gone:
                     return gone
-            while self._outbox:
-                wire.send(self._outbox.popleft())
+            for waiting_frames in (self._outbox, self._parts):
+                while waiting_frames and wire.send(waiting_frames[0]):
+                    waiting_frames.popleft()
             ended = self._ended() if self._ended is not None and not alive else None
             if ended is not None or broken:
                 return ended or f"the connection to the engine at {self.address} was broken off"
@@ -351,6 +368,8 @@ class EngineLink:
                 if waiting != told:
                     told, told_s, beat = waiting, now, True
                 if beat:
+                    if wire.hoards():
+                        return f"the engine at {self.address} sends a message without end"
                     pinged = now
                     wire.send(say.encode(say.Ping(waiting)))
 
@@ -361,19 +380,27 @@ class EngineLink:
         elif isinstance(message, (say.Part, say.NoPart)):
             self.stream.arrived(message, payload)
         elif isinstance(message, say.NeedFile):
-            self._send_part(wire, message)
+            if len(self._parts) >= _MOST_PARTS:
+                return f"the engine at {self.address} asks for more parts of files than it reads"
+            self._send_part(message)
         elif isinstance(message, say.Seen):
-            self._seen.put(message)
+            if message.file == self._looking:
+                self._looking = None
+                self._seen.put(message)
         elif isinstance(message, (say.Status, say.Sensors)):
             if self._asking:
-                self._asking.popleft().put(message)
+                asked = self._asking.popleft()
+                asked.answers.put(message)
+                if not isinstance(message, asked.kind):
+                    return f"the engine at {self.address} answered with {type(message).__name__} to {asked.kind.__name__}"
         elif isinstance(message, say.Refused) and not message.job:
             return f"the engine at {self.address} broke off: {message.reason}"
-        else:
-            name = getattr(message, "job", None)
-            job = self._jobs.get(name) if name else None
+        elif isinstance(message, _OF_A_JOB):
+            job = self._jobs.get(message.job)
             if job is not None and job.heard(message):
                 self._jobs.pop(job.name, None)
+        else:
+            return f"the engine at {self.address} sent {type(message).__name__}, which it should not have"
         return None
 
     def _pong(self, message: say.Pong) -> None:
@@ -387,7 +414,7 @@ class EngineLink:
                 job.told_note = message.note
                 job.tell(EngineNote(message.note))
 
-    def _send_part(self, wire: Wire, wanted: say.NeedFile) -> None:
+    def _send_part(self, wanted: say.NeedFile) -> None:
         """Send the part of a file that the engine asks for, from the first job that has it."""
         problem: Exception = EngineError(f"no job here has {wanted.kind} {wanted.fingerprint}")
         asking = [job for job in list(self._jobs.values()) if job.directory == Path() and job.open]
@@ -400,7 +427,7 @@ class EngineLink:
             except (OSError, EngineError, KeyError) as error:
                 problem = error if not isinstance(error, KeyError) else problem
                 continue
-            wire.send(frames)
+            self._parts.append(frames)
             for one in asking:
                 one.answers.put(wanted)
             return

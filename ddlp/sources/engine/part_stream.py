@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from csd_engine.errors import DamagedBatch, EngineGone
+from csd_engine.errors import BadMessage, DamagedBatch, EngineGone
 from csd_engine.protocol import codec as say
 
 __all__ = ["PartStream"]
@@ -20,7 +20,7 @@ class _OnTheWay:
 
     def __init__(self, job: str) -> None:
         self.job = job
-        self.arrived: deque[tuple[int, say.Payload | str]] = deque()  # (offset, bytes or why there are none)
+        self.arrived: deque[say.Payload | str] = deque()  # bytes, or why there are none
 
 
 class PartStream:
@@ -34,6 +34,7 @@ class PartStream:
         self._submit = submit
         self._changed = threading.Condition()
         self._on_the_way: dict[int, _OnTheWay] = {}  # by the fetch's number
+        self._asked: deque[tuple[int, int, int]] = deque()  # (fetch's number, offset, length) of parts that have not come yet
         self._fetches = 0
         self._under_way = 0  # parts asked for, and neither used nor thrown away
         self._over: str | None = None
@@ -61,19 +62,18 @@ class PartStream:
                         while asked < size and self._under_way < WINDOW:
                             length = min(say.MAX_PART_BYTES, size - asked)
                             self._under_way += 1
+                            self._asked.append((number, asked, length))
                             self._submit(say.encode(say.Fetch(number, job, lease, asked, length)))
                             asked += length
                         if batch.arrived:
                             break
                         if not self._changed.wait(SILENT_S):
                             raise DamagedBatch(f"the engine sent nothing of it for {SILENT_S:g} s")
-                    offset, part = batch.arrived.popleft()
+                    part = batch.arrived.popleft()
                     self._under_way -= 1
                     self._changed.notify_all()
                 if isinstance(part, str):
                     raise DamagedBatch(f"the engine can't send it: {part}")
-                if offset != used or used + len(part) > size:
-                    raise DamagedBatch(f"{len(part)} bytes from {offset} came where {used} of {size} were next")
                 used += len(part)
                 yield part
         finally:
@@ -91,13 +91,25 @@ class PartStream:
     # -- the link's thread
 
     def arrived(self, message: say.Part | say.NoPart, payload: say.Payload) -> None:
-        """Take an answer of the engine. Each question gets exactly one, and they come in the order of the questions."""
+        """Take an answer of the engine. Each question gets exactly one, and they come in the order of the questions.
+
+        Raises:
+            BadMessage: it answers another question than the next one, or has another length. Nothing of it is kept.
+        """
+        missing = isinstance(message, say.NoPart)
         with self._changed:
-            batch = self._on_the_way.get(message.number)
+            number, offset, length = self._asked[0] if self._asked else (-1, 0, 0)
+            if (message.number, message.offset) != (number, offset) or not (missing or len(payload) == length):
+                wanted = f"{length} bytes from {offset} of fetch {number}" if self._asked else "nothing"
+                raise BadMessage(
+                    f"{len(payload)} bytes from {message.offset} of fetch {message.number} came where {wanted} were next."
+                )
+            self._asked.popleft()
+            batch = self._on_the_way.get(number)
             if batch is None:
                 self._under_way -= 1  # nobody wants it any more
             else:
-                batch.arrived.append((message.offset, message.reason if isinstance(message, say.NoPart) else payload))
+                batch.arrived.append(message.reason if isinstance(message, say.NoPart) else payload)
             self._changed.notify_all()
 
     def drop(self, job: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ import torch
 from csd_engine.batchfile import reader as batchfile
 from csd_engine.batchfile.reader import Batch, Layout
 from csd_engine.data.base import Dataset, fingerprint
-from csd_engine.errors import EngineError, EngineRefused, WrongPixels
+from csd_engine.errors import EngineError, EngineGone, EngineRefused, WrongPixels
 from csd_engine.machine.versions import versions as own_versions
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.prepare.sample import sample_digest
@@ -46,6 +47,9 @@ from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
 from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
+MOST_WORKERS = 1024  # of a device: each has a lease of its own at a time, whatever the device says
+_MOST_BUSY_S = 600.0  # of a batch for another rank, which this host has not seen being made
+_MOST_REASONS = 4  # of failed leases that are told in an epoch; further ones are as good as known
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is tried again; doubled each time
 
 
@@ -59,7 +63,7 @@ class EngineJob:
     def __init__(self, spec: EpochSpec, dataset: Dataset, layout: Layout, audit: int | None) -> None:
         self._spec, self._layout, self._audit = spec, layout, audit
         self._dataset = fingerprint(dataset)
-        self._identities: dict[int, str] = {}
+        self._identities: dict[int, tuple[str, float]] = {}  # of each lease, and when it was given
         self._read = itertools.count(1)
         self.handle: JobHandle | None = None
         self.fetching: BatchFetcher | None = None
@@ -79,7 +83,7 @@ class EngineJob:
         spec = self._spec
         items = spec.plan.image_items(position)
         identity = batchfile.identity(spec.pipeline.digest, self._dataset, spec.seed, spec.epoch, items)
-        self._identities[lease] = identity
+        self._identities[lease] = identity, time.monotonic()
         self._open.lease(lease, identity, spec.seed, spec.epoch, items)
 
     def cancel(self, lease: int) -> None:
@@ -96,6 +100,14 @@ class EngineJob:
         """Whether a lease was neither taken back nor released."""
         return lease in self._identities
 
+    def busy_s(self, lease: int, told: float) -> float:
+        """A worker's seconds on a batch: as the engine tells them, but no more than have passed since the lease was given.
+
+        The longer a device says that its batches take, the longer a stalled one is waited for.
+        """
+        _, given = self._identities.get(lease, ("", -math.inf))
+        return min(told, time.monotonic() - given)
+
     def waiting(self, waiting: bool) -> None:
         """Tell the engine that training waits for this job."""
         self._open.set_waiting(waiting)
@@ -111,7 +123,7 @@ class EngineJob:
         `csd_engine.errors.DamagedBatch`, `EngineGone`, `WrongPixels` or OSError.
         """
         assert self.fetching is not None
-        spec, identity = self._spec, self._identities[lease]
+        spec, (identity, _) = self._spec, self._identities[lease]
         size = spec.plan.size(position) * spec.plan.views
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         sample: int | None = None  # the one to compare
@@ -183,8 +195,8 @@ class EngineSource:
         """Bring the device into an epoch, or tell the epoch that it is lost.
 
         A device that was never met and can't be reached, or makes other bits, is an error of the training run. If the device
-        was met before, it is only a warning and a slower epoch. The same holds for an embedded engine that does not start, if
-        the host may do without it.
+        was met before, it is only a warning and a slower epoch. The same holds for a device that breaks off or answers without
+        sense, and for an embedded engine that does not start, if the host may do without it.
         """
         name, connections = self.name, self.connections
         job: EngineJob | None = None
@@ -205,6 +217,8 @@ class EngineSource:
         except DifferentBits as error:
             sink.lost(name, str(error), None if name in connections.met else error)
         except (EngineError, DDLPError, OSError) as error:
+            if isinstance(error, EngineGone) and name != EMBEDDED:
+                connections.met.add(name)  # it was reached: what it does from here on costs speed, and never the training
             if name == EMBEDDED and name not in connections.met:
                 connections.told_absent = sink.absent(name, error, connections.told_absent)
             else:
@@ -235,14 +249,14 @@ class EngineSource:
         sink.shared(name, ranks)
         open_job = partial(place.open_job, dataset, member)
         layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes)
-        quota = Quota(welcome.quota_batches, welcome.quota_bytes).usable(layout.file_bytes)
+        quota = Quota(max(1, welcome.quota_batches), max(1, welcome.quota_bytes)).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
         job = EngineJob(spec, dataset, layout, self.audit)
-        job.handle = open_job(spec.pipeline, layout, _telling(sink, name, files))
+        job.handle = open_job(spec.pipeline, layout, _telling(sink, name, files, job))
         try:
             job.fetching = BatchFetcher(
                 job.handle, place.shared, lambda text: sink.remark(name, text), mapped=place.mapped, wanted=job.holds,
@@ -256,25 +270,26 @@ class EngineSource:
         except BaseException:
             job.handle.close()
             raise
-        return job, Capacity(max(1, quota // ranks), welcome.workers)
+        return job, Capacity(max(1, quota // ranks), min(max(1, welcome.workers), MOST_WORKERS))
 
 
-def _telling(sink: EpochSink, name: str, files: Sequence[OperatorFile]) -> Callable[[EngineEvent], None]:
+def _telling(sink: EpochSink, name: str, files: Sequence[OperatorFile], job: EngineJob) -> Callable[[EngineEvent], None]:
     """Return the callback that passes the engine's events to the epoch."""
     reasons: set[str] = set()  # reasons of failed leases that were told already
 
     def on_event(event: EngineEvent) -> None:
         if isinstance(event, LeasePublished):
-            sink.published(name, event.lease, event.path, event.busy_s)
+            sink.published(name, event.lease, event.path, job.busy_s(event.lease, event.busy_s))
         elif isinstance(event, LeaseFailed):
             kind = event.reason.partition(":")[0]
-            told = kind in reasons
+            told = kind in reasons or len(reasons) >= _MOST_REASONS
             sink.failed(name, event.lease, by_name(event.reason, files), fatal=event.fatal, told=told)
-            reasons.add(kind)
+            if not told:
+                reasons.add(kind)
         elif isinstance(event, LeaseProgress):
             sink.progressed(name, event.samples)
         elif isinstance(event, RanksMeasured):
-            sink.measured(name, event.batches)
+            sink.measured(name, ((samples, min(busy_s, _MOST_BUSY_S)) for samples, busy_s in event.batches))
         elif isinstance(event, EngineNote):
             sink.note(name, event.text)
         elif isinstance(event, EngineLost):

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import math
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 import csd_engine
-from csd_engine.errors import EngineRefused, EngineUnreachable
+from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
+from csd_engine.protocol.fields import MAX_TEXT
+from csd_engine.protocol.printable import printable
 from ddlp.sources.engine.greeting import greets
 
 __all__ = ["ClientKeys", "Wire"]
 
 _IN = int(zmq.POLLIN)  # a plain int: an enum's operators run Python code
 _MONITORED = (
-    zmq.EVENT_DISCONNECTED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+# What an engine may make this process keep. libzmq bounds the messages and their frames, but not the frames of a message.
+_MOST_FRAME_BYTES = 2 << 20  # a part of a batch has 1 MiB, and the longest text less
+_MOST_MESSAGES = 64  # each way, that wait for their reader
+_MOST_UNFINISHED_BYTES = 16 << 20  # of a message whose last frame has not come
+_RECEIVED_AT = 128  # of tcpi_bytes_received in Linux's struct tcp_info
+
+# Texts of an engine's that people read, in a terminal or a page.
+_FOR_PEOPLE: dict[type[say.Message], tuple[str, ...]] = {
+    say.Welcome: ("versions",), say.Refused: ("reason",), say.ProbeDone: ("digests", "versions"), say.Failed: ("reason",),
+    say.NoPart: ("reason",), say.Pong: ("note",), say.Status: ("versions", "jobs", "note"), say.Sensors: ("readings",),
+}  # fmt: skip
 
 
 class ClientKeys(NamedTuple):
@@ -47,8 +64,8 @@ class Wire:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 500
-        self._socket.sndhwm = 0  # leases and manifest parts are bounded by their own flow control
-        self._socket.maxmsgsize = say.MAX_FRAME_BYTES
+        self._socket.sndhwm = self._socket.rcvhwm = _MOST_MESSAGES
+        self._socket.maxmsgsize = _MOST_FRAME_BYTES
         self._socket.curve_serverkey = keys.server_public
         self._socket.curve_publickey = keys.public
         self._socket.curve_secretkey = keys.secret
@@ -62,6 +79,10 @@ class Wire:
         for one in (self._socket, self._monitor, wake):
             self._poller.register(one, zmq.POLLIN)
         self._connected = self._told = False
+        self.full = False  #: the last message could not be sent: the engine has not read those before it
+        self._descriptor = -1  # of the connection
+        self._whole = True  # a message has come since the last look at the bytes received
+        self._received = 0  # bytes, by the last look after a whole message
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -71,15 +92,27 @@ class Wire:
             ) from None
 
     def wait(self, timeout_s: float) -> bool:
-        """Return when something has come, `wake` is readable, or the time is over. True where `wake` is readable."""
+        """Return when something has come or can be sent again, `wake` is readable, or the time is over.
+
+        True where `wake` is readable.
+        """
+        if self.full:
+            self._poller.modify(self._socket, zmq.POLLIN | zmq.POLLOUT)
         ready = [one for one, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000)))]
+        if self.full:
+            self._poller.modify(self._socket, zmq.POLLIN)
         self._told = self._monitor in ready
         return self._wake in ready
 
     def _events(self) -> Iterable[int]:
         """Yield the monitor's events of the connection, if the last `wait` found any."""
         while self._told and self._monitor.poll(0):
-            yield parse_monitor_message(self._monitor.recv_multipart())["event"]
+            told = parse_monitor_message(self._monitor.recv_multipart())
+            if told["event"] == zmq.EVENT_CONNECTED:
+                self._descriptor = told["value"]
+                self._received = 0
+            else:
+                yield told["event"]
 
     def greet(self, timeout_s: float, stopped: Callable[[], bool]) -> say.Welcome:
         """Connect and say Hello; return the engine's Welcome.
@@ -87,6 +120,8 @@ class Wire:
         Raises:
             EngineRefused: wrong key, not on the allow-list, or another protocol.
             EngineUnreachable: no answer in time, or ``stopped`` says that nobody waits for one any more.
+            EngineGone: the answer is none.
+            BadMessage: the answer is no message.
         """
         until = time.monotonic() + timeout_s
         dropped = 0
@@ -102,9 +137,11 @@ class Wire:
                         f"file into "
                         "the clients directory of the engine's keys."
                     )
+                elif self._connected:  # libzmq itself breaks off where a frame is too long, and does not connect again
+                    raise EngineGone(f"the connection to the engine at {self.address} was broken off at its first answer.")
                 else:
                     dropped += 1  # libzmq tries again; an engine that is just starting may close the first connection
-            if dropped >= 3 and not self._connected:
+            if dropped >= 3:
                 if not greets(self.address):  # a relay without an engine behind it
                     dropped = 0
                     continue
@@ -117,6 +154,9 @@ class Wire:
                     return message
                 if isinstance(message, say.Refused):
                     raise EngineRefused(f"the engine at {self.address} refused: {message.reason}")
+                raise EngineGone(f"the engine at {self.address} answered the first message with {message!r:.200}.")
+            if self.hoards():
+                raise EngineGone(f"the engine at {self.address} answered the first message with one that has no end.")
         raise EngineUnreachable(
             f"no engine answered at {self.address} within {timeout_s:g} s. Check that it runs, its --listen "
             f"address, and that no firewall lies between."
@@ -127,13 +167,37 @@ class Wire:
         return any(event == zmq.EVENT_DISCONNECTED for event in self._events())
 
     def messages(self) -> Iterable[tuple[say.Message, say.Payload]]:
-        """Yield the messages that have come. Their payloads stay in libzmq's memory, not copied. Raises BadMessage."""
-        while int(self._socket.getsockopt(zmq.EVENTS)) & _IN:
-            yield say.decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+        """Yield the messages that have come, with texts that are fit for a terminal. Raises BadMessage.
 
-    def send(self, frames: list[say.Payload]) -> None:
-        """Queue a message; never blocks."""
-        self._socket.send_multipart(frames, zmq.NOBLOCK)
+        Their payloads stay in libzmq's memory, not copied.
+        """
+        while int(self._socket.getsockopt(zmq.EVENTS)) & _IN:
+            self._whole = True
+            message, payload = say.decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+            if (texts := _FOR_PEOPLE.get(type(message))) is not None:
+                message = replace(message, **{name: _printable(getattr(message, name)) for name in texts})
+            yield message, payload
+
+    def hoards(self) -> bool:
+        """Whether the engine sends more frames of one message than any message has. To be called now and then.
+
+        libzmq hands a message out when its last frame has come, and keeps all frames until then. So what comes while no message
+        is whole is one message.
+        """
+        received = _bytes_received(self._descriptor)
+        if self._whole:
+            self._whole, self._received = False, received
+        return received - self._received > _MOST_UNFINISHED_BYTES
+
+    def send(self, frames: list[say.Payload]) -> bool:
+        """Queue a message; never blocks. False if the engine has not read those before: `wait` tells when to try again."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            self.full = True
+        else:
+            self.full = False
+        return not self.full
 
     def close(self, linger_ms: int = 500) -> None:
         """Close, giving the last messages a moment."""
@@ -141,3 +205,32 @@ class Wire:
         self._monitor.close(0)
         self._socket.close(linger_ms)
         self._context.term()
+
+
+def _printable(value: Any) -> Any:
+    """Escape the control characters in all texts of a message's field."""
+    if isinstance(value, str):
+        return printable(value, MAX_TEXT)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return getattr(value, "_make", tuple)(map(_printable, value))
+    return value
+
+
+def _bytes_received(descriptor: int) -> int:
+    """Return how many bytes a TCP connection has received; 0 where that can't be known: on an ipc socket, not on Linux."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or descriptor < 0:
+        return 0
+    try:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    except OSError:  # it is closed already
+        return 0
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, option, _RECEIVED_AT + 8)
+        return int(struct.unpack_from("=Q", told, _RECEIVED_AT)[0]) if len(told) == _RECEIVED_AT + 8 else 0
+    except OSError:
+        return 0
+    finally:
+        connection.detach()
