@@ -25,7 +25,7 @@ FLOORS = (
     ("csd_engine.prepare", "csd_engine.bare"),
     ("csd_engine.service", "csd_engine.parity"),
     ("csd_engine.__main__", "csd_engine.supervisor"),
-    ("ddlp.errors", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed", "ddlp.schedule"),
+    ("ddlp.errors", "ddlp.schema", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed", "ddlp.schedule"),
     ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface"),
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),

@@ -59,7 +59,7 @@ def on_workers(device: DeviceTime) -> list[tuple[int, DeviceWork]]:
 
     If a message took longer than the one before it, a batch's time reaches into the next one's; the next one begins later then.
     """
-    until = [0.0] * device.workers
+    until = [0.0] * max(1, device.workers)
     result = []
     for work in sorted(device.work, key=lambda work: work.span):
         begin, end = work.span

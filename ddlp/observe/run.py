@@ -9,7 +9,18 @@ from typing import TypeVar
 
 from ddlp.errors import DDLPError
 from ddlp.observe.spans import Span
-from ddlp.recording.events import FORMAT, EpochBegan, EpochEnded, Event, Exhausted, Step, from_line
+from ddlp.recording.events import (
+    FORMAT,
+    EpochBegan,
+    EpochEnded,
+    Event,
+    Exhausted,
+    Fetched,
+    HostBatch,
+    Rested,
+    Step,
+    from_line,
+)
 
 __all__ = ["EpochTrace", "epoch_files", "read_epoch", "read_run", "training_spans"]
 
@@ -78,8 +89,28 @@ def read_epoch(path: str | os.PathLike[str]) -> EpochTrace:
         raise DDLPError(f"{path} does not begin as a recorded epoch does: {(lines or [cut_off])[0][:80]!r}")
     if began.format != FORMAT:
         raise DDLPError(f"{path} was recorded by ddlp {began.ddlp} in format {began.format}; this version reads {FORMAT}")
+    for event in events:
+        if (why := _misplaced(began, event)) is not None:
+            raise DDLPError(f"{path}: {why}. Record the run again.")
     last = events[-1] if events else None
+    if any(isinstance(event, EpochBegan) or (isinstance(event, EpochEnded) and event is not last) for event in events):
+        raise DDLPError(f"{path}: it holds the beginning or the end of another epoch. Record the run again.")
     if isinstance(last, EpochEnded):
         return EpochTrace(path, began, tuple(events[:-1]), last.at, True, last.left_out)
     latest = max((getattr(e, f) for e in events for f in e._fields if f == "at" or f.endswith("_at")), default=0.0)
     return EpochTrace(path, began, tuple(events), latest, False, 0)
+
+
+def _misplaced(began: EpochBegan, event: Event) -> str | None:
+    """Say why an event can't be of this epoch: it is of a worker or a thread that the epoch does not have."""
+    if isinstance(event, HostBatch):
+        return _beyond("HostBatch: worker", event.worker, began.workers)
+    if isinstance(event, Fetched):
+        return _beyond("Fetched: fetcher", event.fetcher, began.fetchers)
+    if isinstance(event, Rested):
+        return _beyond("Rested: number", event.number, began.workers if event.who == "host" else began.fetchers)
+    return None
+
+
+def _beyond(what: str, number: int, of: int) -> str | None:
+    return None if number < of else f"{what} is {number}; the epoch has {of} of them"

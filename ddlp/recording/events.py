@@ -7,7 +7,11 @@ written or read. Names that end in ``_s`` are durations in seconds.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
+
+from csd_engine.protocol.fields import MAX_INT, Check, count, integer, list_of, number, truth
+from csd_engine.protocol.printable import printable
+from ddlp.schema import checked_fields
 
 __all__ = [
     "EpochBegan",
@@ -184,6 +188,49 @@ _KINDS: dict[str, Any] = {
 _MOMENTS = {name: [field == "at" or field.endswith("_at") for field in kind._fields] for name, kind in _KINDS.items()}
 
 
+def _moment(value: Any) -> float:
+    return number(-_MOST_S, _MOST_S)(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a text")
+    return printable(value, len(value))
+
+
+def _texts(value: Any) -> list[str]:
+    return list(list_of(_text, 1 << 16)(value))
+
+
+def _one_of(*texts: str) -> Check:
+    def check(value: Any) -> str:
+        if value not in texts:
+            raise ValueError(" or ".join(texts))
+        return str(value)
+
+    return check
+
+
+_MOST_S = 1e10  # three centuries
+_MOST_LANES = 1 << 16  # workers or threads
+_lanes = integer(0, _MOST_LANES)
+_OWN_CHECKS: dict[str, Check] = {
+    "position": integer(-1, MAX_INT), "workers": _lanes, "fetchers": _lanes, "ranks": integer(1, MAX_INT),
+    "epoch": integer(-MAX_INT, MAX_INT), "outcome": _one_of("made", "dropped", "failed"), "who": _one_of("host", "transfer"),
+    "side": _one_of("cpu", "csd"),
+}  # fmt: skip
+_CHECKS_BY_TYPE: dict[Any, Check] = {
+    int: count, float: number(0, _MOST_S), str: _text, bool: truth, list[str]: _texts,
+}  # fmt: skip
+_CHECKS: dict[str, dict[str, Check]] = {
+    name: {
+        field: _OWN_CHECKS.get(field) or (_moment if moment else _CHECKS_BY_TYPE[hint])
+        for (field, hint), moment in zip(get_type_hints(kind).items(), _MOMENTS[name], strict=True)
+    }
+    for name, kind in _KINDS.items()
+}
+
+
 def to_line(event: Event, origin: float) -> str:
     """An event as a line of JSON; its moments are from ``origin`` on."""
     name = type(event).__name__
@@ -199,10 +246,14 @@ def to_line(event: Event, origin: float) -> str:
 
 
 def from_line(line: str) -> Event:
-    """The event of a line. Raises ValueError where it is none."""
-    fields = json.loads(line)
+    """The event of a line, with texts that are fit for a terminal.
+
+    Raises ValueError where it is none: names the field, what was found, and what it must be.
+    """
     try:
-        event: Event = _KINDS[fields.pop("event")](**fields)
-    except (AttributeError, KeyError, TypeError) as error:
+        fields = json.loads(line)
+        kind = _KINDS[fields.pop("event")]
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not an event of a recorded run: {line[:80]!r} ({type(error).__name__}: {error})") from None
+    event: Event = kind(**checked_fields(kind.__name__, fields, _CHECKS[kind.__name__], {}))
     return event

@@ -23,7 +23,9 @@ from torch.utils.data import DataLoader
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
 from ddlp.sampling.generator_states import States, capture, restored
+from ddlp.sampling.state_schema import check_state
 from ddlp.schedule.ranges import RangeSet
+from ddlp.schema import Misfit
 from ddlp.stats.live import length
 
 FORMAT = 2
@@ -128,6 +130,14 @@ def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
     return found
 
 
+def _batches(found: dict[str, Any]) -> int | None:
+    """Return the number of batches of an epoch by the result of `cut`; None if that can't be told from it."""
+    samples, size = found.get("len(sampler)"), found["batch_size"]
+    if samples is None or found.get("mode") is not None:
+        return None
+    return samples if size is None else samples // size if found["drop_last"] else -(-samples // size)
+
+
 def _number(owner: Any, name: str) -> int | None:
     value = getattr(owner, name, None)
     return value if isinstance(value, int) else None
@@ -174,6 +184,20 @@ class Resume:
                 f"the state was saved in mid-epoch with {before}, this loader has {after}: the batches that it counts as "
                 "delivered are others here. Make the loader as it was until that epoch is over, or leave the state out and "
                 "begin the epoch again with set_epoch()"
+            )
+        samples = now.get("len(dataset)")
+        beyond = [index for indices, _ in self.pending for index in indices if samples is not None and index >= samples]
+        if beyond:
+            raise ValueError(
+                f"the state has a batch with sample {beyond[0]}, this loader's data set has {samples} samples. Pass what "
+                "state_dict() gave, unchanged, or leave the state out and begin the epoch again with set_epoch()"
+            )
+        batches = _batches(now)
+        if batches is not None and self.delivered and self.delivered.last() >= batches:
+            raise ValueError(
+                f"the state counts batch {self.delivered.last()} as delivered, this loader's epoch has {batches} batches, from "
+                "0 on. Pass what state_dict() gave, unchanged, or leave the state out and begin the epoch again with "
+                "set_epoch()"
             )
 
     def order_of(self, loader: DataLoader | OrderSource) -> States:
@@ -356,22 +380,29 @@ def between(epoch: int, workers: dict[str, Any] | None = None, sampler: Any = No
 def load(state: dict[str, Any]) -> tuple[Resume, int]:
     """Return the resume and the epoch of a saved state.
 
-    Raises ValueError if ``state`` is not a saved state, or has another format.
+    Raises ValueError if ``state`` is not a saved state, or has another format: it names the field, and nothing is used.
     """
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         got = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"not a state of DDLPLoader: format {got!r}, expected {FORMAT}; pass what state_dict() gave")
+    try:
+        found = check_state(state)
+    except Misfit as error:
+        raise ValueError(
+            f"not a state of DDLPLoader: {error}. Pass what state_dict() gave, unchanged; if its file is damaged, take an "
+            "older one, or leave the state out and begin the epoch again with set_epoch()"
+        ) from None
     resume = Resume(
-        RangeSet((int(a), int(b)) for a, b in state["delivered"]),
+        RangeSet(found["delivered"]),
         state["order"],
-        state["seed_drawn"],
-        state["drawn"],
-        tuple((list(indices), list(occurrences)) for indices, occurrences in state["pending"]),
-        {int(k): int(v) for k, v in state["seen"].items()},
-        state["seed"],
-        state["finished"],
-        state.get("cut", {}),  # a state between two epochs has none
-        state.get("workers"),
-        state.get("sampler"),
+        found["seed_drawn"],
+        found["drawn"],
+        found["pending"],
+        found["seen"],
+        found["seed"],
+        found["finished"],
+        found.get("cut", {}),  # a state between two epochs has none
+        found["workers"],
+        found["sampler"],
     )
-    return resume, state["epoch"]
+    return resume, found["epoch"]

@@ -56,8 +56,9 @@ def _epoch(report: RunReport, summary: EpochSummary, trace: EpochTrace) -> Itera
     analysis = summary.analysis
     others = f', of <a href="#epochs">{len(report.epochs)} recorded</a>' if len(report.epochs) > 1 else ""
     size = f"{summary.began.batches} batches" if summary.began.batches else "batches"
-    which = f"Epoch {analysis.epoch}{others}. Strategy {escape(analysis.strategy)}"
-    yield f'<p class="which">{which}, {size} of {summary.began.batch_size} images.</p><h1>{escape(headline(analysis))}</h1>'
+    size = escape(f"{size} of {summary.began.batch_size} images")
+    which = f"Epoch {escape(str(analysis.epoch))}{others}. Strategy {escape(analysis.strategy)}"
+    yield f'<p class="which">{which}, {size}.</p><h1>{escape(headline(analysis))}</h1>'
     yield f'<p class="lead">{escape(_lead(analysis))}</p>'
     yield _tiles(analysis)
     yield _sides(analysis)

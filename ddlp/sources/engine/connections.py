@@ -235,8 +235,8 @@ class EngineConnections:
                     raise NotShared(
                         f"transfer={self._transfer!r}, but {name} and this host share no spool: {why}. Have this host see "
                         f"the directory {printable(welcome.spool)} of the device (NFS or a cluster file system; never one disk "
-                        "mounted by two systems) and name it in Device(spool=...), or leave transfer= out: batches are then "
-                        "sent over the engine's socket."
+                        "mounted by two systems) and name it in Device(spool=...), or leave transfer= out: batches then travel "
+                        "over the engine's socket."
                     ) from error
         remark = f"batches are sent over the engine's socket: {why}"
         return EngineConnection(name, link, DatasetUpload.sent_to(welcome.spool), False, remark)

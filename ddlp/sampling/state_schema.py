@@ -1,0 +1,149 @@
+"""What a loader's saved state holds, checked as a whole before anything of it is used."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import torch
+
+from csd_engine.protocol.fields import MAX_INT, Check, an_object, count, integer, list_of, number, optional, tuple_of
+from csd_engine.protocol.fields import signed as any_seed
+from csd_engine.protocol.fields import truth as true_or_false
+from ddlp.schema import Misfit, checked_fields
+
+__all__ = ["check_state"]
+
+_MANY = 1 << 40
+_WORD = integer(0, (1 << 32) - 1)
+_WORDS = 624  # of a Mersenne Twister, in numpy and random
+_TORCH_BYTES = 5056  # of the state of a generator on the CPU
+
+_epoch = integer(-MAX_INT, MAX_INT)
+_counts = list_of(count, _MANY)
+_ranges = list_of(tuple_of(count, count), _MANY)
+
+
+def _any(value: Any) -> Any:
+    return value
+
+
+def _delivered(value: Any) -> list[tuple[int, int]]:
+    ranges, end = list(_ranges(value)), -1
+    for start, stop in ranges:
+        if not end < start < stop:
+            raise ValueError("a list of ranges [first, last + 1] in ascending order, with a gap between two")
+        end = stop
+    return ranges
+
+
+def _torch_state(value: Any) -> str:
+    try:
+        state = base64.b64decode(value, validate=True)
+        if not state:
+            raise ValueError
+        if len(state) == _TORCH_BYTES:  # that of a GPU's generator is shorter
+            torch.Generator().set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError("the state of one of torch's generators, as base64") from None
+    return str(value)
+
+
+def _numpy_state(value: Any) -> Any:
+    words, place, flag = list_of(_WORD, _WORDS), integer(0, _WORDS), integer(0, 1)
+    kind, keys, *_ = tuple_of(_any, words, place, flag, number(-1e9, 1e9))(value)
+    if kind != "MT19937" or len(keys) != _WORDS:
+        raise ValueError("the state of numpy's global generator")
+    return value
+
+
+def _random_state(value: Any) -> Any:
+    version, words, _ = tuple_of(_any, list_of(_WORD, _WORDS + 1), optional(number(-1e9, 1e9)))(value)
+    if version != 3 or len(words) != _WORDS + 1 or words[-1] > _WORDS:
+        raise ValueError("the state of random's global generator")
+    return value
+
+
+def _order(value: Any) -> Any:
+    fields: dict[str, Check] = {"sampler": _torch_state, "sampler_epoch": optional(_epoch)}
+    more: dict[str, Check] = {
+        "loader": _torch_state, "torch": _torch_state, "numpy": _numpy_state, "random": _random_state, "sampler_state": _any,
+        "first": optional(list_of(_epoch, _MANY)),
+    }  # fmt: skip
+    checked_fields("order", value, fields, more)
+    if ("numpy" in value) != ("random" in value):
+        raise Misfit("order has one of numpy and random; it must have both or neither")
+    return value
+
+
+def _pending(value: Any) -> tuple[tuple[list[int], list[int]], ...]:
+    batches = list_of(tuple_of(_counts, _counts), _MANY)(value)
+    if any(len(indices) != len(occurrences) for indices, occurrences in batches):
+        raise ValueError("a list of batches, each [indices, as many occurrences]")
+    return tuple((list(indices), list(occurrences)) for indices, occurrences in batches)
+
+
+def _seen(value: Any) -> dict[int, int]:
+    try:
+        return {count(int(index)): count(often) for index, often in an_object(value).items()}
+    except (TypeError, ValueError):
+        raise ValueError("an object: how often each index came") from None
+
+
+def _worker(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError("a list of [state of a worker's data set, positions] for each worker")
+    state, since = value
+    if state is not None:
+        checked_fields("a worker's state", state, {"dataset": _any}, {"iterator": _any, "ended": true_or_false})
+    return [state, list(_counts(since))]
+
+
+def _workers(value: Any) -> Any:
+    found = checked_fields("workers", value, {"num_workers": count, "next": count, "states": list_of(_worker, _MANY)}, {})
+    if len(found["states"]) != max(1, found["num_workers"]) or found["next"] >= len(found["states"]):
+        raise Misfit(
+            f"workers has {len(found['states'])} states, and worker {found['next']} is next; it must have one for each of "
+            f"num_workers={found['num_workers']}"
+        )
+    return {**found, "states": list(found["states"])}
+
+
+def _cut(value: Any) -> Any:
+    fields = dict.fromkeys(("sampler", "batch_size", "drop_last", "num_replicas", "len(dataset)"), _text_or_number)
+    return checked_fields("cut", value, fields, dict.fromkeys(("len(sampler)", "mode"), _text_or_number))
+
+
+def _text_or_number(value: Any) -> Any:
+    if value is not None and not isinstance(value, (bool, int, str)):
+        raise ValueError("a text or a number")
+    return value
+
+
+_FIELDS: dict[str, Check] = {
+    "format": count, "epoch": _epoch, "seed": optional(any_seed), "finished": true_or_false, "delivered": _delivered,
+    "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _seen,
+    "workers": optional(_workers), "sampler": _any,
+}  # fmt: skip
+
+
+def check_state(state: Any) -> dict[str, Any]:
+    """Return the fields of a state that `ddlp.sampling.checkpoint.save` has made. The loader adds ``cut`` to some.
+
+    Raises:
+        Misfit: a field is missing, unknown, has a value that none can have, or does not go with another.
+    """
+    found = checked_fields("the state", state, _FIELDS, {"cut": _cut})
+    partly = [name for name in ("delivered", "drawn", "pending", "seen") if found[name]]
+    if found["finished"] and partly:
+        raise Misfit(f"the state: finished is True and {partly[0]} is {found[partly[0]]!r:.80}; a finished epoch has none")
+    if len(found["pending"]) > found["drawn"]:
+        raise Misfit(f"the state: pending has {len(found['pending'])} batches of drawn={found['drawn']}; it can't have more")
+    begun = partly or found["finished"]
+    if begun and found["workers"] is None and (found["order"] is None or found["seed"] is None):
+        raise Misfit("the state: order or seed is missing; a state in mid-epoch has both, unless it has the workers' states")
+    if partly and "cut" not in found:
+        raise Misfit("the state: cut is missing; a state in mid-epoch has it")
+    return found
+
+

@@ -1,0 +1,111 @@
+"""Saved states that were damaged: the documented error, and nothing of them is used; or the epoch that the state says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+
+from ddlp import DDLPLoader
+from tests.ddlp.dropin.small_sets import SAMPLES, Counting, Draws, numbered
+from tests.mutations import mutated
+
+BATCHES = 11  # of four
+
+
+class Numbers(IterableDataset):
+    """A stream with a state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < SAMPLES:
+            self.at += 1
+            yield torch.tensor(self.at)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def make(paths: list[str], kind: str) -> DDLPLoader:
+    if kind == "stream":
+        return DDLPLoader(Numbers(), 4)
+    order = dict(sampler=Counting(SAMPLES)) if "own" in kind else dict(shuffle=True)
+    return DDLPLoader(Draws() if "code" in kind else numbered(paths), 4, **order)
+
+
+def state_of(loader: DDLPLoader, batches: int) -> dict[str, Any]:
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+KINDS = ["files", "own files", "code", "own code", "stream"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_one_value_is_another(paths, kind, data):
+    first = make(paths, kind)
+    whole = state_of(first, data.draw(st.sampled_from([0, 3])))
+    state, where = data.draw(mutated(whole, leave=("dataset", "iterator", "sampler_state")))  # these are the user's
+    loader = make(paths, kind)
+    before = loader.state_dict()
+    try:
+        loader.load_state_dict(state)
+    except ValueError as error:
+        assert loader.state_dict() == before, "nothing of it is used"
+        assert "state" in str(error) and "begin the epoch again with set_epoch()" in str(error) or where == ("format",)
+        assert len(list(loader)) == BATCHES
+        return
+    try:
+        batches = len(list(loader))
+    except ValueError as error:
+        assert "begin the epoch again with set_epoch()" in str(error), where
+        return
+    if kind in ("files", "code"):
+        delivered = sum(stop - start for start, stop in state["delivered"])
+        assert batches == (0 if state["finished"] else BATCHES - delivered), where
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"finished": []}, "the state: finished is []; it must be true or false"),
+        ({"delivered": [[0, 3], [2, 5]]}, "delivered is [[0, 3], [2, 5]]; it must be a list of ranges"),
+        ({"delivered": [[0, "3"]]}, "delivered is [[0, '3']]; it must be an integer"),
+        ({"epoch": "1"}, "epoch is '1'; it must be an integer"),
+        ({"order": {}}, "order has no sampler"),
+        ({"order": None}, "order or seed is missing"),
+        ({"finished": True}, "finished is True and delivered is"),
+        ({"more": 1}, "a field 'more' that is not known"),
+    ],
+)
+def test_the_error_says_which_field(paths, change, said):
+    state = state_of(make(paths, "files"), 3)
+    loader = make(paths, "files")
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is looked at below)
+        loader.load_state_dict({**state, **change})
+    assert said in str(caught.value) and "Pass what state_dict() gave" in str(caught.value)
+    assert len(list(loader)) == BATCHES
+
+
+def test_more_batches_than_there_are(paths):
+    state = state_of(make(paths, "files"), 3)
+    loader = make(paths, "files")
+    loader.load_state_dict({**state, "delivered": [[0, 10**9]]})
+    with pytest.raises(ValueError, match="counts batch 999999999 as delivered, this loader's epoch has 11 batches"):
+        iter(loader)

@@ -1,0 +1,76 @@
+"""Recorded runs that were damaged or forged: the documented error, or a report without foreign markup."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddlp.errors import DDLPError
+from ddlp.observe.analysis import analyse
+from ddlp.observe.analysis_command import table
+from ddlp.observe.report.page import page
+from ddlp.observe.report.run import read_report
+from ddlp.observe.run import read_epoch
+from ddlp.observe.trace import chrome_trace
+from ddlp.recording.events import Lost
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
+from tests.mutations import mutated
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    file = written(path, [*TWO_SIDES[:-1], Lost("d", 17.5, "gone"), TWO_SIDES[-1]])
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_one_value_is_another(tmp_path, data):
+    file = tmp_path / "0000.jsonl"
+    lines = records(file)
+    number = data.draw(st.integers(0, len(lines) - 1))
+    lines[number], where = data.draw(mutated(lines[number]))
+    if data.draw(st.booleans()):  # and one line is elsewhere, or there twice
+        lines.insert(data.draw(st.integers(0, len(lines))), lines[data.draw(st.integers(0, len(lines) - 1))])
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        trace = read_epoch(file)
+        report = read_report(tmp_path)
+    except DDLPError as error:
+        assert str(file) in str(error) and str(error).isprintable(), where
+        return
+    html, words = page(report), table(analyse(trace))
+    html.encode()
+    assert "<script" not in html and "\x1b" not in html + words, where
+    json.dumps(chrome_trace(trace), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "said"),
+    [
+        (0, {"epoch": "<b>"}, "line 1: EpochBegan: epoch is '<b>'; it must be an integer"),
+        (0, {"workers": 0}, "HostBatch: worker is 0; the epoch has 0 of them"),
+        (1, {"outcome": "x"}, "line 2: HostBatch: outcome is 'x'; it must be made or dropped or failed"),
+        (1, {"worker": 5}, "HostBatch: worker is 5; the epoch has 1 of them"),
+        (1, {"began_at": None}, "line 2: HostBatch: began_at is None; it must be a number"),
+        (1, {"more": 1}, "HostBatch has a field 'more' that is not known"),
+        (5, {"side": ["cpu"]}, "line 6: Step: side is ['cpu']; it must be cpu or csd"),
+    ],
+)
+def test_the_error_says_which_field(tmp_path, number, change, said):
+    file = tmp_path / "0000.jsonl"
+    lines = records(file)
+    lines[number].update(change)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DDLPError) as caught:
+        read_epoch(file)
+    assert said in str(caught.value) and "Record the run again" in str(caught.value)
+
+
+def test_texts_are_fit_for_a_terminal(tmp_path):
+    file = written(tmp_path / "0000.jsonl", [*TWO_SIDES[:-1], Lost("d", 17.0, "\x1b[2Jx\u202e\ud800"), TWO_SIDES[-1]], BEGAN)
+    assert "d was lost after 17.0 s: \\x1b[2Jx\\u202e\\ud800" in table(analyse(read_epoch(file)))
