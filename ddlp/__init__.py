@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddlp.errors import DDLPError, Untranslatable
     from ddlp.huggingface import HuggingFaceImages
     from ddlp.loader import DDLPLoader
+    from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
     from ddlp.tars import TarImages
     from ddlp.translate.user_operators import load_operators
@@ -31,6 +32,7 @@ __all__ = [
     "TarImages",
     "Untranslatable",
     "load_operators",
+    "merge_states",
 ]
 
 _WHERE = {
@@ -44,6 +46,7 @@ _WHERE = {
     "TarImages": "ddlp.tars",
     "Untranslatable": "ddlp.errors",
     "load_operators": "ddlp.translate.user_operators",
+    "merge_states": "ddlp.sampling.merge_states",
 }
 _MODULES = ("observe", "transforms")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from ddlp.recording.recorder import Recorder, hooks_of
 from ddlp.recording.watch import Observer
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
+from ddlp.sampling.merged import rest_of
 from ddlp.schedule.strategies import Order, Strategy
 from ddlp.sources.base import EpochSink, LeaseSource
 from ddlp.sources.engine.connections import EngineConnections, SharedHandle
@@ -121,6 +123,7 @@ class DDLPLoader(DataLoader):
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
+    _rest: Any = None  # the index sampler for what a merged state has left of an epoch, while that epoch begins
     _observers: tuple[Observer, ...] = ()  # observers of the next epoch, see ddlp.observe.checked
     get_sampler = resuming.sampler_of  # accelerate's save_state asks the loader of a stream for it
 
@@ -208,6 +211,7 @@ class DDLPLoader(DataLoader):
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._cut: dict[str, Any] = {}
+        self._dealt: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
         self._life = Life()
         self._connections: EngineConnections | None = None
@@ -236,6 +240,20 @@ class DDLPLoader(DataLoader):
                 raise ValueError(f"{attr} attribute should not be set {begun}; make another one")
         super().__setattr__(attr, val)
 
+    @property
+    def _index_sampler(self) -> Any:
+        return super()._index_sampler if self._rest is None else self._rest
+
+    @contextlib.contextmanager
+    def _going_on(self, resume: resuming.Resume) -> Iterator[None]:
+        """Put what is left of the epoch in the place of the sampler, if the state was merged from several ranks'."""
+        if resume.deals is not None:
+            self._rest = rest_of(resume.deals, self._index_sampler)
+        try:
+            yield
+        finally:
+            self._rest = None
+
     # -- iteration -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
@@ -255,6 +273,10 @@ class DDLPLoader(DataLoader):
 
         ``kept`` is the previous iterator if its workers persist, else None.
         """
+        with self._going_on(self._resume):
+            return self._begin_epoch(kept)
+
+    def _begin_epoch(self, kept: Any) -> Any:
         config = LoaderConfig.of(self)
         warn_if_not_shared(self)
         self._before = self.live() if self._last is not None and not self._resume.partly else None
@@ -278,6 +300,7 @@ class DDLPLoader(DataLoader):
             iterator = self._epoch_iterator(config, now, seed, base_seed, epoch, resume)
         self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
+        self._dealt = resuming.dealt(self, resume)
         return iterator
 
     def _translated(self, config: LoaderConfig) -> Portable:
@@ -332,7 +355,8 @@ class DDLPLoader(DataLoader):
             self._told.add("record")
             warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
         finish = MoveAndTransform(config.target, config.batch_transform)
-        if isinstance(kept, UserCodeIterator) and resume.workers is None:
+        merged = resume.deals is not None or "merged" in self._dealt  # torch keeps the sampler of the first epoch
+        if isinstance(kept, UserCodeIterator) and resume.workers is None and not merged:
             kept.restart(self, seed, epoch, resume, finish)
         else:
             if kept is not None:
@@ -454,7 +478,8 @@ class DDLPLoader(DataLoader):
         """Return the loader's state. After `load_state_dict` the next iter() delivers the rest of this epoch.
 
         Once the iterator has raised StopIteration, the epoch is over, and the state is the beginning of the next one. The state
-        does not depend on the strategy, the number of workers or the devices.
+        does not depend on the strategy, the number of workers or the devices. To go on with another number of ranks, merge the
+        states of all ranks: `ddlp.merge_states`.
         """
         if self._loaded is not None:
             return {**self._loaded, "epoch": self._next_epoch}
@@ -464,7 +489,7 @@ class DDLPLoader(DataLoader):
             state = None if over else state
         if state is None:
             return resuming.between(self._next_epoch, stateful.lasting(self), resuming.sampler_state(self))
-        return {**state, "cut": self._cut}
+        return {**state, "cut": self._cut, **self._dealt}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the point at which `state_dict` was called. This takes effect at the next iter().
@@ -473,7 +498,8 @@ class DDLPLoader(DataLoader):
         mid-epoch and the loader that saved it has other batches, because of its batch_size, drop_last, sampler or data set.
         """
         resume, epoch = resuming.load(state)
-        resume.check(resuming.cut(self))
+        with self._going_on(resume):
+            resume.check(resuming.cut(self))
         stateful.check_workers(self, resume)
         self._resume, self._next_epoch, self._loaded = resume, epoch, state
 

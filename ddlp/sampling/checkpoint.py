@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
 from ddlp.sampling.generator_states import States, capture, restored
+from ddlp.sampling.merged import Deals
 from ddlp.sampling.state_schema import check_state
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schema import Misfit
@@ -153,7 +154,8 @@ class Resume:
     occurrences). ``seen``: how often each source index was drawn. ``seed``: the seed of the samples' draws; None: not drawn
     yet. ``finished``: nothing of the epoch is left. ``cut``: the result of `cut` when the epoch began. ``workers``: the states
     that `ddlp.sources.host.stateful_workers` keeps for data sets with a state of their own. ``sampler``: the state of the
-    user's sampler between two epochs.
+    user's sampler between two epochs. ``deals``: how the epoch's order was dealt out to ranks before, if their states were
+    merged; positions are those of what is left of it then.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
@@ -167,6 +169,7 @@ class Resume:
     cut: dict[str, Any] = field(default_factory=dict)
     workers: dict[str, Any] | None = None
     sampler: Any = None
+    deals: Deals | None = None
 
     @property
     def partly(self) -> bool:
@@ -372,6 +375,17 @@ def save(
     }
 
 
+def dealt(loader: DataLoader, resume: Resume) -> dict[str, Any]:
+    """Return what a state also needs to be merged with those of the other ranks. It is called while the epoch begins."""
+    found: dict[str, Any] = {}
+    rank = _number(sampler_of(loader), "rank")
+    if rank is not None and is_built_in(loader._index_sampler):
+        found["rank"] = rank
+    if resume.deals is not None:
+        found["merged"] = resume.deals.to_data()
+    return found
+
+
 def between(epoch: int, workers: dict[str, Any] | None = None, sampler: Any = None) -> dict[str, Any]:
     """Return the state between two epochs: ``epoch`` begins with the next iter()."""
     return save(RangeSet(), None, seed=None, epoch=epoch, workers=workers, sampler=sampler)
@@ -404,5 +418,6 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         found.get("cut", {}),  # a state between two epochs has none
         found["workers"],
         found["sampler"],
+        Deals.of_data(found["merged"]) if "merged" in found else None,
     )
     return resume, found["epoch"]

@@ -26,12 +26,13 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from ddlp.sampling import sampler_order as order
+from ddlp.sampling.merged import RestSampler
 from ddlp.sampling.occurrences import OccurrenceCounter
 
 Item = tuple[int, int]
 """(source index, how often it came before in this epoch). A sample's content depends on these, the seed and the epoch."""
 
-_BUILT_IN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+_BUILT_IN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, RestSampler)
 
 
 def _of_accelerate(sampler: Any, name: str) -> bool:
@@ -51,7 +52,10 @@ def _within(sampler: Any) -> Any:
 
 
 def is_built_in(sampler: Any) -> bool:
-    """True for torch's own samplers (not subclasses), and accelerate's. Their whole epoch may be drawn at its beginning."""
+    """True for torch's own samplers (not subclasses), accelerate's, and for what a merged state has left of an epoch.
+
+    Their whole epoch may be drawn at its beginning.
+    """
     inner = _within(sampler)
     return type(inner) in _BUILT_IN or _of_accelerate(inner, "SeedableRandomSampler")
 
@@ -59,7 +63,7 @@ def is_built_in(sampler: Any) -> bool:
 def is_random(sampler: Any) -> bool:
     """True if the order is random anyway, so that another order of whole batches is just as good."""
     inner = _within(sampler)
-    if type(inner) is DistributedSampler:
+    if type(inner) in (DistributedSampler, RestSampler):
         return inner.shuffle
     random = type(inner) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     return random or _of_accelerate(inner, "SeedableRandomSampler")

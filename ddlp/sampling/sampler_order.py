@@ -18,6 +18,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from ddlp.sampling.merged import RestSampler
+
 __all__ = [
     "apart", "begin", "default_device", "draws_as_it_goes", "draws_on_the_cpu", "gives_each_once", "in_batches", "in_blocks",
 ]  # fmt: skip
@@ -76,7 +78,8 @@ def gives_each_once(sampler: Any) -> bool:
     """True if no index can come twice in an epoch."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    return type(sampler) in (SequentialSampler, DistributedSampler)  # the latter gives repeated indices to different ranks
+    # DistributedSampler, and what is left of its epoch, give repeated indices to different ranks.
+    return type(sampler) in (SequentialSampler, DistributedSampler, RestSampler)
 
 
 def draws_as_it_goes(sampler: Any) -> bool:

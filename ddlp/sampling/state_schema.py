@@ -120,6 +120,21 @@ def _text_or_number(value: Any) -> Any:
     return value
 
 
+def _merged(value: Any) -> Any:
+    found = checked_fields("merged", value, {"sampler_epoch": _epoch, "samples": count, "deals": list_of(_deal, _MANY)}, {})
+    return {**found, "deals": list(found["deals"])}
+
+
+def _deal(value: Any) -> Any:
+    fields: dict[str, Check] = {
+        "batch_size": integer(1, MAX_INT), "drop_last": true_or_false, "delivered": list_of(_delivered, _MANY),
+    }  # fmt: skip
+    found = checked_fields("a deal of merged", value, fields, {})
+    if not found["delivered"]:
+        raise Misfit("a deal of merged has no ranks")
+    return {**found, "delivered": list(found["delivered"])}
+
+
 _FIELDS: dict[str, Check] = {
     "format": count, "epoch": _epoch, "seed": optional(any_seed), "finished": true_or_false, "delivered": _delivered,
     "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _seen,
@@ -133,7 +148,7 @@ def check_state(state: Any) -> dict[str, Any]:
     Raises:
         Misfit: a field is missing, unknown, has a value that none can have, or does not go with another.
     """
-    found = checked_fields("the state", state, _FIELDS, {"cut": _cut})
+    found = checked_fields("the state", state, _FIELDS, {"cut": _cut, "rank": count, "merged": _merged})
     partly = [name for name in ("delivered", "drawn", "pending", "seen") if found[name]]
     if found["finished"] and partly:
         raise Misfit(f"the state: finished is True and {partly[0]} is {found[partly[0]]!r:.80}; a finished epoch has none")
