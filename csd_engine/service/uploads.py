@@ -93,12 +93,9 @@ class FileCache:
             why = f"the directory {directory.path} cannot be used: {error.strerror}. Check --spool."
             raise SpoolError(why) from None
 
-    def _name(self, fingerprint: str) -> str:
-        return fingerprint + self._suffix
-
     def path(self, fingerprint: str) -> Path:
         """Return the file's path, whether or not the file exists."""
-        return Path(self.directory.path, self._name(fingerprint))
+        return Path(self.directory.path, fingerprint + self._suffix)
 
     def _fingerprint(self, name: str) -> str:
         return name[: len(name) - len(self._suffix)]
@@ -106,7 +103,7 @@ class FileCache:
     def has(self, fingerprint: str, host: Hashable) -> bool:
         """Return whether the file exists, and mark it as used now, by this host."""
         try:
-            os.utime(self._name(fingerprint), dir_fd=self.directory.descriptor, follow_symlinks=False)
+            os.utime(fingerprint + self._suffix, dir_fd=self.directory.descriptor, follow_symlinks=False)
         except OSError:
             return False
         self._hosts.setdefault(fingerprint, host)
@@ -169,8 +166,7 @@ class FileCache:
         self._count += 1
         name = f"{key[1]}.{self._count}.part"
         descriptor = self.directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        stream = open(descriptor, "wb", buffering=0)
-        incoming = _Incoming(name, stream, hashlib.blake2b(digest_size=16), host, total)
+        incoming = _Incoming(name, open(descriptor, "wb", buffering=0), hashlib.blake2b(digest_size=16), host, total)
         self._incoming[key] = incoming
         return incoming
 
@@ -213,7 +209,8 @@ class FileCache:
         if self._kind == MANIFEST:
             # An array's header is checked by its reader.
             Manifest.open(os.path.join(self.directory.path, incoming.name)).close()
-        self.directory.rename(incoming.name, Entry(self.directory, self._name(fingerprint)))  # a replaced one is the same
+        # A file that is replaced has the same content.
+        self.directory.rename(incoming.name, Entry(self.directory, fingerprint + self._suffix))
         self._sizes[fingerprint], self._hosts[fingerprint] = incoming.total, incoming.host
 
     def _drop(self, key: Key) -> None:

@@ -19,13 +19,14 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.data.base import Reader, open_reader
+from csd_engine.data.concat import ConcatSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
 from csd_engine.directory import Directory
@@ -44,6 +45,7 @@ __all__ = ["Slowdown", "Worker", "WrittenRows", "main"]
 _PR_SET_PDEATHSIG = 1
 PROGRESS_S = 0.1  # at least this long between two reports of progress
 _CHUNK_BYTES = 1 << 20  # memory for samples that are made at once: it stays in a core's cache
+_MOST_PARTS = 4096  # of open jobs: each part has an open file or a mapping, of which Linux allows a process 65,530
 _LEAST_MEMORY_BYTES = 384 << 20
 _FIRST_TO_END = 500  # of 1000
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
@@ -52,9 +54,20 @@ _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 @dataclass
 class _OpenJob:
     reader: Reader
+    parts: int  # data sets that its data set consists of
     layout: Layout
     directory: Directory
     maker: BatchMaker
+
+
+def _few_descriptors() -> bool:
+    """Return whether files take more than half of the descriptors that this process may have. It needs some for a batch."""
+    try:
+        lowest = os.dup(2)
+    except OSError:
+        return True
+    os.close(lowest)
+    return lowest > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 class _Cancelled(Exception):
@@ -158,14 +171,15 @@ class Worker:
         self._large_image_lock = large_image_lock
         self._channel = channel
         self._slowdown = Slowdown(slowdown)
-        self._jobs: Dict[str, Any] = {}
+        self._commands: Dict[str, Dict[str, Any]] = {}  # that open the jobs
+        self._jobs: Dict[str, Union[_OpenJob, EngineError]] = {}  # the least recently used first
         self._inbox: Deque[Dict[str, Any]] = deque()
         self._charged_until = time.monotonic()  # the time before was idle, or a report has told of it
 
     def run(self) -> None:
         """Work until the pipe closes."""
         do = {
-            "job": self._open_job,
+            "job": self._note_job,
             "forget": self._forget,
             "lease": self._lease,
             "probe": self._probe,
@@ -191,7 +205,26 @@ class Worker:
     def _ignore_cancel(self, command: Dict[str, Any]) -> None:
         """Drop a cancel that came after the end of its lease."""
 
-    def _open_job(self, command: Dict[str, Any]) -> None:
+    def _note_job(self, command: Dict[str, Any]) -> None:
+        self._commands[command["job"]] = command
+
+    def _job(self, key: str) -> Union[_OpenJob, EngineError]:
+        """Return a job, or why it can't be opened. One that was not used lately may be opened anew, and others closed."""
+        known = self._jobs.pop(key, None)
+        others = [name for name, job in self._jobs.items() if isinstance(job, _OpenJob)]
+        parts = sum(job.parts for job in (known, *self._jobs.values()) if isinstance(job, _OpenJob))
+        for name in others:
+            if parts <= _MOST_PARTS and not _few_descriptors():
+                break
+            other = self._jobs.pop(name)
+            assert isinstance(other, _OpenJob)
+            parts -= other.parts
+            other.reader.close()
+            other.directory.close()
+        self._jobs[key] = job = known or self._opened(self._commands[key])
+        return job
+
+    def _opened(self, command: Dict[str, Any]) -> Union[_OpenJob, EngineError]:
         try:
             directory = _job_directory(command["directory"], command["place"])
             roots = Roots.from_data(command["roots"])
@@ -200,8 +233,9 @@ class Worker:
             pipeline = Pipeline.parse(command["pipeline"], calls)
             layout = Layout.parse(command["layout"])
             manifests = command["manifests"]
+            dataset = parse_dataset(command["dataset"])
             reader = open_reader(
-                parse_dataset(command["dataset"]),
+                dataset,
                 roots.resolve,
                 lambda fingerprint: os.path.join(manifests, fingerprint),
                 roots.beneath,
@@ -211,12 +245,15 @@ class Worker:
             except BaseException:
                 reader.close()
                 raise
-            self._jobs[command["job"]] = _OpenJob(reader, layout, directory, maker)
-        except Exception as error:  # reported with the first lease
-            known = isinstance(error, EngineError)
-            self._jobs[command["job"]] = error if known else _unforeseen("the job cannot be opened", error)
+            parts = len(dataset.parts) if isinstance(dataset, ConcatSet) else 1
+            return _OpenJob(reader, parts, layout, directory, maker)
+        except Exception as error:  # reported with each lease
+            told = error if isinstance(error, EngineError) else _unforeseen("the job cannot be opened", error)
+            told.__traceback__ = told.__context__ = told.__cause__ = None  # their frames hold files and memory
+            return told
 
     def _forget(self, command: Dict[str, Any]) -> None:
+        self._commands.pop(command["job"], None)
         job = self._jobs.pop(command["job"], None)
         if isinstance(job, _OpenJob):
             job.reader.close()
@@ -243,7 +280,7 @@ class Worker:
             self._slowdown.slept(time.monotonic() - start)
 
     def _lease(self, command: Dict[str, Any]) -> None:
-        job, lease = self._jobs[command["job"]], command["lease"]
+        job, lease = self._job(command["job"]), command["lease"]
         about = {"job": command["job"], "lease": lease}
         if isinstance(job, EngineError):
             self._report("failed", reason=str(job), fatal=True, full=False, **about)
@@ -303,7 +340,7 @@ class Worker:
             self._large_image_lock.release()
 
     def _probe(self, command: Dict[str, Any]) -> None:
-        job = self._jobs[command["job"]]
+        job = self._job(command["job"])
         digests = []
         for item in command["items"]:
             try:

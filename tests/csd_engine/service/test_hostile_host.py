@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import resource
 import struct
 import threading
 import time
@@ -268,3 +269,23 @@ def test_an_upload_ends_with_the_jobs_that_wait_for_it(start, recipe, tmp_path):
     assert len(os.listdir(f"/proc/{pid}/fd")) <= before + 2
     for one in (link, contest.honest):
         one.close()
+
+
+def test_a_data_set_of_many_files_takes_no_others_descriptors(start, recipe, tmp_path):
+    contest = Contest(start, recipe, tmp_path)
+    (worker,) = contest.workers
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (256, 256))
+    many = ConcatSet((recipe.dataset,) * 120)  # each part keeps its manifest open
+    jobs = [
+        contest.hostile.open_job(recipe.pipeline, many, recipe.layout, lambda _: recipe.manifest, print) for _ in range(3)
+    ]
+    too_many = ConcatSet((recipe.dataset,) * 300)
+    for job in jobs * 2:
+        assert job.probe(SEED, EPOCH, [(0, 0)])[0].digest
+    last = contest.hostile.open_job(recipe.pipeline, too_many, recipe.layout, lambda _: recipe.manifest, print)
+    assert "Too many open files" in last.probe(SEED, EPOCH, [(0, 0)])[0].error
+    contest.ask()
+    assert isinstance(wait_for(contest.events, (LeasePublished, LeaseFailed)), LeasePublished)
+    assert contest.engine.children() == [worker]
+    for link in (contest.hostile, contest.honest):
+        link.close()

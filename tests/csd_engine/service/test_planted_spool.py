@@ -136,7 +136,7 @@ def test_a_link_of_ones_own_may_lead_to_the_spool(tmp_path):
 
 def test_the_lock_of_large_images_makes_no_file_elsewhere(tmp_path):
     (tmp_path / ".large").symlink_to(tmp_path / "elsewhere")
-    LargeImageLock(str(tmp_path / ".large"), 1).acquire(2)
+    LargeImageLock(str(tmp_path / ".large"), 1, 1 << 30).acquire(2)
     assert not (tmp_path / "elsewhere").exists()
 
 
