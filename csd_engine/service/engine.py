@@ -31,6 +31,7 @@ from csd_engine.service.worker_process import WorkerProcess
 __all__ = ["EngineOptions", "Service"]
 
 _LOG = logging.getLogger("csd_engine")
+_MANIFESTS_IN_RESERVE = 64 << 20
 _TICK_S = 0.5  # the loop looks for a dead parent, silent hosts and freed disk space at least this often
 _RESTART_S = 1.0  # pause after a worker that died at once or could not be started
 _WORKER_GRACE_S = 2.0  # workers may take this long to end
@@ -81,7 +82,7 @@ class Service:
         )
         self._workers: List[WorkerProcess] = []
         try:
-            manifests = FileCache(self._spool.kept("manifests"), MANIFEST, MAX_MANIFEST_BYTES, self._spool.free_bytes)
+            manifests = FileCache(self._spool.kept("manifests"), MANIFEST, MAX_MANIFEST_BYTES, self._manifest_room)
             arrays = FileCache(self._spool.kept("arrays"), ARRAY, options.upload_bytes, self._spool.room_bytes)
             self._socket = AuthSocket(options.listen, options.keys, memory_bytes=options.memory_bytes)
         except BaseException:
@@ -125,6 +126,10 @@ class Service:
             say.AskSensors: self._sensors,
             say.CloseJob: self._job_service.close_job,
         }
+
+    def _manifest_room(self) -> int:
+        """Return the bytes that manifests may take. Small ones may use the reserve: each job of files needs one."""
+        return max(self._spool.room_bytes(), min(self._spool.free_bytes(), _MANIFESTS_IN_RESERVE))
 
     # -- the loop
 

@@ -70,7 +70,8 @@ class FileCache:
         kind: MANIFEST or ARRAY.
         limit_bytes: the most bytes of all files together, as they come, and twice the most of one host's. The least recently
             used file is removed first; a file in use is never removed. The number of files is limited in the same way.
-        room_bytes: returns the bytes that may still be written to the directory.
+        room_bytes: returns the bytes that may still be written to the directory. A quarter of the room, and of what the files
+            take, stays free: batches need it.
     """
 
     def __init__(self, directory: Directory, kind: str, limit_bytes: int, room_bytes: Callable[[], int]) -> None:
@@ -270,10 +271,10 @@ class FileCache:
 
     def _shortage(self, size: int, files: int) -> str:
         """Return why so much more has no room, or an empty text if it has."""
-        missing = size - self._room_bytes()
-        if missing > 0:
-            return f"{missing} bytes are missing on its disk, apart from the reserve"
         held = sum(self._sizes.values()) + sum(one.offset for one in self._incoming.values())
+        missing = size - (3 * self._room_bytes() - held) // 4
+        if missing > 0:
+            return f"{missing} bytes are missing on its disk, apart from the reserve and a quarter for batches"
         if held + size > self._limit_bytes or len(self._sizes) + len(self._incoming) + files > _MAX_FILES:
             return f"its limit is {self._limit_bytes} bytes and {_MAX_FILES} files, and files in use take {held} bytes"
         return ""

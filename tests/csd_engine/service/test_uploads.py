@@ -144,6 +144,23 @@ def test_a_host_has_its_share_and_an_announced_file_takes_nothing(tmp_path):
         receive(again, tmp_path / "0", names[0], kind=ARRAY, host="hostile", in_use=names[1:3])
 
 
+def test_a_quarter_of_the_disk_stays_for_batches(tmp_path):
+    room = [4 * MAX_PART_BYTES]
+    cache = FileCache(tmp_path / "c", ARRAY, 1 << 40, lambda: room[0] - held())
+    names = [array_file(tmp_path / str(number), number, MAX_PART_BYTES - 1) for number in range(4)]
+
+    def held():
+        return sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
+
+    for number in range(3):
+        receive(cache, tmp_path / str(number), names[number], kind=ARRAY)
+        os.utime(cache.path(names[number]), (number, number))
+    with pytest.raises(SpoolError, match="quarter for batches"):
+        receive(cache, tmp_path / "3", names[3], kind=ARRAY, in_use=names)
+    receive(cache, tmp_path / "3", names[3], kind=ARRAY)
+    assert [cache.path(name).exists() for name in names] == [False, True, True, True]
+
+
 def test_the_number_of_files_is_limited(tmp_path, monkeypatch):
     """Small files take more than their bytes: names, blocks, time to look through them."""
     monkeypatch.setattr(uploads, "_MAX_FILES", 6)
