@@ -91,13 +91,13 @@ class Contest:
 
 @pytest.fixture
 def slow_recipe(tmp_path, monkeypatch) -> Recipe:
-    """Samples that take about 10 ms each: much longer than messages do."""
+    """Samples that take about 5 ms each: much longer than messages do."""
     monkeypatch.setenv("DDLP_KERNEL", "off")
     root = tmp_path / "large"
     root.mkdir()
     coarse = np.random.default_rng(3).integers(0, 256, (60, 60, 3), dtype=np.uint8)
     for name in NAMES:
-        Image.fromarray(coarse).resize((1200, 1200)).save(root / name)
+        Image.fromarray(coarse).resize((900, 900)).save(root / name)
     return Recipe(root, NAMES, tmp_path / "manifest", batch=4)
 
 
@@ -149,7 +149,26 @@ def probe_without_end(contest: Contest) -> None:
         one.join()
 
 
-@pytest.mark.parametrize("attack", [cancel_at_work, fail_late, probe_without_end])
+def reopen(contest: Contest) -> None:
+    """Open jobs whose pipelines are slow to check and to draw, lease a sample of each, and close them at once."""
+    recipe, inner = contest.recipe, []
+    for level in range(7):
+        groups = [[*inner, {"op": "CenterCrop", "size": [32, 32]}]] * 2 if level < 3 else [inner]
+        inner = [{"op": "RandomOrder", "groups": groups}]
+    data = recipe.pipeline.to_data()
+    pipeline = type(recipe.pipeline).parse({**data, "ops": [*inner, *data["ops"]]})
+    while not contest.stop:
+        events: SimpleQueue = SimpleQueue()
+        job = contest.hostile.open_job(pipeline, recipe.dataset, recipe.layout, lambda _: recipe.manifest, events.put)
+        for number in range(4):
+            job.lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
+        for _ in range(4):
+            wait_for(events, (LeasePublished, LeaseFailed), 40)
+            contest.hostile_samples += 1
+        job.close(30)
+
+
+@pytest.mark.parametrize("attack", [cancel_at_work, fail_late, probe_without_end, reopen])
 def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_path):
     share = Contest(start, slow_recipe, tmp_path).share(attack, 120)
     assert share >= LEAST, share
