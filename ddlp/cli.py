@@ -22,6 +22,7 @@ _COMMANDS = {
     "logs": ("ddlp.deploy.logs", "what a device's engine has logged"),
     "stop": ("ddlp.deploy.stop", "stop a device's engine"),
     "start": ("ddlp.deploy.start", "start it again"),
+    "keys": ("ddlp.deploy.keys", "replace the keys of a device, and of this host for it, by fresh ones"),
     "doctor": ("ddlp.deploy.doctor", "find out what is wrong with a device, and what to do"),
     "energy": ("ddlp.observe.energy.command", "what runs take in energy: meters, measuring, comparing"),
     "analyse": ("ddlp.observe.analysis_command", "where the time of a recorded run went, and which stage limits it"),

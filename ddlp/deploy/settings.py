@@ -181,7 +181,7 @@ def put(shell: Shell, survey: Survey, record: DeviceRecord, text: str) -> bool:
 def withdraw(shell: Shell, survey: Survey, name: str) -> None:
     """Take this host out of an engine that others use: its key, and the directories that only this host had.
 
-    The engine keeps running. It looks for the key at each connection, and reads its settings at its next start.
+    The engine keeps running. It ends this host's connections, and reads its settings at its next start.
     """
     ours, there = _own_key(name), Settings.parse(survey.settings)
     if ours not in survey.clients:

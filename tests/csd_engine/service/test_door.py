@@ -197,3 +197,32 @@ def test_the_allow_list_follows_its_files(home: Path) -> None:
     (keys / "clients").rename(keys / "elsewhere")
     allowed.refresh()
     assert not allowed.keys
+
+
+WITH_MISTAKES = """
+import sys
+from csd_engine.__main__ import main
+from csd_engine.service.file_chunks import FileChunks
+from csd_engine.service.job_service import JobService
+def fail(*_): raise RuntimeError("a mistake of ours")
+serve, left = FileChunks.serve, [3]
+def fail_three_times(self):
+    left[0] -= 1
+    fail() if 0 <= left[0] else serve(self)
+JobService.lease, FileChunks.serve = fail, fail_three_times
+sys.exit(main(sys.argv[4:]))
+"""
+
+
+def test_a_mistake_of_ours_is_one_hosts_trouble(recipe: Recipe, home: Path) -> None:
+    engine = EngineProcess(home, "--root", str(recipe.root), within=(sys.executable, "-c", WITH_MISTAKES))
+    try:
+        with HostileClient(engine.address, engine.keys) as host:
+            assert isinstance(host.open_job("j", *opening(recipe)), say.JobOpen)
+            host.send(say.Lease("j", 1, "0" * 32, 1, 1, ((0, 0),)))
+            refused = host.wait_for(say.Refused)
+            assert refused.job == "j" and "a mistake of ours" in refused.reason
+            host.ping()
+        assert "RuntimeError: a mistake of ours" in engine.log
+    finally:
+        assert engine.end() == 0
