@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from csd_engine.protocol.fields import Check
+from csd_engine.protocol.printable import printable
 
-__all__ = ["Misfit", "checked_fields"]
+__all__ = ["Misfit", "checked_fields", "text_of"]
 
 
 class Misfit(ValueError):
@@ -40,3 +41,14 @@ def _checked(what: str, value: Any, check: Check) -> Any:
         raise
     except ValueError as error:
         raise Misfit(f"{what} is {value!r:.80}; it must be {error}") from None
+
+
+def text_of(longest: int) -> Check:
+    """Check for a text; it comes back fit for a terminal and a page, without control characters."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > longest:
+            raise ValueError(f"a text of at most {longest} characters")
+        return printable(value, longest)
+
+    return check

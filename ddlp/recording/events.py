@@ -10,8 +10,7 @@ import json
 from typing import Any, NamedTuple, get_type_hints
 
 from csd_engine.protocol.fields import MAX_INT, Check, count, integer, list_of, number, truth
-from csd_engine.protocol.printable import printable
-from ddlp.schema import checked_fields
+from ddlp.schema import checked_fields, text_of
 
 __all__ = [
     "EpochBegan",
@@ -192,14 +191,8 @@ def _moment(value: Any) -> float:
     return number(-_MOST_S, _MOST_S)(value)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text")
-    return printable(value, len(value))
-
-
 def _texts(value: Any) -> list[str]:
-    return list(list_of(_text, 1 << 16)(value))
+    return list(list_of(_text, _MOST_LANES)(value))
 
 
 def _one_of(*texts: str) -> Check:
@@ -213,6 +206,7 @@ def _one_of(*texts: str) -> Check:
 
 _MOST_S = 1e10  # three centuries
 _MOST_LANES = 1 << 16  # workers or threads
+_text = text_of(1 << 20)
 _lanes = integer(0, _MOST_LANES)
 _OWN_CHECKS: dict[str, Check] = {
     "position": integer(-1, MAX_INT), "workers": _lanes, "fetchers": _lanes, "ranks": integer(1, MAX_INT),

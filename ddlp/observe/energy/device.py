@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceSensors"]
 
 _TIMEOUT_S = 5.0
+_LEAST_S = 0.1  # between two questions, whatever the range of a counter that the device tells
 _POWER_INTERVAL_S = 1.0  # a message to and fro, and a few files to read on a small board
 
 
@@ -44,7 +45,7 @@ class DeviceSensors:
             if not counted:
                 raise DDLPError(self._none(told))
             ranges = [one.range_j for one in counted if one.joules is not None]
-            self.interval_s = _POWER_INTERVAL_S if len(ranges) < len(counted) else min(map(interval_s, ranges))
+            self.interval_s = _POWER_INTERVAL_S if len(ranges) < len(counted) else max(_LEAST_S, min(map(interval_s, ranges)))
             self._chosen = tuple(one.sensor for one in counted)  # the same ones from now on, even if some sleep
         except BaseException:
             self.close()

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from csd_engine.protocol.fields import MAX_INT, Check, an_object, count, integer, list_of, number, optional, truth
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import Tariff
+from ddlp.schema import checked_fields, text_of
 
 __all__ = ["FORMAT", "MACHINE", "EnergyResult", "PartEnergy", "aligned", "load", "save"]
 
@@ -112,19 +114,16 @@ class EnergyResult:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> EnergyResult:
-        """The result from the data of `to_data`; derived figures are computed again. Raises DDLPError for other data."""
+        """The result from the data of `to_data`; derived figures are computed again.
+
+        Raises DDLPError for other data: names the field, what was found, and what it must be.
+        """
         try:
-            fields = {name: data[name] for name in EnergyResult.__dataclass_fields__}
-            parts = tuple(
-                PartEnergy(str(one["part"]), float(one["joules"]), bool(one["modelled"]), tuple(one["sensors"]), one["covered"])
-                for one in fields["parts"]
-            )
-            tariff = Tariff(**fields["tariff"])
-            return EnergyResult(**{
-                **fields, "parts": parts, "tariff": tariff, "notes": tuple(fields["notes"]), "absent": tuple(fields["absent"]),
-            })  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise DDLPError(f"this is no energy result: {type(error).__name__} {error}") from None
+            given = an_object(data)
+            fields = checked_fields("the result", {name: given[name] for name in _RESULT if name in given}, _RESULT, {})
+        except ValueError as error:
+            raise DDLPError(f"this is no energy result: {error}. Measure again.") from None
+        return EnergyResult(**fields)
 
     def __str__(self) -> str:
         what = [f"{self.label}:", f"{self.seconds:.3f} s"]
@@ -158,6 +157,29 @@ class EnergyResult:
                 yield f"{seconds:.4g} s {what}" + (f" ({seconds / self.batches:.4g} s a batch)" if self.batches else "")
 
 
+def _part(value: Any) -> PartEnergy:
+    given = an_object(value)
+    return PartEnergy(**checked_fields("a part", {name: given[name] for name in _PART if name in given}, _PART, {}))
+
+
+def _tariff(value: Any) -> Tariff:
+    return Tariff(**checked_fields("tariff", value, _TARIFF, {}))
+
+
+_text: Check = text_of(1 << 16)
+_texts = list_of(_text, 1 << 16)
+_amount = number(-1e15, 1e15)
+_seconds = number(0, 1e10)
+_PART: dict[str, Check] = {"part": _text, "joules": _amount, "modelled": truth, "sensors": _texts, "covered": number(0, 1e3)}
+_TARIFF: dict[str, Check] = {"price_per_kwh": _amount, "currency": _text, "co2_g_per_kwh": _amount}
+_RESULT: dict[str, Check] = {
+    "label": _text, "strategy": optional(_text), "epoch": optional(integer(-MAX_INT, MAX_INT)), "seconds": _seconds,
+    "batches": optional(count), "samples": optional(count), "workers": count, "parts": list_of(_part, 1 << 16),
+    "host_cpu_s": optional(_seconds), "host_preparing_s": optional(_seconds), "tariff": _tariff, "notes": _texts,
+    "absent": _texts,
+}  # fmt: skip
+
+
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
     """Columns of equal width, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -179,11 +201,14 @@ def load(path: Path) -> list[EnergyResult]:
     """Read what `save` wrote. Raises DDLPError for a file that is none of ours."""
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DDLPError(f"{path} can't be read: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise DDLPError(f"{path} is no energy record ({FORMAT!r} is not in it); ddlp energy run --out FILE makes one")
     try:
-        return [EnergyResult.from_data(one) for one in data.get("results", [])]
+        results = data.get("results", [])
+        if not isinstance(results, list):
+            raise DDLPError(f"results is {results!r:.80}; it must be a list")
+        return [EnergyResult.from_data(one) for one in results]
     except DDLPError as error:
         raise DDLPError(f"{path}: {error}") from None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ddlp.errors import DDLPError
 from ddlp.observe.analysis import analyse
 from ddlp.observe.analysis_command import table
+from ddlp.observe.energy.result import EnergyResult, PartEnergy, save
 from ddlp.observe.report.page import page
 from ddlp.observe.report.run import read_report
 from ddlp.observe.run import read_epoch
@@ -47,6 +48,26 @@ def test_one_value_is_another(tmp_path, data):
     html.encode()
     assert "<script" not in html and "\x1b" not in html + words, where
     json.dumps(chrome_trace(trace), allow_nan=False)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_energy_that_is_another(tmp_path, data):
+    written(tmp_path / "0000.jsonl", TWO_SIDES)
+    part = PartEnergy("cpu", 5.0, False, ("rapl",))
+    result = EnergyResult("run", "wrr", 0, 2.0, 4, 8, 1, (part,), 1.0, 2.0, notes=("a note",), absent=("gpu",))
+    file = tmp_path / "energy.json"
+    save(file, [result])
+    content, where = data.draw(mutated(json.loads(file.read_text())))
+    file.write_text(json.dumps(content))
+    try:
+        report = read_report(tmp_path, energy=file)
+    except DDLPError as error:
+        assert str(file) in str(error) and str(error).isprintable(), where
+        return
+    html = page(report)
+    html.encode()
+    assert "<script" not in html and "\x1b" not in html + "".join(map(str, report.energy)), where
 
 
 @pytest.mark.parametrize(
