@@ -73,6 +73,8 @@ class Connections:
     def __init__(self, endpoint: str, memory_bytes: int = 0) -> None:
         self._port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp://") else 0
         self._path = endpoint[len("ipc://") :]
+        # An address is cut to the length that the family's have. IPv4's fit into IPv6's.
+        self._family = socket.AF_INET6 if self._port else socket.AF_UNIX
         self._host_bytes = min(max((memory_bytes or memory().total) // 8, _HOST_BYTES[0]), _HOST_BYTES[1])
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._limit = limit if limit != resource.RLIM_INFINITY else 1 << 30
@@ -104,12 +106,13 @@ class Connections:
         try:
             descriptor = int(frame.get(zmq.SRCFD))
             inode = os.fstat(descriptor).st_ino
-            with _Borrowed(descriptor) as one:
+            with _Borrowed(descriptor, self._family) as one:
                 found = one.getpeername()
         except (OSError, zmq.ZMQError, TypeError, ValueError):
             return None
         # The connection may have ended since, and another one may have its descriptor now.
-        if (self._port and found[0] != address) or any(one.inode == inode for one in self._known.values()):
+        other = self._port and found[0] != address.partition("%")[0]  # a link-local address names its interface
+        if other or any(one.inode == inode for one in self._known.values()):
             return None
         # An ipc socket has no address, or one of a process: localhost:UID:GID:PID. All processes are on this computer.
         return _Connection(descriptor, inode, f"{key} {'' if address.startswith('localhost:') else address}", key.encode())
@@ -251,13 +254,13 @@ class Connections:
 
     def _is_ours(self, descriptor: int) -> bool:
         """Return whether it is a connection that the socket has accepted."""
-        with _Borrowed(descriptor) as one:
-            try:
+        try:
+            with _Borrowed(descriptor, self._family) as one:
                 address = one.getsockname()
                 if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     return False
-            except OSError:
-                return False
+        except OSError:
+            return False
         return address[1] == self._port if isinstance(address, tuple) and self._port else address == self._path
 
     @staticmethod
@@ -269,21 +272,21 @@ class Connections:
 
     def _end(self, descriptor: int, inode: int) -> None:
         if self._is_open(descriptor, inode):
-            with _Borrowed(descriptor) as one:
-                try:
+            try:
+                with _Borrowed(descriptor, self._family) as one:
                     one.shutdown(socket.SHUT_RDWR)
-                except OSError:  # it has ended already
-                    pass
+            except OSError:  # it has ended already
+                pass
 
     def _counts(self, descriptor: int) -> Optional[Tuple[int, int]]:
         """Return how many bytes a TCP connection has delivered, and how many have come; None where nobody counts them."""
         if not self._port or self._statm < 0:
             return None
-        with _Borrowed(descriptor) as one:
-            try:
+        try:
+            with _Borrowed(descriptor, self._family) as one:
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
-            except OSError:
-                return None
+        except OSError:
+            return None
         if len(info) != _COUNTS.size:  # Linux before 4.1
             return None
         delivered, come = _COUNTS.unpack(info)
@@ -299,8 +302,8 @@ class Connections:
 class _Borrowed:
     """A descriptor of libzmq's as a socket, for one call. It needs no further descriptor, and closes none."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    def __init__(self, descriptor: int, family: int) -> None:
+        self._socket = socket.socket(family, socket.SOCK_STREAM, 0, fileno=descriptor)
 
     def __enter__(self) -> socket.socket:
         return self._socket
