@@ -72,10 +72,10 @@ def test_the_last_descriptor_ends_no_engine(recipe: Recipe, start: Callable[...,
 def test_a_host_with_very_many_connections_does_not_shut_out_the_others(
     recipe: Recipe, start: Callable[..., EngineProcess]
 ) -> None:
-    engine = start("--root", str(recipe.root), listen=TCP, within=few(300))
+    engine = start("--root", str(recipe.root), listen=TCP, within=few(200))
     pair = list_client(engine.keys, "second")
     with contextlib.ExitStack() as held:
-        for _ in range(200):
+        for _ in range(220):
             client = held.enter_context(HostileClient(engine.address, engine.keys, greet=False))
             client.send(say.Hello(say.PROTOCOL, "one of many"))
         held.enter_context(HostileClient(engine.address, engine.keys, pair)).ping()
