@@ -99,6 +99,7 @@ class Service:
         self._shared_directories: Dict[bytes, str] = {}  # below the spool's files/, of the hosts that see the spool
         self._start_after = 0.0
         memory_bytes = options.memory_bytes or memory().total
+        self._job_service.limit_items(memory_bytes)
         self._worker_arguments = [
             *("--slowdown", repr(options.slowdown), "--large-image-lock", str(self._spool.directory / ".large")),
             *("--large-bytes", str(large_bytes(memory_bytes, options.workers)), "--memory", str(memory_bytes)),

@@ -38,9 +38,10 @@ _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
 _MAX_JOBS_OF_HOST = 64
 _MAX_DESCRIPTION_BYTES = 16 << 20  # of one host's jobs, as JSON; one with a thousand parts takes 0.3 MB
-# What may wait for one host, over all its jobs. A host sends a few leases, and a probe or two.
+# What may wait for one host, over all its jobs. Each of its ranks sends a lease more than there are workers, and a probe or two.
 _MAX_LEASES = 4096
-_MAX_ITEMS = 2 * MAX_ITEMS  # about 30 MB
+_LEAST_ITEMS = 2 * MAX_ITEMS  # samples of leases; about 30 MB
+_BYTES_PER_ITEM = 4096  # of the computer's memory: one host's samples take about a thirtieth
 _MAX_PROBES = 64
 
 
@@ -95,12 +96,17 @@ class JobService:
         self._manifests = manifests
         self._received = {MANIFEST: manifests, ARRAY: arrays}
         self._operators = operators
+        self._most_items = _LEAST_ITEMS
         self._queue = FairQueue()
         self._opening: List[_Opening] = []
         self._full_until = 0.0
         self._began = time.monotonic()
         build()  # read now: the files may be replaced while the engine runs
         self._meter = Meter(self._began)
+
+    def limit_items(self, memory_bytes: int) -> None:
+        """Limit the samples whose leases wait for one host, by the memory of this computer."""
+        self._most_items = max(_LEAST_ITEMS, memory_bytes // _BYTES_PER_ITEM)
 
     def refuse(self, peer: bytes, job: str, reason: str) -> None:
         """Refuse a job, or the whole connection if `job` is empty."""
@@ -296,8 +302,8 @@ class JobService:
             reason = f"lease {message.lease} has no items"
         elif sum(len(one.queue) for one in jobs) >= _MAX_LEASES:
             reason = f"{_MAX_LEASES} leases of this host wait already; cancel some"
-        elif sum(one.items for one in jobs) + len(message.items) > _MAX_ITEMS:
-            reason = f"leases of {_MAX_ITEMS} samples of this host wait already; cancel some"
+        elif sum(one.items for one in jobs) + len(message.items) > self._most_items:
+            reason = f"leases of {self._most_items} samples are the most that may wait for one host; cancel some"
         elif message.lease in job.work:
             reason = f"lease {message.lease} is in use already"
         elif any(index >= job.samples for index, _ in message.items):

@@ -240,7 +240,7 @@ def test_no_image_and_no_pipeline_takes_a_small_boards_memory(start, slow_recipe
 
 def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
     """Jobs, their descriptions, leases and samples that wait are counted for each host, over all its jobs."""
-    contest = Contest(start, recipe, tmp_path)
+    contest = Contest(start, recipe, tmp_path, "--memory", "512M")
     link, events = contest.hostile, SimpleQueue()
     large = dataclasses.replace(recipe.layout, batch=MAX_ITEMS)
     job = link.open_job(recipe.pipeline, recipe.dataset, large, lambda _: recipe.manifest, events.put)
@@ -248,7 +248,7 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
     for number in range(3):
         job.lease(number, "0" * 32, SEED, EPOCH, items)
     failed = wait_for(events, LeaseFailed)
-    assert failed.lease == 2 and "samples of this host wait already" in failed.reason
+    assert failed.lease == 2 and "262144 samples are the most" in failed.reason
     long = ConcatSet((FileSet(f"{recipe.root}{'/.' * 1800}", recipe.dataset.manifest, recipe.dataset.count),) * 900)
     for _ in range(4):  # 3.4 MB each
         link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
