@@ -38,7 +38,7 @@ _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256
 _MAX_JOBS_OF_HOST = 64
 _MAX_DESCRIPTION_BYTES = 16 << 20  # of one host's jobs, as JSON; one with a thousand parts takes 0.3 MB
-# What may wait for one host, over all its jobs. Each of its ranks sends a lease more than there are workers, and a probe or two.
+# What may wait for one host, over all its jobs. Each rank sends a lease more than there are workers, and a probe or two.
 _MAX_LEASES = 4096
 _LEAST_ITEMS = 2 * MAX_ITEMS  # samples of leases; about 30 MB
 _BYTES_PER_ITEM = 4096  # of the computer's memory: one host's samples take about a thirtieth
