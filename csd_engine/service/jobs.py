@@ -273,6 +273,8 @@ class FairQueue:
             in_turn: not if another host waits for a lease and has used less time. A host's leases at work do not count here:
                 it does not wait for their end.
         """
+        if not any(job.probes for job in self._jobs.values()):  # nearly always; it is asked for each batch
+            return None
         self._serve()
         jobs = self._service_order()
         measured_s = {job.host: self._used_s[job.host] - self._estimated_s.get(job.host, 0.0) for job in jobs if job.probes}
