@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from ddlp.sources.engine.greeting import greets
 
 __all__ = ["ClientKeys", "Wire"]
 
-_IN = int(zmq.POLLIN)  # a plain int: an enum's operators run Python code
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)  # plain ints: an enum's operators run Python code
 _MONITORED = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_DISCONNECTED
@@ -79,7 +80,7 @@ class Wire:
         for one in (self._socket, self._monitor, wake):
             self._poller.register(one, zmq.POLLIN)
         self._connected = self._told = False
-        self.full = False  #: the last message could not be sent: the engine has not read those before it
+        self.full = False  #: the last message could not be sent: the engine has not read those before it; `wait` clears it
         self._descriptor = -1  # of the connection
         self._whole = True  # a message has come since the last look at the bytes received
         self._received = 0  # bytes, by the last look after a whole message
@@ -98,9 +99,10 @@ class Wire:
         """
         if self.full:
             self._poller.modify(self._socket, zmq.POLLIN | zmq.POLLOUT)
-        ready = [one for one, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000)))]
+        ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
         if self.full:
             self._poller.modify(self._socket, zmq.POLLIN)
+            self.full = not int(ready.get(self._socket, 0)) & _OUT
         self._told = self._monitor in ready
         return self._wake in ready
 
@@ -220,15 +222,14 @@ def _printable(value: Any) -> Any:
 
 def _bytes_received(descriptor: int) -> int:
     """Return how many bytes a TCP connection has received; 0 where that can't be known: on an ipc socket, not on Linux."""
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None or descriptor < 0:
+    if sys.platform != "linux" or descriptor < 0:
         return 0
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     except OSError:  # it is closed already
         return 0
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, option, _RECEIVED_AT + 8)
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
         return int(struct.unpack_from("=Q", told, _RECEIVED_AT)[0]) if len(told) == _RECEIVED_AT + 8 else 0
     except OSError:
         return 0

@@ -156,6 +156,27 @@ def test_a_stopped_engine_is_lost_after_the_heartbeat_timeout(start, recipe):
     link.close()
 
 
+def test_messages_wait_for_an_engine_that_does_not_read(start, recipe):
+    """Few of them wait in libzmq, so that nobody makes it hold more; all arrive."""
+    engine, link, events, job = recipe.at_work(start, heartbeat_s=0.1, heartbeat_timeout_s=60)
+    part = protocol.encode(protocol.FilePart("array", "0" * 32, 0, 1 << 20), bytes(1 << 20))  # not asked for
+    engine.process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(120):
+            link.submit(part)
+        recipe.lease(job, 1)
+        until(lambda: len(link._outbox) < 120)
+        time.sleep(0.5)
+        assert link._outbox, "not all of it is libzmq's"
+        began = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - began < 0.4, "nor does the thread ask again and again"
+    finally:
+        engine.process.send_signal(signal.SIGCONT)
+    assert wait_for(events, LeasePublished, 60).lease == 1 and not link._outbox
+    link.close()
+
+
 def test_a_silent_host_loses_its_jobs(start, recipe):
     engine = start("--root", str(recipe.root), "--lease-timeout", "3")
     silent, lively = engine.link(heartbeat_s=60, heartbeat_timeout_s=100), engine.link(heartbeat_s=0.1)
