@@ -138,8 +138,9 @@ def _deal(value: Any) -> Any:
 _FIELDS: dict[str, Check] = {
     "format": count, "epoch": _epoch, "seed": optional(any_seed), "finished": true_or_false, "delivered": _delivered,
     "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _seen,
-    "workers": optional(_workers), "sampler": _any,
 }  # fmt: skip
+# The first versions had no workers and no sampler; a state between two epochs has no cut.
+_MORE: dict[str, Check] = {"workers": optional(_workers), "sampler": _any, "cut": _cut, "rank": count, "merged": _merged}
 
 
 def check_state(state: Any) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def check_state(state: Any) -> dict[str, Any]:
     Raises:
         Misfit: a field is missing, unknown, has a value that none can have, or does not go with another.
     """
-    found = checked_fields("the state", state, _FIELDS, {"cut": _cut, "rank": count, "merged": _merged})
+    found = {"workers": None, "sampler": None, **checked_fields("the state", state, _FIELDS, _MORE)}
     partly = [name for name in ("delivered", "drawn", "pending", "seen") if found[name]]
     if found["finished"] and partly:
         raise Misfit(f"the state: finished is True and {partly[0]} is {found[partly[0]]!r:.80}; a finished epoch has none")

@@ -146,7 +146,8 @@ def test_a_host_has_its_share_and_an_announced_file_takes_nothing(tmp_path):
 
 def test_a_quarter_of_the_disk_stays_for_batches(tmp_path):
     room = [4 * MAX_PART_BYTES]
-    cache = FileCache(tmp_path / "c", ARRAY, 1 << 40, lambda: room[0] - held())
+    (tmp_path / "c").mkdir()
+    cache = FileCache(Directory(str(tmp_path / "c")), ARRAY, 1 << 40, lambda: room[0] - held())
     names = [array_file(tmp_path / str(number), number, MAX_PART_BYTES - 1) for number in range(4)]
 
     def held():
