@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from csd_engine.errors import EngineError, RootNotAllowed
 
@@ -44,6 +44,13 @@ class Roots:
         """Return these roots and one more, for the arrays that hosts put below the spool."""
         return Roots(self.pairs + ((os.path.normpath(host), os.path.realpath(device)),), self.trust)
 
+    def of_host(self, own: Optional[Tuple[Tuple[str, str], ...]]) -> Roots:
+        """Return those of these roots that are a host's own, given as (path on the host, path here); None: all of them."""
+        if own is None:
+            return self
+        mine = {(os.path.normpath(host), os.path.realpath(device)) for host, device in own}
+        return Roots(tuple(pair for pair in self.pairs if pair in mine), self.trust)
+
     def resolve(self, path: str) -> str:
         """Return the path on the device for a path on the host.
 
@@ -62,8 +69,8 @@ class Roots:
                 return normal
         allowed = ", ".join(host for host, _ in self.pairs) or "none"
         raise RootNotAllowed(
-            f"{path} is outside the roots that the engine may read ({allowed}). Start the engine with --root {path}, "
-            "or with --root HOST_PATH=DEVICE_PATH where the device has it under another name."
+            f"{path} is outside the roots that the engine may read for this host ({allowed}). Deploy this host with --root, "
+            f"or start the engine with --root {path}, or --root HOST_PATH=DEVICE_PATH where it has another name there."
         )
 
     @property

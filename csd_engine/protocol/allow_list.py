@@ -1,12 +1,12 @@
-"""Which hosts may connect: their public keys, in memory, and read again when their files change."""
+"""Which hosts may connect, and what each may read: in memory, and read again when the files change."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import FrozenSet, Tuple
+from typing import Dict, Optional, Tuple
 
-from csd_engine.protocol.keys import PathLike, allowed_clients
+from csd_engine.protocol.keys import HostRoots, PathLike, allowed_clients
 
 __all__ = ["AllowList"]
 
@@ -20,13 +20,21 @@ class AllowList:
     """
 
     def __init__(self, directory: PathLike) -> None:
-        self.keys: FrozenSet[bytes] = frozenset()
+        self.keys: Dict[bytes, Optional[HostRoots]] = {}
         self._directory = directory
         self._seen: Tuple[Tuple[str, int, int, int], ...] = ()
         self.refresh()
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys
+
+    def roots(self, key: bytes) -> Optional[HostRoots]:
+        """Return the directories that this host was deployed with; None: it may read all that the engine may.
+
+        If no host has such directories, each may read all. Else a key that is not in the list has none.
+        """
+        listed = any(roots is not None for roots in self.keys.values())
+        return self.keys.get(key, ()) if listed else None
 
     def refresh(self) -> None:
         """Read the keys again if a file has changed."""
@@ -43,7 +51,7 @@ class AllowList:
         try:
             with os.scandir(Path(self._directory, "clients")) as entries:
                 for entry in entries:
-                    if entry.name.endswith(".key"):
+                    if entry.name.endswith((".key", ".roots")):
                         try:
                             status = entry.stat()
                         except _GONE:

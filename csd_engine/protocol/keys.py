@@ -8,18 +8,21 @@ that has the server's public key, hence the list.
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
-from typing import FrozenSet, NamedTuple, Tuple, Union
+from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 import zmq
 import zmq.auth
 
 from csd_engine.errors import EngineError
 
-__all__ = ["KeyPair", "allowed_clients", "load_pair", "load_public", "make_keys", "make_pair"]
+__all__ = ["HostRoots", "KeyPair", "allowed_clients", "load_pair", "load_public", "make_keys", "make_pair"]
 
 PathLike = Union[str, "os.PathLike[str]"]
+HostRoots = Tuple[Tuple[str, str], ...]
+"""The directories of one host: (path on the host, path on the device)."""
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -91,19 +94,35 @@ def load_public(path: PathLike) -> bytes:
     return _load(Path(path))[0]
 
 
-def allowed_clients(directory: PathLike) -> FrozenSet[bytes]:
-    """Return the public keys (Z85) of all hosts in `directory`/clients; unreadable files are left out.
+def allowed_clients(directory: PathLike) -> Dict[bytes, Optional[HostRoots]]:
+    """Return the public keys (Z85) of all hosts in `directory`/clients, and what each may read.
+
+    NAME.roots beside a host's NAME.key lists its directories: ``[[path on the host, path here], ...]``. If no host has such a
+    file, each may read all that the engine may (None). Else a host without one, or with one that makes no sense, may read
+    nothing. Unreadable keys are left out.
 
     Raises:
         OSError: the files can't be read now, for example since this process may open no further file.
     """
-    keys = set()
+    found = {}
     for path in sorted(Path(directory, "clients").glob("*.key")):
         try:
-            keys.add(zmq.auth.load_certificate(str(path))[0])
+            found[zmq.auth.load_certificate(str(path))[0]] = _roots(path.with_suffix(".roots"))
         except ValueError:
             continue
         except OSError as error:
             if error.errno in _SHORT:
                 raise
-    return frozenset(keys)
+    listed = any(roots is not None for roots in found.values())
+    return {key: () if listed and roots is None else roots for key, roots in found.items()}
+
+
+def _roots(path: Path) -> Optional[HostRoots]:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return tuple((str(host), str(device)) for host, device in json.loads(text.decode("utf-8")))
+    except (TypeError, ValueError):
+        return ()

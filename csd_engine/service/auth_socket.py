@@ -12,7 +12,7 @@ from zmq.utils import z85
 from csd_engine.errors import BadMessage, EngineError
 from csd_engine.protocol.allow_list import AllowList
 from csd_engine.protocol.codec import MAX_HOST_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
-from csd_engine.protocol.keys import load_pair
+from csd_engine.protocol.keys import HostRoots, load_pair
 from csd_engine.service.connections import Connections
 
 __all__ = ["AuthSocket"]
@@ -86,6 +86,10 @@ class AuthSocket:
             _LOG.warning("a connection is ended: its host's key is no longer in %s/clients", self._keys)
             self.connections.end(peer)
         return withdrawn
+
+    def roots_of(self, peer: bytes) -> Optional[HostRoots]:
+        """Return the directories that a connection's host was deployed with; None: all that the engine may read."""
+        return self._allowed.roots(self.connections.key_of(peer))
 
     def answer_gate(self) -> None:
         """Answer one ZAP request: yes to a public key in the allow-list. The list is looked at each time: it may change."""

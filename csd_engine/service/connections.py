@@ -80,6 +80,7 @@ class Connections:
         self._limit = limit if limit != resource.RLIM_INFINITY else 1 << 30
         self._known: Dict[bytes, _Connection] = {}
         self._ended: Dict[bytes, None] = {}  # the last ones
+        self._keys: Dict[bytes, bytes] = {}  # of the last connections that are not known otherwise
         self._strangers: Dict[_Stranger, float] = {}  # when each was seen first
         self._looked_s = 0.0
         self._statm = -1
@@ -97,6 +98,9 @@ class Connections:
         if known is None:
             known = self._meet(frames[-1])
             if known is None:
+                self._keys[peer] = _property(frames[-1], "User-Id").encode()
+                while len(self._keys) > _REMEMBERED:
+                    del self._keys[next(iter(self._keys))]
                 return
             self._known[peer] = known
         known.received += _wire_bytes(frames[1:])
@@ -135,6 +139,11 @@ class Connections:
         """Return a name of the computer that a connection comes from, made of its key and address; empty if unknown."""
         known = self._known.get(peer)
         return "" if known is None else known.host
+
+    def key_of(self, peer: bytes) -> bytes:
+        """Return the public key of a connection's host; empty if unknown."""
+        known = self._known.get(peer)
+        return self._keys.get(peer, b"") if known is None else known.key
 
     def without(self, keys: Container[bytes]) -> List[bytes]:
         """Return the connections of hosts that have none of these public keys."""

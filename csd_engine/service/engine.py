@@ -88,11 +88,10 @@ class Service:
         except BaseException:
             self._spool.close()
             raise
-        roots = options.roots
-        for directory in (self._spool.files, self._spool.arrays):
-            roots = roots.with_files(str(directory), str(directory))
         send, host_of = self._socket.send, self._socket.connections.host_of
-        self._job_service = JobService(self._spool, manifests, arrays, roots, self._workers, send, host_of, options.operators)
+        self._job_service = JobService(
+            self._spool, manifests, arrays, self._workers, send, host_of, self._roots_of, options.operators
+        )
         self._file_chunks = FileChunks(self._job_service.published, send, self._socket.connections.unread)
         self.endpoint = self._socket.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each last sent a message
@@ -298,6 +297,13 @@ class Service:
         self._job_service.drop_host(peer)
         if peer in self._shared_directories:  # the host may have removed it already
             self._spool.remove_host(self._shared_directories.pop(peer))
+
+    def _roots_of(self, peer: bytes) -> Roots:
+        """Return what a host may read: its own roots, and what hosts bring."""
+        roots = self._options.roots.of_host(self._socket.roots_of(peer))
+        for directory in (self._spool.files, self._spool.arrays):
+            roots = roots.with_files(str(directory), str(directory))
+        return roots
 
     # -- workers
 

@@ -68,10 +68,10 @@ class JobService:
     Args:
         spool: the spool for batch files.
         manifests, arrays: files that hosts have sent or are sending.
-        roots: directories that may be read.
         workers: the worker processes; the engine adds and removes them.
         send: sends a message to a host.
         host_of: names the computer that a connection comes from, for fairness.
+        roots_of: returns the directories that may be read for a connection's host.
         operators: directory of the files of users' operators; None: there is none.
     """
 
@@ -80,15 +80,15 @@ class JobService:
         spool: Spool,
         manifests: FileCache,
         arrays: FileCache,
-        roots: Roots,
         workers: List[WorkerProcess],
         send: Callable[[bytes, say.Message], None],
         host_of: Callable[[bytes], str],
+        roots_of: Callable[[bytes], Roots],
         operators: Optional[OperatorDirectory] = None,
     ) -> None:
         self.note = ""  # why leases are held back now
         self._spool = spool
-        self._roots = roots
+        self._roots_of = roots_of
         self._workers = workers
         self._send = send
         self._host_of = host_of
@@ -161,7 +161,8 @@ class JobService:
             self._check_share(host, description_bytes)
             dataset = parse_dataset(message.dataset)
             layout = Layout.parse(message.layout)
-            check_job(message.pipeline, dataset, layout, self._roots, self._spool, self._operators)
+            roots = self._roots_of(peer)
+            check_job(message.pipeline, dataset, layout, roots, self._spool, self._operators)
             files = tuple(needed_files(dataset, self._spool.arrays))
             missing = next((one for one in files if not self._received[one[0]].has(one[1], host)), None)
             if missing is not None:
@@ -181,7 +182,7 @@ class JobService:
             "layout": message.layout,
             "directory": directory.path,
             "place": directory.place,
-            "roots": self._roots.to_data(),
+            "roots": roots.to_data(),
             "operators": None if self._operators is None else self._operators.path,
             "manifests": self._manifests.directory.path,
         }

@@ -1,17 +1,16 @@
 """engine.json on the device: the engine's command line, of one host or of all that use the engine.
 
 HOME/keys/clients/HASH.key     a host that may come in
-HOME/keys/clients/HASH.roots   the directories that it was deployed with; the engine may read those of all
+HOME/keys/clients/HASH.roots   the directories that it was deployed with: it may read these alone
 
-So the other hosts keep their directories when a host is deployed or removed. All hosts share spool, port and options: a
-second host uses the engine's spool and port, and the engine's options stay, unless that host gives others.
+engine.json has those of all hosts, so the other hosts keep theirs when a host is deployed or removed. All hosts share spool,
+port and options: a second host uses the engine's spool and port, and the engine's options stay, unless that host gives others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import posixpath
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -107,23 +106,6 @@ def check(survey: Survey, record: DeviceRecord) -> Iterator[Finding]:
     if there is not None and there.port != record.listen_port:
         yield bad(f"the engine listens on port {there.port}, not {record.listen_port}", f"it serves {hosts(rest)} as well",
                   f"Give --listen-port {there.port}; {way_out}.")  # fmt: skip
-    for pair in record.roots:
-        for theirs in dict.fromkeys(one for roots in rest.values() for one in roots):
-            if not _agree(pair, theirs):
-                yield bad(
-                    f"{pair[0]} would be {pair[1]} there, and is {theirs[1]} for {theirs[0]} of another host",
-                    "the engine takes a path for the same file, whichever host names it",
-                    f"Let this host see its data at another path, and give that as --host-root; {way_out}.",
-                )
-
-
-def _agree(one: tuple[str, str], two: tuple[str, str]) -> bool:
-    """Whether two pairs name the same path on the device for every path on a host that both contain."""
-    for (host, device), (above, there) in ((one, two), (two, one)):
-        top = above.rstrip("/")
-        if host == above or host.startswith(f"{top}/"):
-            return device == posixpath.normpath(there + host[len(top) :])
-    return True
 
 
 def make(

@@ -24,7 +24,7 @@ def test_a_pair_is_made_once(tmp_path: Path) -> None:
 
 def test_both_pairs_and_the_host_let_in(tmp_path: Path) -> None:
     keys = make_keys(tmp_path)
-    assert allowed_clients(keys) == {load_public(keys / "host.key")}
+    assert allowed_clients(keys) == {load_public(keys / "host.key"): None}
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import os
 import resource
 import shutil
@@ -19,9 +22,10 @@ from csd_engine.data.arrays import ArraySet
 from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused, MissingBatch
 from csd_engine.prepare.sample import sample_digest
-from csd_engine.protocol.keys import make_keys
+from csd_engine.protocol.keys import load_pair, load_public, make_keys, make_pair
 from ddlp.sources.engine import fetch as fetching
 from ddlp.sources.engine.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
+from ddlp.sources.engine.link import EngineLink
 from tests.engine_process import EPOCH, SEED, Recipe, batch_files, until, wait_for
 
 
@@ -113,6 +117,48 @@ def test_jobs_that_cannot_be_are_refused_with_the_reason(start, recipe, tmp_path
     job = recipe.open(link, SimpleQueue())  # and the link is none the worse
     job.close(2)
     link.close()
+
+
+def test_each_host_reads_the_roots_that_it_was_deployed_with(start, recipe, tmp_path):
+    """Two hosts call two directories on the device by one path; a third has a list that makes no sense."""
+    other = tmp_path / "other"
+    shutil.copytree(recipe.root, other)
+    files = sorted(other.rglob("*.jpg"))
+    for path in files[1:]:
+        shutil.copy(files[0], path)
+    engine = start("--root", f"/data={recipe.root}", "--root", f"/data={other}", "--root", f"/mine={recipe.root}")
+    clients, pairs = engine.keys / "clients", {"host": engine.keys / "host.key_secret"}
+    for name in ("second", "third"):
+        make_pair(tmp_path / name, name)
+        shutil.copy(tmp_path / name / f"{name}.key", clients)
+        pairs[name] = tmp_path / name / f"{name}.key_secret"
+    (clients / "host.roots").write_text(json.dumps([["/data", str(recipe.root)], ["/mine", str(recipe.root)]]))
+    (clients / "second.roots").write_text(json.dumps([["/data", str(other)]]))
+    server, found = load_public(engine.keys / "server.key"), {}
+    links = {name: EngineLink(engine.address, server, *load_pair(pair)) for name, pair in pairs.items()}
+    there = dataclasses.replace(recipe.dataset, root="/data")
+    for name in ("host", "second"):
+        job = links[name].open_job(recipe.pipeline, there, recipe.layout, lambda _: recipe.manifest, print)
+        found[name] = [one.digest for one in job.probe(SEED, EPOCH, [(k, 0) for k in range(4)])]
+    assert found["host"] != found["second"]
+    for name, root in (("second", "/mine"), ("third", "/data"), ("third", str(recipe.root))):
+        with pytest.raises(EngineRefused, match="outside the roots that the engine may read for this host"):
+            links[name].open_job(
+                recipe.pipeline, dataclasses.replace(recipe.dataset, root=root), recipe.layout, lambda _: recipe.manifest, print
+            )
+    (clients / "third.roots").write_text(json.dumps([["/etc", "/etc"], ["/data", str(other)]]))  # no root of the engine's
+
+    def opened():
+        with contextlib.suppress(EngineRefused):
+            return links["third"].open_job(recipe.pipeline, there, recipe.layout, lambda _: recipe.manifest, print)
+
+    job = until(opened, what="the third host's list")
+    assert [one.digest for one in job.probe(SEED, EPOCH, [(k, 0) for k in range(4)])] == found["second"]
+    with pytest.raises(EngineRefused, match="outside the roots"):
+        etc = dataclasses.replace(recipe.dataset, root="/etc")
+        links["third"].open_job(recipe.pipeline, etc, recipe.layout, lambda _: recipe.manifest, print)
+    for link in links.values():
+        link.close()
 
 
 def test_a_link_out_of_the_root_is_not_followed(start, jpegs, tmp_path):

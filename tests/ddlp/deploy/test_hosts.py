@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from ddlp.deploy import settings
-from ddlp.deploy.findings import Level
 from ddlp.deploy.settings import Settings
-from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import Device, ddlp, epoch
-from tests.ddlp.deploy.test_checks import GOOD
 
 
 class Host:
@@ -108,9 +103,6 @@ def test_what_a_second_host_can_t_have_is_said_before_anything_is_changed(device
     told = second.deploy("--spool", str(device.spool / "other"), "--listen-port", "1", status=1)
     assert f"the engine's spool is {device.spool}, not {device.spool}/other" in told and f"Give --spool {device.spool}" in told
     assert f"the engine listens on port {device.port}, not 1" in told and f"Give --listen-port {device.port}" in told
-    second.here = hosts[0].here
-    told = second.deploy(status=1)
-    assert f"{second.here} would be {second.there} there, and is {hosts[0].there}" in told and "--host-root" in told
     assert (device.home / "engine.json").read_text() == before and device.engine() == engine
     assert len(list((device.home / "keys" / "clients").iterdir())) == 2
 
@@ -123,30 +115,6 @@ def test_settings_with_which_the_engine_does_not_start_are_taken_back(device: De
     assert (device.home / "engine.json").read_text() == before and first.trains()
     second.deploy()
     assert second.trains()
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "agree"),
-    [
-        (("/data/x", "/srv/x"), ("/data", "/srv"), True),
-        (("/data/x", "/srv/y"), ("/data", "/srv"), False),
-        (("/data", "/srv"), ("/data/x", "/srv/y"), False),
-        (("/data", "/srv"), ("/data", "/srv"), True),
-        (("/data", "/srv2"), ("/data", "/srv"), False),
-        (("/data2", "/srv2"), ("/data", "/srv"), True),
-        (("/mnt", "/srv"), ("/data", "/srv"), True),
-        (("/", "/srv"), ("/data", "/srv/data"), True),
-        (("/", "/srv"), ("/data", "/data"), False),
-    ],
-)
-def test_a_path_is_one_file_for_all_hosts(
-    mine: tuple[str, str], theirs: tuple[str, str], agree: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DDLP_HOME", str(tmp_path))
-    record = book.DeviceRecord("csd0", "board", (), "", (mine,), None, "/spool", "~/.ddlp/csd0", "python3", "", "")
-    found = dataclasses.replace(GOOD, clients={"another": json.dumps([theirs])})
-    assert all(one.level is Level.OK for one in settings.check(found, record)) is agree
-    assert not list(settings.check(GOOD, record))
 
 
 def test_settings_are_read_as_they_were_written() -> None:
