@@ -1,0 +1,50 @@
+"""`python -m scripts.chaos`: a short run finds nothing, and a bug that is planted is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlp.process.platforms import other_system
+from scripts.chaos.command import main
+from scripts.chaos.faults import FAULTS
+from scripts.chaos.planted import PLANTED
+from scripts.chaos.training import ENDINGS
+
+pytestmark = pytest.mark.skipif(other_system() is not None, reason="engines run on Linux alone")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def chaos(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "scripts.chaos", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+    return done.returncode, done.stdout
+
+
+def test_a_short_run_finds_nothing():
+    status, told = chaos("--seed", "7", "--minutes", "0.5")
+    assert status == 0 and "nothing lost, doubled or wrong" in told, told[-4000:]
+
+
+# A fault that shows each bug, and rounds in which it strikes for sure.
+@pytest.mark.parametrize("bug, fault, words", [
+    ("forgotten-reclaim", "engine killed", "Timeout"), ("skipped-checksum", "file flipped", "wrong bits"),
+    ("double-delivery", "two whole epochs", "doubled"),
+])  # fmt: skip
+def test_a_planted_bug_is_found(bug, fault, words):
+    status, told = chaos("--seed", "1", "--minutes", "2", "--only", fault, "--plant", bug, "--patience", "20")
+    assert status == 1 and words in told, told[-4000:]
+
+
+def test_every_bug_can_be_planted():
+    assert sorted(PLANTED) == ["double-delivery", "forgotten-reclaim", "skipped-checksum"]
+
+
+def test_its_names(capsys):
+    assert main(["--list"]) == 0
+    names = capsys.readouterr().out.splitlines()
+    assert names == [*(fault.name for fault in FAULTS), *ENDINGS] and len(set(names)) == len(names)
+    assert main(["--only", "earthquake"]) == 2 and "no fault is called anything like earthquake" in capsys.readouterr().err
