@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from csd_engine.errors import quote
 from csd_engine.protocol.fields import Check
 from csd_engine.protocol.printable import printable
 
@@ -25,12 +26,12 @@ def checked_fields(what: str, data: Any, fields: Mapping[str, Check], optional: 
         Misfit: it is no object; a field is missing, unknown, or not what its check takes.
     """
     if not isinstance(data, dict):
-        raise Misfit(f"{what} is {data!r:.80}; it must be an object")
+        raise Misfit(f"{what} is {quote(data)}; it must be an object")
     if missing := [name for name in fields if name not in data]:
         raise Misfit(f"{what} has no {missing[0]}")
     known = {**fields, **optional}
     if unknown := [name for name in data if name not in known]:
-        raise Misfit(f"{what} has a field {unknown[0]!r:.40} that is not known")
+        raise Misfit(f"{what} has a field {quote(unknown[0])} that is not known")
     return {name: _checked(f"{what}: {name}", value, known[name]) for name, value in data.items()}
 
 
@@ -40,7 +41,7 @@ def _checked(what: str, value: Any, check: Check) -> Any:
     except Misfit:
         raise
     except ValueError as error:
-        raise Misfit(f"{what} is {value!r:.80}; it must be {error}") from None
+        raise Misfit(f"{what} is {quote(value)}; it must be {error}") from None
 
 
 def text_of(longest: int) -> Check:

@@ -30,11 +30,14 @@ def capture(generators: Mapping[str, torch.Generator], python: bool) -> States:
 
 @contextlib.contextmanager
 def restored(states: States, generators: Mapping[str, torch.Generator]) -> Iterator[None]:
-    """Give the generators the captured ``states`` for a while, then their previous states again."""
+    """Give the generators the captured ``states`` for a while, then their previous states again.
+
+    Raises ValueError if a state is that of another kind of generator.
+    """
     # One torch generator may have several names. All of its captured states are equal then.
     before = capture(generators, "random" in states)
-    _set(states, generators)
     try:
+        _set(states, generators)
         yield
     finally:
         _set(before, generators)
@@ -51,7 +54,14 @@ def for_base_seed(seed: int) -> torch.Generator:
 def _set(states: States, generators: Mapping[str, torch.Generator]) -> None:
     for name, generator in generators.items():
         if name in states:
-            generator.set_state(_decoded(states[name]))
+            try:
+                generator.set_state(_decoded(states[name]))
+            except RuntimeError:
+                raise ValueError(
+                    f"the saved state of the generator {name!r} does not fit this loader's, on the {generator.device.type}. "
+                    "Give the loader a generator on the device that it was on, or leave the state out and begin the epoch again "
+                    "with set_epoch()"
+                ) from None
     if "random" in states:
         kind, keys, *rest = states["numpy"]
         np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from csd_engine.errors import quote
 from csd_engine.protocol.fields import MAX_INT, Check, an_object, count, integer, list_of, number, optional, tuple_of
 from csd_engine.protocol.fields import signed as any_seed
 from csd_engine.protocol.fields import truth as true_or_false
@@ -152,7 +153,7 @@ def check_state(state: Any) -> dict[str, Any]:
     found = {"workers": None, "sampler": None, **checked_fields("the state", state, _FIELDS, _MORE)}
     partly = [name for name in ("delivered", "drawn", "pending", "seen") if found[name]]
     if found["finished"] and partly:
-        raise Misfit(f"the state: finished is True and {partly[0]} is {found[partly[0]]!r:.80}; a finished epoch has none")
+        raise Misfit(f"the state: finished is True and {partly[0]} is {quote(found[partly[0]])}; a finished epoch has none")
     if len(found["pending"]) > found["drawn"]:
         raise Misfit(f"the state: pending has {len(found['pending'])} batches of drawn={found['drawn']}; it can't have more")
     begun = partly or found["finished"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -109,3 +110,21 @@ def test_more_batches_than_there_are(paths):
     loader.load_state_dict({**state, "delivered": [[0, 10**9]]})
     with pytest.raises(ValueError, match="counts batch 999999999 as delivered, this loader's epoch has 11 batches"):
         iter(loader)
+
+
+def test_a_generator_of_another_kind(paths):
+    state = state_of(make(paths, "files"), 3)
+    loader = make(paths, "files")
+    before = torch.get_rng_state()
+    loader.load_state_dict({**state, "order": {**state["order"], "sampler": base64.b64encode(bytes(16)).decode()}})  # a GPU's
+    with pytest.raises(ValueError, match="generator 'sampler' does not fit this loader's, on the cpu"):
+        iter(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_value_that_is_nested_deeply_is_refused(paths):
+    state, deep = state_of(make(paths, "files"), 3), []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="delivered is .*it must be"):
+        make(paths, "files").load_state_dict({**state, "delivered": deep})
