@@ -59,7 +59,7 @@ def _set(states: States, generators: Mapping[str, torch.Generator]) -> None:
             except RuntimeError:
                 raise ValueError(
                     f"the saved state of the generator {name!r} does not fit this loader's, on the {generator.device.type}. "
-                    "Give the loader a generator on the device that it was on, or leave the state out and begin the epoch again "
+                    "Give the loader a generator on that device, or leave the state out and begin the epoch again "
                     "with set_epoch()"
                 ) from None
     if "random" in states:
