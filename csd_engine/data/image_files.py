@@ -136,12 +136,15 @@ def pillow_open(source: Union[str, "os.PathLike[str]", BinaryIO]) -> Image.Image
         PIL.UnidentifiedImageError: the file has none of the formats. Other errors are Pillow's, too.
     """
     Image.preinit()
+    tried = _formats(len(Image.ID))
     try:
-        return Image.open(source, formats=_formats(len(Image.ID)))
+        return Image.open(source, formats=tried)
     except UnidentifiedImageError:
-        if not Image.init():  # all plugins were loaded before
+        Image.init()  # loads all plugins; older versions of Pillow have done so in `open`
+        formats = _formats(len(Image.ID))
+        if formats == tried:
             raise
-        return Image.open(source, formats=_formats(len(Image.ID)))
+        return Image.open(source, formats=formats)
 
 
 def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
