@@ -16,6 +16,7 @@ import pytest
 from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import DamagedBatch, EngineGone
 from csd_engine.protocol import codec as say
+from csd_engine.service.file_chunks import FileChunks
 from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.part_stream import WINDOW
 from tests.at_once import at_once
@@ -195,7 +196,7 @@ def test_a_batch_that_is_released_in_mid_fetch(large_published, large):
 
 
 def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, large):
-    """Its questions wait in the engine, and more than it may ask for at once are refused."""
+    """Its questions wait in the engine."""
     engine, link, job, lease, items, _ = large_published
     greedy = engine.link(heartbeat_s=0.1)
     events = SimpleQueue()
@@ -203,16 +204,18 @@ def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, lar
     small = large.items(0)[:1]
     other.lease(1, large.identity(small), 5, 3, small)
     wait_for(events, LeasePublished)
-    refused = []
-    arrived = greedy.stream.arrived
-
-    def count(message, payload):
-        refused.extend([message.reason] if isinstance(message, say.NoPart) else [])
-        arrived(message, payload)
-
-    greedy.stream.arrived = count
     for _ in range(500):
         greedy.submit(say.encode(say.Fetch(1 << 40, other.name, 1, 0, 1 << 17)))
     assert len(receive(large, job, lease, items).images) == 256
-    until(lambda: any("at once" in reason for reason in refused), 10, "a refusal")
     greedy.close()
+
+
+def test_more_parts_than_a_host_may_ask_for_at_once_are_refused():
+    sent = []
+    chunks = FileChunks(lambda peer, job, lease: None, lambda peer, message, payload: sent.append(message))
+    for number in range(70):
+        chunks.ask(b"host", say.Fetch(number, "job", 1, 0, 1), b"")
+    assert [message.number for message in sent] == list(range(64, 70)) and "at once" in sent[0].reason
+    while chunks.waiting:
+        chunks.serve()
+    assert [message.number for message in sent[6:]] == list(range(64)) and "no published batch" in sent[6].reason

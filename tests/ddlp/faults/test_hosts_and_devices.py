@@ -124,7 +124,7 @@ def fetched(loader) -> list[int]:
 
 def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, told, images, tmp_path):
     """One of them is killed in mid-epoch, and joins again in mid-run."""
-    slow, quick = (engines("--root", str(images), "--slowdown", factor) for factor in ("24", "4"))
+    slow, quick = (engines("--root", str(images), "--slowdown", factor) for factor in ("40", "4"))
     devices = [Device(one.address, one.keys, spool=tmp_path / "none") for one in (slow, quick)]
     loader = make_loader(data, "csd", csd=devices)
     for epoch in range(3):
@@ -167,7 +167,13 @@ def test_a_device_that_can_go_on_after_a_failure_of_all_its_leases(engines, data
     """The first lease that its job's directory was missing for is enough; the next job has a directory again."""
     engine = engines("--root", str(images), "--slowdown", "24")
     loader = make_loader(data, "csd", csd=device(engine))
-    truth.check(train(loader, 0.15, at={3: lambda: [shutil.rmtree(one) for one in job_directories(engine)]}))
+
+    def remove() -> None:
+        for one in job_directories(engine):
+            while one.exists():  # the worker may make a file in between
+                shutil.rmtree(one, ignore_errors=True)
+
+    truth.check(train(loader, 0.15, at={3: remove}))
     (lost,) = [text for text in told if f"device {engine.address} is" in text]
     assert "is gone (it can't prepare batches: a batch file cannot be written: No such file" in lost
     assert f"{engine.address}: it was gone, and is back" in loader.report().notes
