@@ -1,4 +1,4 @@
-"""`python -m scripts.chaos`: a short run finds nothing, and a bug that is planted is found."""
+"""`python -m scripts.chaos`: a bug that is planted is found."""
 
 from __future__ import annotations
 
@@ -24,19 +24,10 @@ def chaos(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_short_run_finds_nothing():
-    status, told = chaos("--seed", "7", "--minutes", "0.5")
-    assert status == 0 and "nothing lost, doubled or wrong" in told, told[-4000:]
-
-
-# A fault that shows each bug, and rounds in which it strikes for sure.
-@pytest.mark.parametrize("bug, fault, words", [
-    ("forgotten-reclaim", "engine killed", "Timeout"), ("skipped-checksum", "file flipped", "wrong bits"),
-    ("double-delivery", "two whole epochs", "doubled"),
-])  # fmt: skip
-def test_a_planted_bug_is_found(bug, fault, words):
-    status, told = chaos("--seed", "1", "--minutes", "2", "--only", fault, "--plant", bug, "--patience", "20")
-    assert status == 1 and words in told, told[-4000:]
+def test_a_planted_bug_is_found():
+    """The host takes what it reads, whatever its checksum."""
+    status, told = chaos("--seed", "1", "--minutes", "2", "--only", "file flipped", "--plant", "skipped-checksum")
+    assert status == 1 and "wrong bits" in told, told[-4000:]
 
 
 def test_every_bug_can_be_planted():
