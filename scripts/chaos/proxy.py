@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import struct
@@ -93,6 +94,7 @@ async def _serve(port: int) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     while line := await orders.readline():
         network.obey(line.decode())
+    os._exit(0)  # the relays in work have nothing to say any more
 
 
 def main() -> None:
