@@ -147,6 +147,8 @@ def _run(options: argparse.Namespace, home: Path) -> int:
 
 def _round(world: World, ending: str, faults: list[Fault], number: int, struck: collections.Counter[str]) -> None:
     epoch = 2 * (number % 5)
+    for one in (epoch, epoch + 1):  # before an image is replaced
+        world.truth.of(one), world.other_truth.of(one)
     with world.leaves_nothing():
         plan = Plan(world, faults, world.random.randrange(0, 7), lambda name: struck.update([name]))
         plan.begin()
