@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
 import shutil
 import signal
@@ -75,8 +76,8 @@ class Engine:
         return self.process is not None and self.process.process.poll() is None
 
     def start(self) -> None:
-        """Start it, unless it runs."""
-        if self.runs:
+        """Start it, unless it runs. While its spool is full or read-only it can't start: it is started at the round's end."""
+        if self.runs or not os.access(self.spool, os.W_OK) or not os.statvfs(self.spool).f_bavail:
             return
         self._collect()
         within = ["env", f"PYTHONPATH={self.package}"]
