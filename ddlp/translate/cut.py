@@ -99,8 +99,12 @@ def _cut_views(
     transforms: Sequence[Any], gathered: type, mode: str, size: tuple[int, int] | None, as_pil: bool
 ) -> Cut | None:
     """Cut each view as late as possible; if the views' images differ then, cut each before its image becomes a tensor."""
-    views = [steps_of(transform, mode) for transform in transforms]
-    found = [[one for one in _beginnings(steps, mode, size, as_pil) if one.known.crops == 1] for steps in views]
+    different = {id(transform): steps_of(transform, mode) for transform in transforms}  # views are often alike
+    beginnings = {
+        number: [one for one in _beginnings(steps, mode, size, as_pil) if one.known.crops == 1]
+        for number, steps in different.items()
+    }
+    views, found = ([of[id(transform)] for transform in transforms] for of in (different, beginnings))
     for on_pil in (False, True):
         latest = [next((one for one in several if one.tensor is None or not on_pil), None) for several in found]
         counts = [one.steps for one in latest if one is not None]
