@@ -249,8 +249,9 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
         job.lease(number, "0" * 32, SEED, EPOCH, items)
     failed = wait_for(events, LeaseFailed)
     assert failed.lease == 2 and "262144 samples are the most" in failed.reason
-    long = ConcatSet((FileSet(f"{recipe.root}{'/.' * 1800}", recipe.dataset.manifest, recipe.dataset.count),) * 900)
-    for _ in range(4):  # 3.4 MB each
+    path = f"{recipe.root}{'/.' * ((3800 - len(str(recipe.root))) // 2)}"  # 3,800 characters, however long tmp_path is
+    long = ConcatSet((FileSet(path, recipe.dataset.manifest, recipe.dataset.count),) * 1000)
+    for _ in range(4):  # 3.9 MB each
         link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
     with pytest.raises(EngineRefused, match="descriptions of this host's 6 jobs take more than 16 MiB"):
         link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
