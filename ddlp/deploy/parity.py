@@ -11,8 +11,9 @@ import argparse
 import datetime
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
@@ -34,10 +35,11 @@ from ddlp.errors import DDLPError
 
 __all__ = ["Parity", "Row", "compare_device", "table"]
 
-TIMEOUT_S = 600.0  # a slow board takes ten seconds
+TIMEOUT_S = 1800.0  # for twenty draws; a slow board takes ten seconds for three
 _BY_KERNEL = ("Resize bilinear", "Resize bicubic", "RandomResizedCrop bilinear", "RandomResizedCrop bicubic", "CenterCrop",
               "RandomHorizontalFlip", "RandomVerticalFlip", "RandAugment v1", "timm's RandAugment (")  # fmt: skip
-KEYS = 3  # draws of each random operator on each image
+DRAWS = 3  # of each random operator on each image
+_AT_ONCE = 20  # draws, which take a slow board some minutes and this host's memory some hundred MB
 
 Data = dict[str, object]
 
@@ -253,22 +255,27 @@ def _pipeline(ops: list[Data], mode: str, order: str) -> Data:
     return {"format": 1, "order": order, "mode": mode, "ops": ops}
 
 
-def all_cases() -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
-    """The sources by name; and (row, whether ddlp relies on it, case)."""
+def all_cases(draws: range = range(DRAWS)) -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
+    """The sources by name; and (row, whether ddlp relies on it, case).
+
+    Args:
+        draws: the numbers of the random operators' draws. What is not random is a case of draw 0.
+    """
     pixels = pixel_sources()
     files = file_sources(pixels)
     order = native_order()
     cases: list[tuple[str, bool, Case]] = []
+    fixed = range(1) if 0 in draws else range(0)
     for name in files:
-        cases.append((f"decode {name}", True, Case(name, 0, _pipeline([], "RGB", order))))
+        cases += [(f"decode {name}", True, Case(name, key, _pipeline([], "RGB", order))) for key in fixed]
     for name, ops in operator_rows().items():
-        keys = range(KEYS) if "Random" in name or "Cutout" in name else range(1)
+        keys = draws if "Random" in name or "Cutout" in name else fixed
         for source in pixels:
             mode = "L" if source == "grey" else "RGB"
             cases += [(name, True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
     for name, ops in operator_rows().items():  # from a file, a kernel does a pipeline's first operators in one call
         if name.startswith(_BY_KERNEL):
-            keys = range(KEYS) if "Random" in name else range(1)
+            keys = draws if "Random" in name else fixed
             for source, mode in (("JPEG 4:2:0", "RGB"), ("JPEG greyscale", "L")):
                 cases += [(f"{name}, from a JPEG", True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
     for filter_name in FILTERS:
@@ -276,7 +283,7 @@ def all_cases() -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
         for source in pixels:
             mode = "L" if source == "grey" else "RGB"
             name = f"Resize {filter_name}, each Pillow's own order of passes"
-            cases.append((name, False, Case(source, 0, _pipeline(ops, mode, "native"))))
+            cases += [(name, False, Case(source, key, _pipeline(ops, mode, "native"))) for key in fixed]
     return {**pixels, **files}, cases
 
 
@@ -285,12 +292,21 @@ def compare(here: Result, there: Result, cases: Sequence[tuple[str, bool, Case]]
     rows: dict[str, Row] = {}
     for number, (name, ours, case) in enumerate(cases):
         one = _compare_case(number, here, there)
-        before = rows.get(name, Row(name, 0, 0, 0, "", ours))
-        error = before.error or (f"{one.error} (on {case.source})" if one.error else "")
-        rows[name] = Row(
-            name, before.values + one.values, before.differ + one.differ, max(before.largest, one.largest), error, ours
-        )
+        error = f"{one.error} (on {case.source}, draw {case.index})" if one.error else ""
+        _add(rows, replace(one, name=name, error=error, ours=ours))
     return Parity(here.versions, there.versions, tuple(rows.values()))
+
+
+def _add(rows: dict[str, Row], one: Row) -> None:
+    before = rows.get(one.name, Row(one.name, 0, 0, 0))
+    rows[one.name] = Row(
+        one.name,
+        before.values + one.values,
+        before.differ + one.differ,
+        max(before.largest, one.largest),
+        before.error or one.error,
+        one.ours,
+    )
 
 
 def _compare_case(number: int, here: Result, there: Result) -> Row:
@@ -315,19 +331,39 @@ def _compare_case(number: int, here: Result, there: Result) -> Row:
     return Row("", values, differ, largest)
 
 
-def compare_device(shell: Shell, record: DeviceRecord, timeout_s: float = TIMEOUT_S) -> Parity:
+def compare_device(
+    shell: Shell, record: DeviceRecord, draws: int = DRAWS, *, done: Callable[[int], object] | None = None
+) -> Parity:
     """Run all cases on the device and here.
+
+    Args:
+        shell: to the device.
+        record: of the device.
+        draws: how many each random operator makes on each image.
+        done: is called with the number of draws that are compared.
 
     Raises:
         ShellError: the device can't be asked, or its engine's Python fails.
         DDLPError: what it answered makes no sense.
     """
-    sources, cases = all_cases()
+    rows: dict[str, Row] = {}
+    for first in range(0, draws, _AT_ONCE):
+        some = range(first, min(first + _AT_ONCE, draws))
+        parity = _compare_draws(shell, record, some)
+        for row in parity.rows:
+            _add(rows, row)
+        if done is not None:
+            done(some.stop)
+    return Parity(parity.here, parity.there, tuple(rows.values()))
+
+
+def _compare_draws(shell: Shell, record: DeviceRecord, draws: range) -> Parity:
+    sources, cases = all_cases(draws)
     plain = [case for _, _, case in cases]
     here = run_cases(sources, plain)
     request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
     command = engine_module(record.python, record.home, "csd_engine.parity")
-    with shell.stream(command, "comparing operators", input=request, timeout_s=timeout_s) as read:
+    with shell.stream(command, "comparing operators", input=request, timeout_s=TIMEOUT_S) as read:
         reply = b"".join(iter(lambda: read(1 << 16), b""))
     try:
         there = read_results(reply)
@@ -363,16 +399,25 @@ def table(parity: Parity) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_device(parser)
+    parser.add_argument("--draws", type=int, default=DRAWS, metavar="N",
+                        help="how many draws each random operator makes on each image (default: %(default)s)")  # fmt: skip
     parser.add_argument("--table", action="store_true", help="print all operators as a table in Markdown")
     add_json(parser, "all operators")
 
 
 def run(options: argparse.Namespace) -> int:
     """Compare and print; the exit status is 1 where an operator differs."""
+    if options.draws < 1:
+        raise DDLPError(f"--draws {options.draws}: a random operator makes one draw or more.")
+
+    def tell(done: int) -> None:
+        if options.draws > _AT_ONCE:
+            print(f"{done} of {options.draws} draws on each image", file=sys.stderr)
+
     record = book.load(options.name)
     with Shell(record.destination, record.ssh_options) as shell:
         try:
-            parity = compare_device(shell, record)
+            parity = compare_device(shell, record, options.draws, done=tell)
         except EngineError as error:
             raise DDLPError(str(error)) from error
     if options.json:

@@ -19,6 +19,7 @@ from csd_engine.kernels import kernel
 from csd_engine.parity import pack_cases, read_results, run_cases
 from csd_engine.transforms.parse import CONTAINERS, LEAVES
 from ddlp.cli import main
+from ddlp.deploy import parity
 from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.sshd import Sshd
@@ -71,6 +72,13 @@ def test_files_are_of_the_kind_that_they_say():
     assert all(file_sources(pixel_sources())[name].tobytes() == files[name].tobytes() for name in files)
 
 
+def test_more_draws_are_other_draws_of_the_random_operators_alone():
+    cases = [all_cases(draws)[1] for draws in (range(3), range(3, 5))]
+    first, more = ({(name, case.source, case.index) for name, _, case in some} for some in cases)
+    assert not first & more
+    assert {name for name, _, _ in more} == {name for name, _, index in first if index == 2}
+
+
 def test_rows_say_how_much_differs():
     sources, cases = all_cases()
     plain = [case for _, _, case in cases]
@@ -108,9 +116,14 @@ def device(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home / "engines/1/csd_engine"
 
 
-def test_the_same_through_ssh(device, capsys):
-    assert main(["parity", "board0"]) == 0
-    assert "operators and decoders make the same pixels, 0 differ" in capsys.readouterr().out
+def test_the_same_through_ssh(device, capsys, monkeypatch):
+    monkeypatch.setattr(parity, "_AT_ONCE", 2)
+    assert main(["parity", "board0", "--draws", "3"]) == 0
+    said = capsys.readouterr()
+    assert "operators and decoders make the same pixels, 0 differ" in said.out
+    assert said.err.splitlines() == ["2 of 3 draws on each image", "3 of 3 draws on each image"]
+    assert main(["parity", "board0", "--draws", "0"]) == 1
+    assert "--draws 0: a random operator makes one draw or more" in capsys.readouterr().err
 
 
 def test_an_operator_that_differs_is_named(device, capsys):
