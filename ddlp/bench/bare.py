@@ -1,9 +1,9 @@
-"""Each side alone, as a bare loop: no loader, no ledger, no socket. What a bound is made of must not flatter the loader.
+"""Each side alone, as a bare loop: no loader, no ledger, no socket. Its rate is the bound, so it must be as fast as it can be.
 
 Run as a process of its own: ``python -m ddlp.bench.bare SIDE --data DIR --cpu K ...``. Each line on its standard input is a
-number of seconds, 0 for "until the next line": it prepares batches for so long and prints one JSON line ``{"samples": n,
-"began": t, "ended": t}`` (time.monotonic) for the whole batches that it finished. Sides: the host and the engine prepare
-batches, ``fetch`` is what the host does to a batch that the engine has made: map it, verify it, convert it.
+number of seconds; 0 means "until the next line". The process prepares batches for so long, then prints one JSON line
+``{"samples": n, "began": t, "ended": t}`` (time.monotonic) about the batches that it has finished. The sides: ``host`` and
+``engine`` prepare batches. ``fetch`` does what the host does with a batch of the engine: map it, verify it, convert it.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _FETCHED_FILES = 4
 
 
 def delivered_as(output: str) -> torch.memory_format:
-    """uint8 as the batch file holds it, a pixel's channels side by side: used as it comes. Else as ToTensor gives it."""
+    """Return the memory format of the images: for uint8 the batch file's, which needs no conversion; else ToTensor's."""
     return torch.channels_last if output == "uint8" else torch.contiguous_format
 
 
 def _order(found: Portable) -> list[int]:
-    """A fixed random order of all samples, gone through again and again: a few very large files weigh as in an epoch."""
+    """Return a fixed random order of all samples. A loop repeats it, so the few very large files count as in an epoch."""
     return np.random.default_rng(0).permutation(len(found.dataset)).tolist()
 
 
 def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) -> Callable[[int], torch.Tensor]:
-    """Prepare the n-th batch as the host does: read, decode, transform, and the epilogue to what is delivered.
+    """Return a function that prepares the n-th batch as the host does: reads, decodes, transforms, applies the epilogue.
 
-    ``order``: indices to go through, again and again; None: all, in a fixed random order.
+    ``order``: the indices to repeat again and again; None: all, in a fixed random order.
     """
     ring = np.asarray(order or _order(found))
     maker = _maker(found)
     never_before = np.zeros(batch, dtype=np.int64)
-    # The same memory for every batch: whoever hands batches out can't do that, and the bound must not be too low.
+    # The same memory for every batch. A loader can't do that, since it gives its batches away; but a bound must not be too low.
     rows = Rows(found.epilogue, found.shape, found.pipeline.boxes, batch, MemoryPool(1), finished=True)
 
     def make(k: int) -> torch.Tensor:
@@ -74,10 +74,10 @@ def _maker(found: Portable) -> BatchMaker:
 
 
 def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], object]:
-    """Prepare the n-th batch as an engine's worker does: into a batch file in the spool, which is then removed."""
+    """Return a function that prepares the n-th batch as an engine's worker does: into a file in the spool, which it removes."""
     maker, ring = _maker(found), np.asarray(_order(found))
     layout, never_before = Layout(batch, *found.shape, 0), np.zeros(batch, dtype=np.int64)
-    slow = Slowdown(slowdown)  # the worker's own: a slow processor is slow at its files as well
+    slow = Slowdown(slowdown)  # as in the worker: a slow processor also writes its files slowly
 
     def make(k: int) -> None:
         slow.begin()
@@ -97,7 +97,7 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
 
 
 def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int], object]:
-    """Bring a batch file in as the host does: mapped and verified, then the epilogue into memory of a pool."""
+    """Return a function that fetches the n-th batch file as the host does: maps and verifies it, then applies the epilogue."""
     pool = MemoryPool(2)
     layout = Layout(batch, *found.shape, 0)
     reader, order = found.dataset.reader(), _order(found)
@@ -120,7 +120,7 @@ def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one side for a time."""
+    """Run one side for each time that standard input asks for."""
     parser = argparse.ArgumentParser(prog="python -m ddlp.bench.bare", description=__doc__)
     parser.add_argument("side", choices=["host", "engine", "fetch"])
     parser.add_argument("--data", type=Path, required=True)
@@ -163,7 +163,7 @@ def _is_told() -> bool:
 
 
 class Timed(NamedTuple):
-    """Samples a second, and from when to when (time.monotonic)."""
+    """A rate in samples a second, and the time in which it was measured (time.monotonic)."""
 
     rate: float
     began: float
@@ -171,12 +171,12 @@ class Timed(NamedTuple):
 
     @classmethod
     def of(cls, samples: int, began: float, ended: float) -> Timed:
-        """So many samples in this time."""
+        """Return the rate of so many samples in this time."""
         return cls(samples / (ended - began), began, ended)
 
 
 class Bare:
-    """A bare loop in a process of its own, ready to run: for a time by `go`, then `result`. A context."""
+    """A bare loop in a process of its own. `go` starts it, `result` waits for its figures. A context."""
 
     def __init__(
         self, side: str, data: Path, batch: int, cpu: int, output: str, slowdown: float = 1.0, pipeline: str = "imagenet1"
@@ -184,7 +184,7 @@ class Bare:
         command = [sys.executable, "-m", "ddlp.bench.bare", side, "--data", str(data), "--batch", str(batch)]
         command += ["--cpu", str(cpu), "--slowdown", repr(slowdown), "--output", output, "--pipeline", pipeline]
         self._endless = False
-        # In a session of its own: Ctrl-C is for this process, which ends it.
+        # In a session of its own, so that Ctrl-C reaches this process alone. This process ends the other.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=user_environment(), start_new_session=True
         )
@@ -199,15 +199,15 @@ class Bare:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # the end of its input is its end: a signal would leave its spool behind
+        self._process.communicate()  # closes its input, at which it ends; after a signal its spool would be left behind
 
     def go(self, seconds: float = 0.0) -> None:
-        """Start; 0: until the result is wanted."""
+        """Start. ``seconds``: how long the loop runs; 0: until `result` is called."""
         self._endless = not seconds
         self._say(repr(seconds))
 
     def result(self) -> Timed:
-        """What it did, once the time is over."""
+        """Wait until the time is over, and return the rate."""
         if self._endless:
             self._say("enough")
         made = json.loads(self._answer())
@@ -225,7 +225,7 @@ class Bare:
 
 
 def both_at_once(sides: Sequence[Bare], seconds: float) -> list[Timed]:
-    """Each on its CPU, all busy at the same time."""
+    """Run all sides at the same time, each on its CPU, and return their rates."""
     for side in sides:
         side.go(seconds)
     return [side.result() for side in sides]

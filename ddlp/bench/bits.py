@@ -1,8 +1,8 @@
 """`ddlp bench host --bits N`: the pixels of N samples of every kind of JPEG against torchvision's on PIL images.
 
-Ours are made as host and engine make a batch's, with the compiled kernel where there is one, which also draws there;
-torchvision gets the crop that our pipeline drew in Python. Sizes from 1 to 900 pixels; crops, resizes with and without a crop
-after them, bilinear and bicubic, flips.
+Our samples are made as host and engine make those of a batch. If there is a compiled kernel, it draws and decodes them.
+torchvision gets the crop that our pipeline drew in Python. The images have 1 to 900 pixels a side. The transforms are crops,
+resizes with and without a crop after them, bilinear and bicubic, and flips.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STEEP = 6  # an image of 1 x 900 has 256 x 230400 pixels after Resize(256)
 
 @dataclass
 class Bits:
-    """Samples of each kind, and of those: by the kernel, differing from torchvision."""
+    """Counts by kind of JPEG: all samples, those that the kernel made, and those that differ from torchvision's."""
 
     samples: dict[str, int] = field(default_factory=dict)
     by_kernel: dict[str, int] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class Bits:
 
     @property
     def differing(self) -> int:
-        """Samples with any other value, over all kinds."""
+        """The number of samples that differ in any value, over all kinds."""
         return sum(self.differing_by_kind.values())
 
 
 def compare(samples: int, tell: Say, kinds: Sequence[str] = KINDS) -> Bits:
-    """Compare so many samples of each kind; one process a core."""
+    """Compare so many samples of each kind, in one process a core."""
     if samples < 1:
         raise BenchFailed(f"--bits {samples}: give the number of samples of each kind, 1 or more.")
     tell(f"{samples} samples of each of {len(kinds)} kinds of JPEG, on {len(os.sched_getaffinity(0))} cores")
@@ -87,7 +87,7 @@ def compare(samples: int, tell: Say, kinds: Sequence[str] = KINDS) -> Bits:
 
 
 def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
-    """One kind's samples, made below `directory`."""
+    """Compare the samples of one kind, with files made below `directory`."""
     paths = make_files(kind, min(_FILES, samples), directory)
     reader = translate_dataset(ImageFiles(paths, range(len(paths)))).reader()
     recipes = [(T.Compose(spec), translate(T.Compose([*spec, T.ToTensor()]), "RGB").pipeline) for spec in _RECIPES]
@@ -105,7 +105,7 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
         drawn = pipeline.draw(image.size, Keyed(0, k, index, 0))
         out = np.empty(pipeline.output_shape(None), np.uint8)
         prepare(reader, pipeline, plans[number], index, k, out)
-        # Where nothing is drawn, torchvision's own transform; else its functions, with what was drawn.
+        # A transform that draws nothing is called as it is. Else torchvision's functions are, with what we have drawn.
         fixed = all(isinstance(step, (T.Resize, T.CenterCrop)) for step in transform.transforms)
         how = transform.transforms[0].interpolation
         expected = transform(image) if fixed else by_torchvision(image, drawn.primitives, how)
@@ -119,7 +119,7 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
 
 
 def prepare(reader: Reader, pipeline: Pipeline, plan: FilePlan | None, index: int, epoch: int, out: np.ndarray) -> None:
-    """As the samples of a batch are made."""
+    """Make one sample as the samples of a batch are made."""
     files = FileBatch.of(reader, pipeline, plan, np.array([index]), np.array([0]), 0, epoch)
     if files is None:
         prepare_sample(reader, pipeline, (index, 0), 0, epoch, out)
@@ -129,13 +129,13 @@ def prepare(reader: Reader, pipeline: Pipeline, plan: FilePlan | None, index: in
 
 
 def make_files(kind: str, count: int, directory: Path) -> list[Path]:
-    """Files of sizes from one pixel up, small ones as often as large ones."""
+    """Make files of sizes from one pixel up, small ones as often as large ones."""
     drawn = np.random.default_rng(sum(kind.encode()))
     largest = _LARGEST if kind in KINDS[:9] else _LARGEST_OWN
     paths = []
     for number in range(count):
         width, height = (int(size) for size in np.exp(drawn.uniform(0, np.log(largest), 2)).round())
-        if number % 3:  # two thirds as photographs are
+        if number % 3:  # two thirds have a photograph's ratio of width and height
             height = max(1, int(width * drawn.uniform(0.6, 1.6)))
         paths.append(directory / f"{number:03}.jpg")
         paths[-1].write_bytes(encode_kind(kind, picture(number, (width, min(height, largest))), int(drawn.integers(30, 98))))
@@ -151,7 +151,7 @@ _ENHANCE = {
 
 
 def by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpolation: T.InterpolationMode) -> Image.Image:
-    """torchvision's functions in turn, with what was drawn. Its maps of positions are Pillow's `Image.transform`."""
+    """Apply torchvision's functions with what was drawn. torchvision also turns and warps by Pillow's `Image.transform`."""
     for step in primitives:
         if isinstance(step, Crop):
             image = F.crop(image, step.top, step.left, step.height, step.width)
@@ -185,7 +185,7 @@ def kernel_takes(path: Path) -> bool:
 
 
 def table(result: Bits) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [f"{'':20}{'samples':>9}{'by the kernel':>15}{'differ':>9}"]
     for kind, samples in result.samples.items():
         rows.append(f"{kind:20}{samples:9}{result.by_kernel[kind]:15}{result.differing_by_kind[kind]:9}")
@@ -195,13 +195,13 @@ def table(result: Bits) -> str:
 
 
 def aims(result: Bits) -> list[Aim]:
-    """None may differ."""
+    """Return the aim: no sample differs."""
     total = sum(result.samples.values())
     return [Aim(f"equal to torchvision on PIL, samples of {total}", total, total - result.differing)]
 
 
 def main() -> None:
-    """One kind."""
+    """Compare the kind that standard input names."""
     work = json.load(sys.stdin)
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as directory:
         print(json.dumps(compare_kind(work["kind"], work["samples"], Path(directory))))

@@ -1,4 +1,4 @@
-"""What all benchmarks share: turns in alternation, medians and spread, pinning, fresh processes, the machine, the output."""
+"""What all benchmarks share: turns, medians and spread, pinning to CPUs, fresh processes, facts of the machine, output."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ __all__ = [
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
-_HOME = Path(__file__).resolve().parents[2]  # where this very ddlp lies
+_HOME = Path(__file__).resolve().parents[2]  # the directory that holds this ddlp
 _PACKAGES = (
     "torch", "torchvision", "numpy", "Pillow", "pyzmq", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "spdl", "turboloader",
 )  # fmt: skip
 
 
 class BenchFailed(DDLPError):
-    """A contender failed: what it printed."""
+    """A benchmark can't be run, or a contender failed. The message has the end of what it printed."""
 
 
 class Terminated(KeyboardInterrupt):
-    """This process was told to end (SIGTERM), as Ctrl-C tells it; but nobody else was."""
+    """This process got SIGTERM. Unlike Ctrl-C, the signal does not reach the processes that it has started."""
 
 
 def end_on_sigterm() -> None:
-    """Have `Terminated` raised in the main thread, so that processes and files are taken away."""
+    """From now on, raise `Terminated` in the main thread at SIGTERM, so that processes and files are cleaned up."""
 
     def told(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told twice it would leave them half taken away
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal would interrupt the cleaning up
         raise Terminated
 
     signal.signal(signal.SIGTERM, told)
@@ -59,7 +59,7 @@ def end_on_sigterm() -> None:
 
 @dataclass(frozen=True)
 class Aim:
-    """A figure that a bench must show. `measured` None: its contender was not there."""
+    """A figure that a bench should reach. `measured`: None if its contender did not take part."""
 
     what: str
     at_least: float
@@ -67,7 +67,7 @@ class Aim:
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The aim and what was measured, in one line."""
         if self.measured is None:
             return f"{self.what}: aim {self.at_least:g}, not measured here"
         reached = "reached" if self.measured >= self.at_least else "MISSED"
@@ -75,22 +75,22 @@ class Aim:
 
 
 def say(text: str) -> None:
-    """Progress: always on standard error, so that standard output is the result alone."""
+    """Print progress, always on standard error: standard output has the result alone."""
     print(text, file=sys.stderr, flush=True)
 
 
 def spread(values: Sequence[float], form: str = ".0f") -> str:
-    """Median (least .. most)."""
+    """Return "median (least .. most)"."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Round by round: what changes from round to round (clock, neighbours) is in both."""
+    """Divide round by round. What changes from round to round (clock, other programs) affects both figures of a round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 def rotated(items: Sequence[_T], number: int) -> list[_T]:
-    """All of them, but a round later the next one comes first."""
+    """Return all items in the order of round ``number``: each round begins with the item after the one before."""
     first = number % len(items)
     return [*items[first:], *items[:first]]
 
@@ -98,7 +98,7 @@ def rotated(items: Sequence[_T], number: int) -> list[_T]:
 def alternate(
     turns: Mapping[str, Callable[[], float]], rounds: int, tell: Say = say, unit: str = "images/s"
 ) -> dict[str, list[float]]:
-    """Each contender's turn in each round; the next round begins with another one.
+    """Give each contender a turn in each round. Each round begins with another contender.
 
     Returns {name: [figure of each round]}.
     """
@@ -113,7 +113,7 @@ def alternate(
 
 @contextmanager
 def pinned(*cpus: int) -> Iterator[None]:
-    """This process, and what it starts, on these CPUs, usually one, and one torch thread."""
+    """Run this process, and those that it starts, on these CPUs, and with one torch thread."""
     import torch
 
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
@@ -127,7 +127,7 @@ def pinned(*cpus: int) -> Iterator[None]:
 
 
 def two_cpus() -> tuple[int, int]:
-    """The first two CPUs that this process may use; raises BenchFailed if there is only one."""
+    """Return the first two CPUs that this process may use. Raises BenchFailed if there is only one."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         raise BenchFailed(f"this process may use CPU {usable[0]} alone: two are needed, one for each side.")
@@ -135,7 +135,7 @@ def two_cpus() -> tuple[int, int]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it and still run, from /proc."""
+    """Return the ids of a process and all its descendants that still run, from /proc."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -143,13 +143,13 @@ def family(pid: int) -> list[int]:
                 parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry))
     found = [pid]
-    for one in found:  # grows as it goes
+    for one in found:  # grows during the loop
         found += children.get(one, [])
     return found
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Processor seconds of these processes so far, all their threads together; those that are gone count nothing."""
+    """Return the processor seconds of these processes so far, of all their threads. Ended processes count as 0."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -159,16 +159,16 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 def user_environment() -> dict[str, str]:
-    """In which a child finds this very ddlp and else is as if a user had started it: not an engine's environment."""
+    """Return the environment for a child that uses this ddlp. Else it is the user's own, not that of an engine."""
     path = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore"}
 
 
 def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: float = 900.0) -> dict[str, Any]:
-    """Run `python -m module` on these CPUs: JSON on its standard input, its last line of output is JSON.
+    """Run `python -m module` on these CPUs. It gets ``work`` as JSON on its standard input; its last line of output is JSON.
 
     Raises:
-        BenchFailed: it failed; the end of what it printed.
+        BenchFailed: the child failed; the message has the end of what it printed.
     """
     command = [sys.executable, "-m", module]
     done = subprocess.run(
@@ -185,7 +185,7 @@ def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: 
 def on_all_cores(
     module: str, works: Sequence[Mapping[str, Any]], told: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run `child` for each work, one at a time on each core, and call ``told`` with each answer. Returns them, core by core."""
+    """Run `child` for each work, one at a time on each core. Calls ``told`` with each answer; returns them, core by core."""
     cores = sorted(os.sched_getaffinity(0))
 
     def one_core(number: int) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ def on_all_cores(
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on: processor, memory, versions, the kernel in use, the time."""
+    """Return facts about this machine: processor, memory, versions, the kernel in use, the time."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     name = re.search(r"(?:model name|Model|Hardware)\s*:\s*(.+)", info)
     memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()) if Path("/proc/meminfo").exists() else None
@@ -230,7 +230,7 @@ def _libjpeg() -> str:
 
 
 def _kernel() -> str:
-    """The compiled kernel's variant, or why there is none."""
+    """Return the compiled kernel's variant, or why there is none."""
     from csd_engine.kernels import kernel, why_not
 
     found = kernel()
@@ -238,32 +238,32 @@ def _kernel() -> str:
 
 
 def machine_line(found: Mapping[str, Any]) -> str:
-    """One line of it."""
+    """Return the facts that `machine` has found in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     computer = f"{found['processor']}, {found['cores']} cores, {found['memory_gb']} GB"
     return f"{computer}; {versions}; kernel: {found['kernel']}; {found['date']}"
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """--json, --save and --aims."""
+    """Add --json, --save and --aims."""
     parser.add_argument("--json", action="store_true", help="print the figures as JSON on standard output")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures to FILE as well, as JSON")
-    parser.add_argument("--aims", action="store_true", help="print below the table what ddlp's developers aim at as well")
+    parser.add_argument("--aims", action="store_true", help="print the aims of ddlp's developers below the table")
 
 
 def try_output(options: argparse.Namespace) -> None:
-    """Before anything is measured: see that the figures can go where --save says. Raises DDLPError."""
+    """Raise DDLPError if the file of --save can't be written. To be called before anything is measured."""
     if getattr(options, "save", None) is not None:  # `ddlp bench --all` has no --save
         try_file(options.save, "--save")
 
 
 def emit(options: argparse.Namespace, result: Any, table: str, aims: Sequence[Aim] = ()) -> None:
-    """Print the table, or JSON; save it. `result`: a dataclass. The aims are printed below the table with --aims.
+    """Print the table, or JSON; save the JSON if --save asks for it. `result`: a dataclass. --aims prints the aims too.
 
-    The JSON is the result's fields, `machine` and `aims`.
+    The JSON has the result's fields, `machine` and `aims`.
 
     Raises:
-        BenchFailed: it can't be saved; it was printed.
+        BenchFailed: the figures can't be saved. They were printed before.
     """
     figures = {**asdict(result), "machine": machine(), "aims": [{**asdict(aim), "text": aim.text} for aim in aims]}
     if options.json:

@@ -1,8 +1,8 @@
-"""Who competes in `ddlp bench host`: each in a fresh process, pinned by its parent, timed over the same samples in one order.
+"""The contenders of `ddlp bench host`. Each runs in a fresh process, pinned by its parent, over the same samples in one order.
 
 `python -m ddlp.bench.contenders` reads a `Work` as JSON and prints ``{"samples": n, "began": t, "ended": t, "cpu_seconds":
-c}``. A contender is a function from the work to a long enough iterator of batches as it would hand them to training. Peers
-are imported when their turn comes; none is required.
+c}``. A contender is a function that takes the work and returns an iterator of enough batches, in the form that training gets.
+Peers are imported when their turn comes; none is required.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from torch.utils.data import DataLoader, Dataset
 from ddlp.bench import data
 from ddlp.bench.common import cpu_s, family
 
-AHEAD = 8  # batches before the clock starts: more than any contender prepares ahead
+AHEAD = 8  # batches before the clock starts: more than any contender prefetches
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One turn. `images`: the most to use of the set, 0 for all; `cores`: how many the process is pinned to; `times`: how
-    often it goes through them.
+    """One turn.
+
+    `images`: the largest number of images to use; 0: all. `cores`: the number of cores that the process is pinned to.
+    `times`: how often it goes through the images.
     """
 
     contender: str
@@ -49,7 +51,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """How it is made, in which pipelines it takes part, which package it wants and from where, and whose pixels it makes."""
+    """A loader to measure: how to make it, its pipelines, the module that it needs, how to install it, whose pixels it has."""
 
     make: Callable[[Work], Iterator[Any]]
     pipelines: tuple[str, ...] = (*data.PIPELINES, *data.PRESETS)
@@ -59,20 +61,20 @@ class Contender:
     bits: str = "torchvision's"
 
     def missing(self) -> str | None:
-        """Why it can't take part here; None if it can."""
+        """Return why it can't take part here; None if it can."""
         if self.module is None:
             return None
         try:
             importlib.import_module(self.module)
-        except Exception as error:  # a package that is there and does not load is as good as none
+        except Exception as error:  # a package that is installed may still fail to load
             return f"not here ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); {self.install}"
         return None
 
 
 def measure(work: Work) -> dict[str, float]:
-    """Its cycles through the images, after some batches to warm up, while more are prepared.
+    """Time the contender over its cycles through the images, after some batches to warm up. More are prepared at the end too.
 
-    Returns samples, when it began and ended (time.monotonic), and cpu_seconds of this process and its children.
+    Returns the samples, when it began and ended (time.monotonic), and the cpu_seconds of this process and its children.
     """
     torch.set_num_threads(work.cores)
     batches = CONTENDERS[work.contender].make(work)
@@ -102,7 +104,7 @@ def _ours(**options: Any) -> Callable[[Work], Iterator[Any]]:
 
 
 def _dataloader(workers: int) -> Callable[[Work], Iterator[Any]]:
-    """As somebody sets it up who knows it: pinned where there is a GPU, prefetching, workers that stay."""
+    """A DataLoader as a skilled user sets it up: pinned memory if there is a GPU, prefetching, persistent workers."""
 
     def make(work: Work) -> Iterator[Any]:
         ahead: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
@@ -112,7 +114,7 @@ def _dataloader(workers: int) -> Callable[[Work], Iterator[Any]]:
 
 
 class _Tensors(Dataset):
-    """The files decoded by torchvision.io, geometry by v2 on uint8 tensors."""
+    """A data set whose files torchvision.io decodes, with the geometry by v2 on uint8 tensors."""
 
     def __init__(self, work: Work) -> None:
         from torchvision.io import ImageReadMode, decode_image, read_file
@@ -139,7 +141,7 @@ def _files(work: Work) -> list[tuple[str, int]]:
 
 
 def _tensors(work: Work) -> Iterator[Any]:
-    """Normalised batch by batch: faster than sample by sample."""
+    """torchvision on tensors. It normalises batch by batch, which is faster than sample by sample."""
     from torchvision.transforms import v2
 
     finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.MEAN, data.STD, inplace=True)])
@@ -154,7 +156,7 @@ def _dali(uint8: bool) -> Callable[[Work], Iterator[Any]]:
 
         files = _files(work)
 
-        conditional = work.pipeline in data.PRESETS  # its policies are made of if statements
+        conditional = work.pipeline in data.PRESETS  # DALI's policies are made of if statements
 
         @pipeline_def(
             batch_size=work.batch, num_threads=1, device_id=None, prefetch_queue_depth=2, enable_conditionals=conditional
@@ -180,7 +182,7 @@ def _dali(uint8: bool) -> Callable[[Work], Iterator[Any]]:
                 )
             return images, label
 
-        with _own_temporary_directory():  # for the Python that DALI makes of the if statements; it would be left behind
+        with _own_temporary_directory():  # DALI writes Python files for the if statements, and does not remove them
             return iter(DALIGenericIterator([graph()], ["images", "labels"], size=len(files)))
 
     return make
@@ -197,7 +199,7 @@ def _own_temporary_directory() -> Iterator[None]:
 
 
 def _dalis(pipeline: str, images: Any) -> Any:
-    """A preset's operators by DALI."""
+    """Apply a preset's operators by DALI."""
     from nvidia.dali import fn
     from nvidia.dali.auto_aug.auto_augment import auto_augment_image_net
     from nvidia.dali.auto_aug.rand_augment import rand_augment
@@ -244,21 +246,22 @@ def _spdl(work: Work) -> Iterator[Any]:
         return finish(images.contiguous()), torch.tensor(labels)
 
     starts = range(0, len(files), work.batch)
-    builder: Any = PipelineBuilder()  # its methods give what the one before took: mypy can't follow
+    builder: Any = PipelineBuilder()  # each method returns the builder itself, with another type: mypy can't follow
     pipeline = builder.add_source(starts).pipe(load, concurrency=1).add_sink(2).build(num_threads=1)
     with pipeline.auto_stop():
         yield from pipeline
 
 
 def _turboloader(work: Work) -> Iterator[Any]:
-    """Its fused pass over a TAR, which it wants: only the crop's window is decoded. On one core it is fastest without a thread
-    that prepares ahead. It has no Resize by the shorter side, and that pass takes no further operators: only imagenet1 can
-    be asked of it.
+    """TurboLoader's fused pass over a TAR file: it decodes the crop's window alone.
+
+    On one core it is fastest without a prefetching thread. It has no Resize by the shorter side, and the fused pass takes no
+    further operators, so imagenet1 is the only pipeline that it can do.
     """
     import turboloader
 
     files = _files(work)
-    archive = os.memfd_create("turboloader")  # as the other contenders' files it lies in memory, and goes with the process
+    archive = os.memfd_create("turboloader")  # in memory, like the other contenders' files; it goes with the process
     with os.fdopen(os.dup(archive), "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         for position, (path, _) in enumerate(files):
             tar.add(path, f"{position}.jpg")
@@ -285,7 +288,7 @@ def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
 
 
 def _bare_at_once(work: Work) -> Iterator[Any]:
-    """A bare loop on each core, in processes that know nothing of each other: what the cores leave each other of the memory."""
+    """A bare loop on each core, in independent processes: the cores share nothing but the memory's bandwidth."""
     several = multiprocessing.get_context("spawn")
     ready, told = several.Pipe(duplex=False)
     for cpu in sorted(os.sched_getaffinity(0)):
@@ -299,13 +302,13 @@ def _bare_at_once(work: Work) -> Iterator[Any]:
 def _bare_loop(work: Work, cpu: int, told: Any) -> None:
     os.sched_setaffinity(0, {cpu})
     torch.set_num_threads(1)
-    with contextlib.suppress(OSError):  # whoever counts has ended
+    with contextlib.suppress(OSError):  # the process that counts has ended
         for _ in _bare(torch.float32)(work):
             told.send_bytes(b"1")
 
 
 def _entropy(work: Work) -> Iterator[Any]:
-    """Files read and entropy-decoded, hardly more: Pillow's draft at an eighth in grey transforms only the DC terms."""
+    """Read the files and decode their entropy code, hardly more: Pillow's draft at 1/8 in grey uses only the DC terms."""
     from PIL import Image
 
     def decode(path: str) -> int:
@@ -320,8 +323,8 @@ def _entropy(work: Work) -> Iterator[Any]:
 
 
 _IMAGENET = ("imagenet1", "imagenet2", "imagenet3")
-_ONE_VIEW = (*data.PIPELINES, *data.PRESETS[:-1])  # the bare loops make an image a sample
-_DALIS = (*_IMAGENET, *data.OF_BATCHES)  # it has no operators for the others
+_ONE_VIEW = (*data.PIPELINES, *data.PRESETS[:-1])  # the bare loops make one image of each sample
+_DALIS = (*_IMAGENET, *data.OF_BATCHES)  # DALI has no operators for the others
 _DALI = "nvidia.dali", "pip install nvidia-dali-cuda120 (runs without a GPU)"
 
 OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, decode='fast'"
@@ -354,7 +357,7 @@ CONTENDERS: dict[str, Contender] = {
 
 
 def main() -> None:
-    """One turn."""
+    """Run the turn that standard input describes."""
     print(json.dumps(measure(Work(**json.load(sys.stdin)))), flush=True)
     os._exit(0)  # batches that are still being prepared are of no interest
 

@@ -1,4 +1,7 @@
-"""The data and the pipelines of the benchmarks: made once, below one directory, read once so that no disk is measured."""
+"""The data sets and pipelines of the benchmarks. The sets are made once, below one directory.
+
+They are read before a measurement, so that no disk is measured.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,26 @@ from ddlp.transforms import Views
 
 ROOT = Path("data/bench")
 MEANS_KB = (110.0, 46.0)  # ImageNet's mean file, and that of easy pictures of the same sizes
-# As many as have one image of 12 megapixels among them, the share that ImageNet has: it alone takes 3 % of the time.
+# So many that one image of 12 megapixels is among them, as in ImageNet: that image alone takes 3 % of the time.
 IMAGES = 1600
 CIFAR_IMAGES = 20000
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PIPELINES = ("imagenet1", "imagenet2", "imagenet3", "cifar10")
-# What people train with today. Each begins as imagenet1 does; timm's is `create_transform`'s, simclr makes two views.
+# What people train with today. Each begins as imagenet1 does. timm's comes from `create_transform`, simclr makes two views.
 PRESETS = ("randaugment", "trivialaugment", "autoaugment", "colorjitter", "timm", "simclr")
-OF_BATCHES = PRESETS[:4]  # one image a sample, and nothing is erased: what a batch is made of is the same as imagenet1's
+OF_BATCHES = PRESETS[:4]  # one image a sample, nothing erased: their batches have the same parts as imagenet1's
 JITTER = 0.4  # colorjitter's brightness, contrast and saturation
 RESIZE = {"imagenet2": 256, "imagenet3": 232}
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """--data."""
+    """Add --data."""
     parser.add_argument("--data", type=Path, default=ROOT, help="where the benchmarks' sets lie, made if missing (%(default)s)")
 
 
 def transform(pipeline: str) -> Any:
-    """The paper's pipelines (Table IV) on PIL images, cifar10 without Cutout, and the presets."""
+    """Return one of the paper's pipelines (Table IV) on PIL images, cifar10 without Cutout, or a preset."""
     if pipeline == "timm":
         from timm.data import create_transform
 
@@ -65,12 +68,12 @@ def transform(pipeline: str) -> Any:
 
 
 def set_directory(root: Path, pipeline: str, mean_kb: float) -> Path:
-    """Where the set for a pipeline lies below the benchmarks' directory."""
+    """Return the directory of a pipeline's data set, below that of the benchmarks."""
     return root / ("cifar10" if pipeline == "cifar10" else f"{mean_kb:g}kb")
 
 
 def dataset(directory: Path, pipeline: str) -> Dataset:
-    """The train part, with the pipeline."""
+    """Return the data set for training, with the pipeline as its transform."""
     if pipeline == "cifar10":
         from ddlp.sampledata import cifar10_checksums
 
@@ -80,12 +83,12 @@ def dataset(directory: Path, pipeline: str) -> Dataset:
 
 
 def loader(directory: Path, pipeline: str, batch: int, **options: Any) -> DataLoader:
-    """A plain DataLoader over it."""
+    """Return a plain DataLoader over this data set."""
     return DataLoader(dataset(directory, pipeline), batch, **options)
 
 
 def ensure_data(root: Path, pipeline: str = "imagenet1", mean_kb: float = MEANS_KB[0]) -> Path:
-    """Make the set where it is not there yet, read it into the page cache; returns its directory. Raises SampleDataError."""
+    """Make the set if it is missing, and read it into the page cache. Returns its directory. Raises SampleDataError."""
     from ddlp.sampledata import make_cifar10, make_imagefolder
 
     directory = set_directory(root, pipeline, mean_kb)
@@ -101,10 +104,11 @@ def ensure_data(root: Path, pipeline: str = "imagenet1", mean_kb: float = MEANS_
 
 
 def cycle(images: int, batch: int, ahead: int, times: int = 1) -> list[int]:
-    """Indices of `ahead` batches, of all images ``times`` over in a fixed random order (whole batches), and of `ahead` more.
+    """Return indices: a beginning of ``ahead`` batches, a middle of all images ``times`` over, an end of ``ahead`` batches.
 
-    The ends are cut from the same ring: whoever is timed from the first to the last batch of the middle, with batches
-    being prepared ahead at both times, has prepared the middle's images, each as often as the others.
+    The order is random and fixed, the batches are whole, and beginning and end repeat indices of the middle. The clock runs
+    from the middle's first batch to its last. A loader that prefetches then prepares as many samples as the middle has, and
+    each image equally often.
     """
     whole = max(images // batch, 1) * batch
     ring = np.resize(np.random.default_rng(0).permutation(images), whole)
@@ -114,9 +118,9 @@ def cycle(images: int, batch: int, ahead: int, times: int = 1) -> list[int]:
 
 
 def stream(directory: Path, pipeline: str, images: int, batch: int, ahead: int, times: int = 1) -> tuple[Dataset, int]:
-    """That ring as a data set to go through in order, and the number of batches of its middle.
+    """Return the indices of `cycle` as a data set, to be read in order, and the number of batches in the middle.
 
-    ``images`` is the most to use; 0 for all. ``times``: how often its middle goes through them.
+    ``images``: the largest number of images to use; 0: all. ``times``: how often the middle has each of them.
     """
     whole: Any = dataset(directory, pipeline)
     count = min(images, len(whole)) if images else len(whole)
@@ -125,5 +129,5 @@ def stream(directory: Path, pipeline: str, images: int, batch: int, ahead: int, 
 
 
 def pin_memory() -> bool:
-    """Whether a skilled user would ask for pinned memory on this machine."""
+    """Return whether a skilled user would ask for pinned memory on this machine."""
     return torch.cuda.is_available()

@@ -1,9 +1,9 @@
 """`ddlp bench engine`: an engine's images a second on a core against a bare Pillow loop on the same computer.
 
 All prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
-(`csd_engine.bare`) opens, crops and resizes into an array, as many processes of it as the engine has workers: the bound of an
-engine that works with Pillow, which --local measures as well. What an engine does beyond it: drawing the crop, checking where
-the file lies, the batch file and its checksum, the socket. With the kernel it is faster than the loop all the same.
+(`csd_engine.bare`) opens, crops and resizes into an array, in as many processes as the engine has workers. It is the bound of
+an engine that works with Pillow; --local measures such an engine too. An engine does more than the loop: it draws the crops,
+checks where the files lie, writes batch files with checksums, and answers over its socket. With the kernel it is still faster.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SIZE = 224
 IMAGES = Path("data/bench/110kb")
 SEED, EPOCH = 0, 0
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-_SILENCE_S = 300.0  # one batch on a slow board
+_SILENCE_S = 300.0  # a slow board may need so long for one batch
 _WARM_BATCHES = 2
 
 
@@ -75,10 +75,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Where all run.
+    """The computer that is measured.
 
-    `images` gives a directory on this host, the one asked for or its own choice, and paths of so many images below it; `bare`
-    runs the bare loop on a JSON object and returns its answer; `there` maps a host path.
+    `images` returns a directory on this host, either the one asked for or one of its own choice, and the paths of so many
+    images below it. `bare` runs the bare loop on a JSON object and returns its answer. `there` maps a path of this host to the
+    path on that computer.
     """
 
     name: str
@@ -95,24 +96,24 @@ def _ratios(rates: Sequence[float], bound: Sequence[float]) -> list[float]:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     short = ["--rounds", "2", "--seconds", "2"] if quick else []
     return [("An engine's worker against a bare Pillow loop", ["--local", *short])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("name", nargs="?", help="a deployed device")
     parser.add_argument("--local", action="store_true", help="an engine of one worker on one core of this computer")
     parser.add_argument(
         "--images", type=Path,
-        help="directory of images as this host sees it, on a device below one of its roots (the first root that has any; with "
-        f"--local {IMAGES}, made if missing)",
+        help="directory of images on this host; for a device it must lie below one of the device's roots (the first root that "
+        f"has images; with --local {IMAGES}, made if missing)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of a turn, about (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="rough length of a turn in seconds (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
-    parser.add_argument("--files", type=int, default=500, help="images to use at most, drawn at random (%(default)s)")
+    parser.add_argument("--files", type=int, default=500, help="largest number of images, drawn at random (%(default)s)")
     parser.add_argument("--cpu", type=int, default=None, help="with --local: the core to use (the last one)")
     add_output(parser)
 
@@ -130,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _local(cpu: int | None) -> Iterator[Place]:
-    """Engines of one worker, with and without kernel, on a core of their own, where there is another one for this process."""
+    """Engines of one worker, with and without kernel, on one core. This process runs on the other cores, if there are any."""
     usable = sorted(os.sched_getaffinity(0))
     core = usable[-1] if cpu is None else cpu
     options = EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0)
@@ -174,7 +175,7 @@ def _device(name: str) -> Iterator[Place]:
 
     def images(asked: Path | None, most: int) -> tuple[Path, list[str]]:
         if asked is not None:
-            there(str(asked))  # first: to look through a large directory takes long, and to make images longer
+            there(str(asked))  # first, since it may raise: it takes long to look through a large directory, or to make images
             return asked, image_files(asked, most)
         for host, _ in record.roots:
             if files := some_images(host, most):
@@ -183,7 +184,7 @@ def _device(name: str) -> Iterator[Place]:
         raise DDLPError(f"there is no image below {name}'s roots on this host ({roots}). Mount them; see ddlp doctor {name}.")
 
     def bare(work: dict[str, Any]) -> dict[str, Any]:
-        # The same csd_engine, and the environment that the engine's workers have.
+        # With the engine's csd_engine, and the environment of its workers.
         command = engine_module(record.python, record.home, "csd_engine.bare", before="OMP_NUM_THREADS=1 ")
         done = shell.run(command, input=json.dumps(work).encode(), timeout_s=_SILENCE_S)
         if done.status != 0:
@@ -199,7 +200,7 @@ def _device(name: str) -> Iterator[Place]:
 
 
 def image_files(directory: Path, most: int) -> list[str]:
-    """Paths below `directory` of at most so many images, a fixed random choice."""
+    """Return the paths, below `directory`, of at most so many images. The choice is random and fixed."""
     if not directory.is_dir():
         if directory != IMAGES:
             raise DDLPError(f"{directory} is no directory. Name one of images with --images.")
@@ -214,7 +215,7 @@ def image_files(directory: Path, most: int) -> list[str]:
 
 
 class _Turns:
-    """The engine's turns: one job, all leases of a turn sent at once."""
+    """An engine's turns, all with one job. A turn sends all its leases at once."""
 
     def __init__(self, link: EngineLink, root: Path, files: Sequence[str], batch: int, manifest: Path) -> None:
         self._events: SimpleQueue[EngineEvent] = SimpleQueue()
@@ -227,7 +228,7 @@ class _Turns:
         self._job: JobHandle = link.open_job(self.pipeline, self._dataset, layout, lambda _: manifest, self._events.put)
 
     def turn(self, items: Sequence[int]) -> float:
-        """Seconds that the engine takes for these samples, from the leases to the last file."""
+        """Return the seconds that the engine takes for these samples, from the leases to the last file."""
         began = time.monotonic()
         waiting = set()
         for start in range(0, len(items), self._batch):
@@ -253,7 +254,7 @@ class _Turns:
 
 
 def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None]) -> Result:
-    """All rounds; who begins alternates."""
+    """Measure all rounds. Every other round has the turns in reverse order."""
     root, files = place.images(options.images, options.files)
     workers = place.link.open().workers
     work: dict[str, Any] = {
@@ -295,7 +296,7 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     versions = ", ".join(f"{name} {result.versions.get(name)}" for name in ("machine", "python", "pillow"))
     figures = [
         (f"engine (kernel: {result.kernel})", spread(result.engine, ".1f")),

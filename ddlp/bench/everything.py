@@ -1,8 +1,8 @@
-"""`ddlp bench --all`: every benchmark, one after the other, each in a process of its own, into docs/benchmarks.md.
+"""`ddlp bench --all`: runs every benchmark, one after another, each in a process of its own, and writes docs/benchmarks.md.
 
-A bench may say what is to be run of it: ``report_parts(quick) -> [(title, arguments)]``; else it runs without arguments. Each
-part's result is kept below the benchmarks' directory as soon as it is there: after a run that was broken off, ``--resume`` goes
-on with what is missing, and ``--only`` makes some benches again and leaves the others' figures as they are.
+A bench may tell its parts by ``report_parts(quick) -> [(title, arguments)]``; else it runs once, without arguments. Each
+part's result is stored below the benchmarks' directory when the part is done. So ``--resume`` continues a run that was
+interrupted, and ``--only`` runs some benches again and keeps the figures of the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DOCUMENT = Path("docs/benchmarks.md")
 
 @dataclass(frozen=True)
 class Part:
-    """One section of the document. `text`: the bench's table, or why it failed."""
+    """One section of the document. `text`: the bench's table, or why the bench failed."""
 
     title: str
     bench: str
@@ -41,27 +41,27 @@ class Part:
 
     @property
     def command(self) -> str:
-        """How to run it alone."""
+        """The command that runs this part alone."""
         return " ".join(["ddlp bench", self.bench, shlex.join(self.arguments)]).rstrip()
 
 
 def add_arguments(parser: argparse.ArgumentParser, benches: Mapping[str, tuple[str, str]]) -> None:
-    """The options of `ddlp bench` itself."""
-    parser.add_argument("--all", action="store_true", help=f"run all of them and write {DOCUMENT}")
+    """Add the options of `ddlp bench` itself."""
+    parser.add_argument("--all", action="store_true", help=f"run all benchmarks and write {DOCUMENT}")
     parser.add_argument(
-        "--quick", action="store_true", help="with --all: a few rounds of few images, to see that everything runs"
+        "--quick", action="store_true", help="with --all: few rounds of few images, to see that everything runs"
     )
     parser.add_argument("--resume", action="store_true", help="with --all: keep what an earlier run has finished")
-    parser.add_argument("--only", nargs="+", choices=sorted(benches), metavar="B", help="with --all: make only these again")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="with --all: what to write (%(default)s)")
-    parser.add_argument("--parts", type=Path, default=PARTS, help="with --all: where each part's result is kept (%(default)s)")
+    parser.add_argument("--only", nargs="+", choices=sorted(benches), metavar="B", help="with --all: run only these again")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="with --all: the file to write (%(default)s)")
+    parser.add_argument("--parts", type=Path, default=PARTS, help="with --all: directory for the parts' results (%(default)s)")
     parser.set_defaults(run=run, benches=benches)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run what is wanted, write the document; the exit status says whether a part failed."""
+    """Run the wanted parts and write the document. Return the exit status: 1 if a part failed."""
     if not options.all:
-        print(f"ddlp bench: give --all or one of {', '.join(options.benches)}; -h tells what they measure", file=sys.stderr)
+        print(f"ddlp bench: give --all or one of {', '.join(options.benches)}; -h tells what each measures", file=sys.stderr)
         return 2
     options.parts.mkdir(parents=True, exist_ok=True)
     wanted = planned(options.benches, options.quick)
@@ -76,14 +76,14 @@ def run(options: argparse.Namespace) -> int:
             _path(options.parts, title).write_text(json.dumps(asdict(part), indent=1) + "\n")
         parts = [found for title, _, _ in wanted if (found := _kept(options.parts, title)) is not None]
         options.document.parent.mkdir(parents=True, exist_ok=True)
-        options.document.write_text(document(parts, options.quick))  # after each part: what is there is there
+        options.document.write_text(document(parts, options.quick))  # after each part: the run may be interrupted
     failed = [part.title for part in parts if part.status]
     print(f"{options.document}: {len(parts)} parts{', failed: ' + '; '.join(failed) if failed else ''}")
     return 1 if failed else 0
 
 
 def planned(benches: Mapping[str, tuple[str, str]], quick: bool) -> list[tuple[str, str, list[str]]]:
-    """(title, bench, arguments) of all parts."""
+    """Return (title, bench, arguments) of all parts."""
     found = []
     for bench, (module_name, text) in benches.items():
         module: Any = importlib.import_module(module_name)
@@ -100,7 +100,7 @@ def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=user_environment()) as process:
         try:
             text = process.communicate()[0].rstrip()
-        except KeyboardInterrupt as interrupt:  # it has processes and files to take away; Ctrl-C tells it as well
+        except KeyboardInterrupt as interrupt:  # the bench must clean up processes and files; Ctrl-C has reached it too
             if isinstance(interrupt, Terminated):
                 process.terminate()
             process.wait()
@@ -122,7 +122,7 @@ def _kept(parts: Path, title: str) -> Part | None:
 
 
 def document(parts: Sequence[Part], quick: bool) -> str:
-    """The document's text."""
+    """Return the document's text."""
     here = machine()
     lines = [
         "# Benchmarks",
@@ -144,11 +144,11 @@ def document(parts: Sequence[Part], quick: bool) -> str:
         lines += [f"## {part.title}", "", f"`{part.command}`, {part.date}, {part.seconds / 60:.1f} minutes", ""]
         table = part.text.splitlines()
         if table and _but_its_date(table[0]) == _but_its_date(machine_line(here)):
-            del table[0]  # it stands above
+            del table[0]  # the document's head has it
         lines += ["```", *table, "```", ""]
     return "\n".join(lines)
 
 
 def _but_its_date(line: str) -> str:
-    """A `machine_line`: the computer and the versions."""
+    """Return a `machine_line` without its date: the computer and the versions."""
     return line.rpartition("; ")[0]

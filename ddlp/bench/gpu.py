@@ -1,8 +1,9 @@
-"""`ddlp bench gpu`: batch files into a GPU's memory, GB/s of each way, beside what the machine can do at most.
+"""`ddlp bench gpu`: batch files into a GPU's memory, GB/s of each way, beside the most that the machine can do.
 
-The bound is a copy of the same bytes from page-locked memory; a raw read (as many threads as the `pinned` way has, into
-page-locked memory, no copy) says what the files give. Each way as a loader has it, with two fetchers: its reads alone, then
-each batch verified on the device and finished by the epilogue. Files are read from the page cache unless --cold.
+The bound is a copy of the same bytes from page-locked memory. A raw read shows how fast the files can be read: into page-locked
+memory, by as many threads as the `pinned` way has, without a copy. Each way runs as in a loader, with two fetchers. First its
+reads alone are measured, then each batch is also verified on the device and finished by the epilogue. Files are read from the
+page cache unless --cold.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from ddlp.transfer.mapped_batch import may_map
 BOUND, RAW = "copy from page-locked memory", "raw read"
 ALONE, WHOLE = "{}: read", "{}: read, verified, finished"
 _AIM = 0.9  # of the bound
-Work = Callable[[range], None]  # makes these reads of a turn
+Work = Callable[[range], None]  # does the reads of these numbers
 
 
 @dataclass
 class Result:
-    """GB (1e9 bytes) a second, round by round. `missing`: ways that could not take part, and why."""
+    """Rates in GB (1e9 bytes) a second, round by round. `missing`: ways that could not take part, and why."""
 
     device: str
     batch: int
@@ -55,26 +56,26 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench: nothing where there is no GPU."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments; none if there is no GPU."""
     short = ["--rounds", "2", "--reads", "8"] if quick else []
     return [("Batch files into the GPU's memory", short)] if torch.cuda.is_available() else []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("--device", default="cuda", help="cpu shows that it runs, its figures say nothing (%(default)s)")
+    """Add the command's options."""
+    parser.add_argument("--device", default="cuda", help="cpu only shows that the benchmark runs (%(default)s)")
     parser.add_argument("--batch", type=int, default=256, help="images of a batch (%(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
-    parser.add_argument("--files", type=int, default=8, help="batch files (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="their height and width in pixels (%(default)s)")
+    parser.add_argument("--files", type=int, default=8, help="number of batch files (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
     parser.add_argument("--reads", type=int, default=32, help="batches of a turn (%(default)s)")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="W", help="of %(choices)s")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="W", help="any of %(choices)s (all)")
     parser.add_argument(
         "--pinned", nargs="+", type=_blocks, default=[], metavar="READERSxMIB",
-        help=f"also the pinned way with so many threads and blocks of so many MiB (its own: {READERS}x{BLOCK_BYTES >> 20})",
+        help=f"also measure the pinned way with so many threads and MiB a block (else {READERS}x{BLOCK_BYTES >> 20} alone)",
     )  # fmt: skip
     parser.add_argument("--spool", help="directory for the files (the system's temporary one)")
-    parser.add_argument("--cold", action="store_true", help="have the page cache forget a file before each read of it")
+    parser.add_argument("--cold", action="store_true", help="drop a file from the page cache before each read of it")
     add_output(parser)
 
 
@@ -102,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, stream: DeviceStream, spool: Path) -> Result:
-    """All rounds."""
+    """Measure all rounds."""
     layout = Layout(options.batch, options.size, options.size, 3)
     files = [_written(spool, number, layout) for number in range(options.files)]
     name = torch.cuda.get_device_name(stream.device) if stream.device.type == "cuda" else str(stream.device)
@@ -148,7 +149,7 @@ def measure(options: argparse.Namespace, stream: DeviceStream, spool: Path) -> R
         turns[WHOLE.format(name)] = turn(_whole(gpu_transfer.open(spool, mapped), files, layout))
     try:
         for one in turns.values():
-            one()  # memory, registration, the page cache
+            one()  # warm: memory, its registration, the page cache
         result.rates = alternate(turns, options.rounds, say, "GB/s")
     finally:
         for one_opened in opened:
@@ -161,7 +162,7 @@ def _pinned(stream: DeviceStream, readers: int, block_bytes: int, spool: Path, m
 
 
 def _parts(options: argparse.Namespace) -> list[range]:
-    """The reads of a turn, in parts that are timed together: cold, each file comes once in a part."""
+    """Return the reads of a turn in parts; the clock runs within a part. With --cold, a part has each file once."""
     step = options.files if options.cold else options.reads
     return [range(first, min(first + step, options.reads)) for first in range(0, options.reads, step)]
 
@@ -204,7 +205,7 @@ def _by_fetchers(one: Callable[[int], None]) -> Work:
 
 
 def _raw(files: list[Path], layout: Layout, reads: range, stream: DeviceStream) -> None:
-    """The files' bytes by as many threads as the `pinned` way has, each into memory of its own."""
+    """Read the files' bytes by as many threads as the `pinned` way has, each into memory of its own."""
 
     def part(work: tuple[int, int]) -> None:
         number, start = work
@@ -239,7 +240,7 @@ def _forget(path: Path) -> None:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     where = "read from the disk" if result.cold else "in the page cache"
     rows = [
         f"{result.device}; batches of {result.batch}, {result.file_mb:.1f} MB each, {where}; GB/s, medians (least .. most)",

@@ -1,10 +1,11 @@
 """`ddlp bench host`: images a second that one core prepares: DataLoader, torchvision on tensors, DALI, SPDL, TurboLoader, ours.
 
-Every turn is a fresh process on one core that goes through the same files in the same order, once or more often; a round gives
-each contender a turn. The bound is a bare loop that prepares one batch after the other: no loader, thread or ledger. Two cores
-(two workers) are measured as well; their bound is a bare loop on each of them at once. Figures are those of a core as fast as
-it was in the median of all turns: a metronome (`ddlp.bench.metronome`) tells how fast it was in each. The last column says
-whose pixels a contender makes. `--bits N` compares ours instead: N samples of every kind of JPEG against torchvision on PIL.
+Every turn is a fresh process on one core. It reads the same files in the same order, once or more often. Each contender has one
+turn a round. The bound is a bare loop that prepares one batch after another, without loader, thread or ledger. Two cores with
+two workers are measured as well; their bound is a bare loop on each of them at once. A core's speed changes from turn to turn.
+A metronome (`ddlp.bench.metronome`) measures it, and each figure is scaled to the median speed of all turns. The last column
+says whose pixels a contender makes. `--bits N` compares pixels instead: ours against torchvision's on PIL images, for N samples
+of every kind of JPEG.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from ddlp.bench.data import MEANS_KB, PIPELINES, PRESETS, add_data, ensure_data
 from ddlp.bench.metronome import Metronome
 
 _BATCH = {"cifar10": 256}
-# (pipeline, mean file in kB) -> contender -> how many times DataLoader's best, and DALI's.
+# (pipeline, mean file size in kB) -> contender -> the wanted ratios: to DataLoader's best, and to DALI (None: no aim).
 _AIMS: dict[tuple[str, float], dict[str, tuple[float, float | None]]] = {
     ("imagenet1", 110.0): {OURS: (3.0, 1.8), OURS_UINT8: (3.6, None)},
     ("imagenet1", 46.0): {OURS: (3.6, 2.2), OURS_UINT8: (3.6, None)},
@@ -51,25 +52,25 @@ _AIMS: dict[tuple[str, float], dict[str, tuple[float, float | None]]] = {
     **{(preset, 110.0): {OURS: (3.0, 1.0 if preset in CONTENDERS[DALI].pipelines else None)} for preset in PRESETS},
 }
 _TWO_CORES = 1.85
-# How often ours goes through a set that is over in no time else, and the bare loops: a turn of half a second tells nothing.
+# Fast contenders go through small sets so often in a turn: a turn of half a second tells nothing.
 _TIMES = {"cifar10": 25, "46": 3}
 _FAST = (OURS, OURS_UINT8, OURS_FAST, OURS_TWO, BARE, BARE_UINT8, BARE_TWO)
 
 
 @dataclass
 class Table:
-    """Images a second of one pipeline over one set, round by round. `rates`: on cores of the median of all `speeds`."""
+    """Images a second of one pipeline over one set, round by round. `rates`: scaled to the median of all `speeds`."""
 
     pipeline: str
     mean_kb: float
     batch: int
     images: int
     rates: dict[str, list[float]] = field(default_factory=dict)
-    measured: dict[str, list[float]] = field(default_factory=dict)  # the rates as they were
-    speeds: dict[str, list[float]] = field(default_factory=dict)  # of the metronome meanwhile, samples a second
+    measured: dict[str, list[float]] = field(default_factory=dict)  # the rates before scaling
+    speeds: dict[str, list[float]] = field(default_factory=dict)  # the metronome's samples a second in the same turns
 
     def level(self) -> None:
-        """Make `rates` of what was measured."""
+        """Set `rates`: what was measured, scaled to the median speed."""
         usual = statistics.median(itertools.chain.from_iterable(self.speeds.values()))
         self.rates = {
             name: [usual * rate for rate in ratios(rates, self.speeds[name])] for name, rates in self.measured.items()
@@ -77,7 +78,7 @@ class Table:
 
     @property
     def baseline(self) -> list[float] | None:
-        """DataLoader's best, round by round; None if it did not take part."""
+        """DataLoader's best rate in each round; None if it did not take part."""
         if not set(BASELINES) <= set(self.rates):
             return None
         return [max(pair) for pair in zip(*(self.rates[name] for name in BASELINES), strict=True)]
@@ -94,7 +95,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO, BARE_TWO]
     all_peers = [*few, TENSORS, DALI, SPDL, TURBOLOADER]
     parts = [
@@ -105,7 +106,7 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
         ("CIFAR-10", ["--pipelines", "cifar10", "--contenders", *few]),
         ("Presets", ["--pipelines", *PRESETS, "--contenders", OURS, *BASELINES, DALI, BARE, "--rounds", "3"]),
     ]
-    # Half of the set, but all of it where a turn of ours is over in no time else.
+    # Half of the set; all of it if a turn of ours would be too short.
     short = ["--rounds", "2", "--images", "320"] if quick else ["--images", "880"]
     fast = {"cifar10", "46"}
     return [
@@ -118,23 +119,24 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_data(parser)
     parser.add_argument(
         "--pipelines", nargs="+", default=list(PIPELINES), choices=[*PIPELINES, *PRESETS], metavar="P",
-        help="of %(choices)s; the first four are the paper's, and the default",
+        help="any of %(choices)s (the first four, which are the paper's)",
     )
     parser.add_argument(
-        "--mean-kb", type=float, nargs="+", default=list(MEANS_KB), help="mean file sizes for imagenet1, others: the first"
-    )
-    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), metavar="C", help="only these, of %(choices)s")
+        "--mean-kb", type=float, nargs="+", default=list(MEANS_KB),
+        help="mean file sizes in kB for imagenet1; the other pipelines take the first",
+    )  # fmt: skip
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), metavar="C", help="only these of %(choices)s")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
-    parser.add_argument("--images", type=int, default=0, help="images of a turn at most (all)")
+    parser.add_argument("--images", type=int, default=0, help="largest number of images in a turn (all)")
     parser.add_argument("--batch", type=int, help="batch size (64; 256 for cifar10)")
     parser.add_argument("--cpu", type=int, help="the core to use (the last one)")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall",
-        help="cpu: images per processor second, for a machine on which others work (%(default)s)",
+        help="cpu: images per processor second, for a machine on which other programs run (%(default)s)",
     )  # fmt: skip
     parser.add_argument("--bits", type=int, metavar="N", help="compare the pixels of N samples of each kind of JPEG instead")
     add_output(parser)
@@ -152,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, tell: Say) -> Result:
-    """All tables."""
+    """Measure all tables."""
     wanted = options.contenders or list(CONTENDERS)
     missing = {name: why for name in wanted if (why := _missing(name)) is not None}
     for name, why in missing.items():
@@ -165,7 +167,7 @@ def measure(options: argparse.Namespace, tell: Say) -> Result:
             names = [name for name in wanted if name not in missing and pipeline in CONTENDERS[name].pipelines]
             tell(f"{title(here)}: {len(names)} contenders, {options.rounds} rounds")
             here.speeds = {name: [] for name in names}
-            # Its sample is an ImageNet one, whatever is measured.
+            # The metronome's sample comes from ImageNet, whatever is measured.
             sample, cores = ensure_data(options.data, mean_kb=options.mean_kb[0]), {*_cores(1, options), *_cores(2, options)}
             with Metronome(sample, sorted(cores)) as metronome:
                 turns = {name: partial(_turn, name, here, directory, options, metronome) for name in names}
@@ -176,7 +178,7 @@ def measure(options: argparse.Namespace, tell: Say) -> Result:
 
 
 def _cores(number: int, options: argparse.Namespace) -> list[int]:
-    """The last ones, or the one that was asked for."""
+    """Return the last cores, or for one core the one that --cpu asks for."""
     usable = sorted(os.sched_getaffinity(0))
     return [options.cpu] if number == 1 and options.cpu is not None else usable[-number:]
 
@@ -195,13 +197,13 @@ def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace, 
     done = child("ddlp.bench.contenders", asdict(work), used)
     speeds = metronome.speeds(done["began"], done["ended"])
     here.speeds[name].append(statistics.mean(speeds[cpu] for cpu in used))
-    # By processor time: as if all its cores were busy all the time, so two cores' waiting for each other does not show.
+    # By processor time all cores count as busy all the time: that two cores wait for each other does not show.
     seconds = done["ended"] - done["began"] if options.clock == "wall" else done["cpu_seconds"] / cores
     return float(done["samples"] / seconds)
 
 
 def aims(result: Result) -> list[Aim]:
-    """What the tables must show."""
+    """Return the aims of all tables."""
     found = []
     for here in result.tables:
         wanted = _AIMS.get((here.pipeline, here.mean_kb), {})
@@ -221,17 +223,17 @@ def aims(result: Result) -> list[Aim]:
 
 
 def _median(here: Table, name: str, other: Sequence[float] | None) -> float | None:
-    """Of the ratios; None where one of both was not there."""
+    """Return the median of the ratios; None if one of both did not take part."""
     return None if other is None or name not in here.rates else statistics.median(ratios(here.rates[name], other))
 
 
 def title(here: Table) -> str:
-    """What was measured."""
+    """Return a table's title: the pipeline and the size of its files."""
     return here.pipeline if here.pipeline == "cifar10" else f"{here.pipeline}, files of {here.mean_kb:g} kB"
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     unit = "images/s" if result.clock == "wall" else "images per processor second"
     rows = [f"{unit}; medians of {result.rounds} rounds (least .. most); one core unless two are said"]
     for here in result.tables:
@@ -253,5 +255,5 @@ def table(result: Result) -> str:
 
 
 def _bound(here: Table, name: str) -> list[float] | None:
-    """The bare loops' rates that are a contender of ours's bound."""
+    """Return the rates of the bare loop that is the bound of one of our contenders; None for other contenders."""
     return here.rates.get({OURS: BARE, OURS_UINT8: BARE_UINT8, OURS_TWO: BARE_TWO}.get(name, ""))

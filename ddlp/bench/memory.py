@@ -1,9 +1,9 @@
 """`ddlp bench memory`: memory of all processes during an epoch, the engine's included, against DataLoader's.
 
-Same data set, batch size and number of workers; training steps are long enough for the loaders to be as far ahead as they go.
-Each is a program of its own whose processes' proportional set sizes (PSS: a page shared by n counts 1/n in each) are added up
-ten times a second from the first batch on. Batches that wait in shared memory which nobody has mapped are in nobody's PSS:
-they are told apart.
+All have the same data set, batch size and number of workers. Training steps are so long that each loader prefetches as much as
+it may. Each loader runs in a program of its own. The PSS (proportional set size) of its processes is added up ten times a
+second from the first batch on; a page that n processes share counts 1/n in each. Batches in shared memory that no process has
+mapped are in no PSS: they are counted apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRATEGIES = {"DDLPLoader, cpu": "cpu", "DDLPLoader, wrr with its engine": "wrr"
 
 @dataclass
 class Line:
-    """Peak of the sum over all processes, in MB (1e6 bytes), and of it: held in shared memory without being mapped."""
+    """A contender: memory of all its processes, in MB (1e6 bytes). `unmapped_mb`: the part of the peak that none has mapped."""
 
     name: str
     peak_mb: list[float] = field(default_factory=list)
@@ -50,20 +50,20 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("Memory of all processes", ["--rounds", "1", "--steps", "6"] if quick else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_data(parser)
     parser.add_argument("--batch", type=int, default=256, help="batch size (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="num_workers of each (%(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="batches taken (%(default)s)")
-    parser.add_argument("--step-s", type=float, default=1.5, help="length of a training step in seconds (%(default)s)")
+    parser.add_argument("--step-s", type=float, default=1.5, help="seconds of a training step (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument(
-        "--output", choices=["float32", "uint8"], default="float32", help="delivered by DDLPLoader (%(default)s)"
+        "--output", choices=["float32", "uint8"], default="float32", help="dtype that DDLPLoader delivers (%(default)s)"
     )
     add_output(parser)
 
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[list[tuple[int, int]], int]:
-    """(bytes, of these unmapped) of all processes ten times a second, and the most processes that there were."""
+    """Return (bytes, of these unmapped) of all processes, ten times a second, and the largest number of processes."""
     work = {
         "name": name, "directory": str(directory), "batch": options.batch, "workers": options.workers, "steps": options.steps,
         "step_s": options.step_s, "output": options.output,
@@ -131,7 +131,10 @@ def _set_at_a_line(stream: IO[str], event: threading.Event) -> None:
 
 
 def held_bytes(pids: list[int]) -> tuple[int, int]:
-    """(PSS of these processes and what follows, shared memory that they hold open and none has mapped) in bytes."""
+    """Return (total, unmapped) in bytes. Unmapped is shared memory that a process has open and none has mapped.
+
+    The total is these processes' PSS and the unmapped memory.
+    """
     pss, mapped, held = 0, set(), {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -154,7 +157,7 @@ def held_bytes(pids: list[int]) -> tuple[int, int]:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         f"batches of {result.batch}, {result.workers} workers, {result.output} (DataLoader: float32); MB, medians of rounds",
         f"{'':34}{'peak':>24}{'median':>8}{'of the peak, unmapped':>23}{'processes':>11}",
@@ -181,7 +184,7 @@ def _loader(work: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """A training program, watched from outside."""
+    """Run a training program, which the parent watches."""
     work = json.loads(sys.stdin.readline())
     batches = iter(_loader(work))
     for step in range(work["steps"]):

@@ -1,12 +1,12 @@
 """How fast each core was while something else was measured on it.
 
-A virtual machine's core changes its speed with what its neighbours do: by 1.5 and more, within seconds and for minutes. Turns
-that follow each other then differ by more than the contenders do. So a process on each core prepares one and the same sample
-again and again, 20 times a second, before everything else there, and notes how long that took: the core's speed at that
-moment for this kind of work. It takes 2 to 4 % of the core, from whoever is measured.
+The speed of a virtual machine's core depends on its neighbours. It changes by a factor of 1.5 and more, within seconds and for
+minutes. Turns that follow each other then differ by more than the contenders do. So a process on each core prepares the same
+sample again and again, 20 times a second and at the highest priority there. The time that this takes shows the core's speed at
+that moment for this kind of work. The metronome takes 2 to 4 % of the core, which the contender there does without.
 
-Run as ``python -m ddlp.bench.metronome --data DIR --cpu K --beats FILE``: appends pairs of float64 to FILE (time.monotonic,
-seconds that the sample took) until it is ended, or its parent is.
+Run as ``python -m ddlp.bench.metronome --data DIR --cpu K --beats FILE``. It appends pairs of float64 to FILE (time.monotonic,
+and the seconds that the sample took) until it is ended, or its parent has ended.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ddlp.bench.common import BenchFailed, user_environment
 from ddlp.deploy.prove import standard_pipeline
 
 PERIOD_S = 0.05
-_PRIORITY = 10  # of the processes that are scheduled before all usual ones
-_LEAST = 3  # beats that a speed is made of
-_SOME = 25  # samples of which the one is chosen that takes a middling time
+_PRIORITY = 10  # among real-time processes, which run before all usual ones
+_LEAST = 3  # the fewest beats from which a speed is taken
+_SOME = 25  # samples among which the one with the median time is chosen
 
 
 class Metronome:
-    """Beats on these CPUs from entering to leaving. Speeds are in samples (the same one) a second."""
+    """A metronome on each of these CPUs, within a `with` block. Speeds are in samples a second, always of the same sample."""
 
     def __init__(self, directory: Path, cpus: Sequence[int]) -> None:
         self._directory, self._cpus = directory, tuple(cpus)
@@ -49,12 +49,12 @@ class Metronome:
         try:
             for cpu in self._cpus:
                 options = ["--cpu", str(cpu), "--beats", str(self._file(cpu))]
-                # In a session of its own: Ctrl-C is for this process, which ends it.
+                # In a session of its own, so that Ctrl-C reaches this process alone. This process ends the other.
                 one = subprocess.Popen([*command, *options], env=user_environment(), start_new_session=True)
                 self._processes.append(one)
             while not all(self._file(cpu).exists() for cpu in self._cpus):
                 if any(process.poll() is not None for process in self._processes):
-                    raise BenchFailed("the metronome did not start; what it said stands above")
+                    raise BenchFailed("the metronome did not start; its messages are above")
                 time.sleep(PERIOD_S)
         except BaseException:
             self.__exit__()
@@ -71,7 +71,7 @@ class Metronome:
         return Path(self._beats.name) / str(cpu)
 
     def speeds(self, began: float, ended: float) -> dict[int, float]:
-        """Each CPU's mean speed between these two times (time.monotonic): of the beats within, or of the nearest."""
+        """Return each CPU's mean speed between these two times (time.monotonic): by the beats within, else by the nearest."""
         found = {}
         for cpu in self._cpus:
             data = self._file(cpu).read_bytes()
@@ -84,16 +84,16 @@ class Metronome:
 
 
 def _images(root: Path, manifest: Path) -> Reader:
-    """The first few of the set. Not by a DataLoader: torch would take seconds, and 700 MB beside what is measured.
+    """Open the first few images of the set. Without a DataLoader: torch takes seconds to import, and 700 MB of memory.
 
-    ``manifest``: a file to write meanwhile.
+    ``manifest``: a temporary file to write.
     """
     paths = sorted(path.relative_to(root).as_posix() for path in root.glob("*/*"))[:_SOME]
     if not paths:
-        raise SystemExit(f"there are no images in the directories of {root}")
+        raise SystemExit(f"there are no images in the directories below {root}")
     dataset = FileSet(str(root.absolute()), write_manifest(manifest, paths), len(paths))
     reader = open_reader(dataset, str, lambda _: manifest)
-    manifest.unlink()  # it is open
+    manifest.unlink()  # the reader has it open
     return reader
 
 
@@ -106,10 +106,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     parent = os.getppid()
     os.sched_setaffinity(0, {options.cpu})
-    clock = time.thread_time  # not its waiting for others
+    clock = time.thread_time  # it does not count waiting for other processes
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-        clock = time.perf_counter  # it waits for nobody: what this shows is the core's own pauses
+        clock = time.perf_counter  # it waits for no other process, and this clock also counts the pauses of the core itself
     pipeline, reader = standard_pipeline(), _images(options.data / "train", options.beats.with_suffix(".manifest"))
     row = np.empty(pipeline.output_shape(None), dtype=np.uint8)
 
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     some = range(len(reader))
     usual = sorted(some, key=lambda source: beat(source)[1])[len(some) // 2]
     with options.beats.open("ab", buffering=0) as file:
-        while os.getppid() == parent:  # else who asked for it was killed
+        while os.getppid() == parent:  # else the parent was killed
             file.write(np.array(beat(usual)).tobytes())
             time.sleep(PERIOD_S)
 

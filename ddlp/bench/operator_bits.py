@@ -1,9 +1,9 @@
 """`ddlp bench operators`: the pixels of N draws of each operator, over all kinds of JPEG, against torchvision's.
 
-A sample is a random crop, the operator and a flip. It is made from a file as host and engine make a batch's. torchvision's
-functions get the parameters that were drawn. GaussianBlur may differ by 1 in one of 10,000 values: torchvision computes it on
-tensors, in another order. RandomPerspective is compared from its coefficients on; that they are torchvision's is tested in
-tests/ddlp/translate/test_augmentations.py.
+A sample is a random crop, the operator and a flip. It is made from a file as host and engine make the samples of a batch.
+torchvision's functions get the parameters that were drawn. GaussianBlur may differ by 1 in one of 10,000 values: torchvision
+computes it on tensors, in another order. For RandomPerspective both sides begin with the same coefficients;
+tests/ddlp/translate/test_augmentations.py tests that these are torchvision's.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ _SIDE, _FILES = 64, 20
 
 @dataclass
 class OperatorBits:
-    """Of each operator: draws, those of a file that the kernel decodes, values compared, values that differ, by how much."""
+    """Counts by operator: draws, draws from files that the kernel decodes, values compared, values that differ.
+
+    ``most``: the largest difference.
+    """
 
     draws: dict[str, int] = field(default_factory=dict)
     by_kernel: dict[str, int] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class OperatorBits:
     most: dict[str, int] = field(default_factory=dict)
 
     def add(self, answer: dict[str, Any]) -> None:
-        """One operator over one kind of JPEG."""
+        """Add the counts of one operator over one kind of JPEG."""
         name = answer["operator"]
         for counts, key in (
             (self.draws, "draws"), (self.by_kernel, "by_kernel"), (self.values, "values"), (self.differing, "differing")
@@ -85,26 +88,26 @@ class OperatorBits:
         self.most[name] = max(self.most.get(name, 0), answer["most"])
 
     def right(self, name: str) -> bool:
-        """Whether it is as promised."""
+        """Whether the operator's pixels are as close as promised."""
         if name in BY_ONE:
             return self.most[name] <= 1 and self.differing[name] * 10_000 <= self.values[name]
         return self.differing[name] == 0
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("Each operator's bits", ["--draws", "30" if quick else "2000"])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("--draws", type=int, default=2000, metavar="N", help="of each operator (%(default)s)")
+    """Add the command's options."""
+    parser.add_argument("--draws", type=int, default=2000, metavar="N", help="number of draws of each operator (%(default)s)")
     parser.add_argument("--operators", nargs="+", choices=list(OPERATORS), metavar="O", help="only these, of %(choices)s")
     add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare and print; 1 where one is not as promised."""
+    """Compare and print. Return 1 if an operator is not as promised."""
     if options.draws < 1:
         raise BenchFailed(f"--draws {options.draws}: give the number of draws of each operator, 1 or more.")
     names = options.operators or list(OPERATORS)
@@ -117,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(draws: int, names: list[str], tell: Say) -> OperatorBits:
-    """So many draws of each, shared out among the kinds of JPEG; one process a core."""
+    """Compare so many draws of each operator, divided among the kinds of JPEG, in one process a core."""
     each = -(-draws // len(KINDS))
     tell(
         f"{each} draws of each of {len(names)} operators for each of {len(KINDS)} kinds of JPEG, "
@@ -132,7 +135,7 @@ def compare(draws: int, names: list[str], tell: Say) -> OperatorBits:
 
 
 def compare_kind(kind: str, draws: int, names: list[str], directory: Path) -> list[dict[str, Any]]:
-    """All operators over files of one kind, made below `directory`."""
+    """Compare all operators over files of one kind, made below `directory`."""
     paths = make_files(kind, _FILES, directory)
     reader = translate_dataset(ImageFiles(paths, range(len(paths)))).reader()
     taken = [kernel_takes(path) for path in paths]
@@ -159,7 +162,7 @@ def compare_kind(kind: str, draws: int, names: list[str], directory: Path) -> li
 
 
 def table(result: OperatorBits) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [f"{'':28}{'draws':>8}{'by the kernel':>15}{'values':>14}{'differ':>9}{'by at most':>12}"]
     for name, draws in result.draws.items():
         rows.append(
@@ -170,13 +173,13 @@ def table(result: OperatorBits) -> str:
 
 
 def aims(result: OperatorBits) -> list[Aim]:
-    """All as promised."""
+    """Return the aim: all operators are as promised."""
     right = sum(result.right(name) for name in result.draws)
     return [Aim(f"operators as promised, of {len(result.draws)}", len(result.draws), right)]
 
 
 def main() -> None:
-    """One kind."""
+    """Compare the operators over the kind that standard input names."""
     work = json.load(sys.stdin)
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as directory:
         answers = compare_kind(work["kind"], work["draws"], work["names"], Path(directory))

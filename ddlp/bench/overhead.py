@@ -1,9 +1,9 @@
 """`ddlp bench overhead`: what scheduling costs a batch, at a thousand batches and at a million.
 
 `rules` drives the ledger and each strategy alone: every batch is claimed, leased, published, fetched and delivered at once.
-`loader` iterates over a real loader with batches of one pixel: its threads, its lock and, where the strategy has a device,
-an engine with its leases and batch files; CPU time of this process, less that of the same batches in bare loops right before
-and after: made and finished, or, of the device's, mapped, verified and finished.
+`loader` iterates over a real loader with batches of one pixel. It has threads and a lock, and if the strategy uses a device,
+an engine with its leases and batch files. The figure is this process's CPU time, less that of bare loops right before and
+after. A bare loop makes and finishes the host's batches, and maps, verifies and finishes the device's.
 `idle` is the CPU time of this process and of the engine while training does not ask for anything.
 """
 
@@ -39,17 +39,17 @@ from ddlp.transfer.mapped_batch import map_batch
 from ddlp.transfer.memory_pool import MemoryPool
 
 BOUND_US = 100.0
-_QUOTA = 1024  # batches in the device's spool, as an embedded engine's
-_DEVICE_S = 3.0  # of a device's batch; a host's takes 1, a step of training 0.4
+_QUOTA = 1024  # batches in the device's spool, as for an embedded engine
+_DEVICE_S = 3.0  # simulated time of a device's batch; a host's takes 1, a training step 0.4
 _IDLE_S = 2.0
 _FILLED_S = 20.0
-_FLAT = 0.9  # of the time for a batch at the longest length: what it took at the next shorter one
+_FLAT = 0.9  # the least ratio of a batch's time at the second longest length to that at the longest
 _GROWTH_MIB = 8.0
 
 
 @dataclass
 class Line:
-    """One strategy at one length: microseconds a batch of each round, and MiB that this process grew by."""
+    """One strategy at one length: microseconds a batch in each round, and the MiB by which this process grew."""
 
     what: str
     strategy: str
@@ -60,8 +60,10 @@ class Line:
 
 @dataclass
 class Result:
-    """What was measured. ``bare_us``: bare loops of the host's and of the device's batches, taken off the loader's lines.
-    ``idle``: CPU seconds a second.
+    """What was measured.
+
+    ``bare_us``: microseconds of the bare loops of the host's and of the device's batches. They are subtracted from the lines of
+    the loader. ``idle``: CPU seconds a second.
     """
 
     bound_us: float
@@ -71,16 +73,16 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("--batches", type=int, nargs="+", default=[1_000, 100_000, 1_000_000], metavar="N")
-    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="S", help="of the rules (all)")
-    parser.add_argument("--loaders", nargs="*", default=["cpu", "wrr"], metavar="S", help="of the loader (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="each line's turns (%(default)s)")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="S", help="strategies for `rules` (all)")
+    parser.add_argument("--loaders", nargs="*", default=["cpu", "wrr"], metavar="S", help="those for `loader` (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     add_output(parser)
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("Overhead of scheduling", ["--batches", "1000", "10000", "--rounds", "1"] if quick else [])]
 
 
@@ -89,7 +91,8 @@ def run(options: argparse.Namespace) -> int:
     wrong = [name for name in (*options.strategies, *options.loaders) if name not in STRATEGIES]
     if wrong or min(options.batches) < 10 or options.rounds < 1:
         print(
-            f"ddlp bench overhead: strategies are {', '.join(STRATEGIES)}; 10 batches and 1 round at least", file=sys.stderr
+            f"ddlp bench overhead: strategies are {', '.join(STRATEGIES)}; give 10 batches and 1 round at least",
+            file=sys.stderr,
         )
         return 2
     result = measure(options)
@@ -98,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    """All lines, turn by turn."""
+    """Measure all lines, turn by turn."""
     result = Result(BOUND_US)
     result.lines = [Line("rules", name, n) for n in options.batches for name in options.strategies]
     result.lines += [Line("loader", name, n) for n in options.batches for name in options.loaders]
@@ -120,12 +123,12 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def resident_mib() -> float:
-    """This process's resident memory."""
+    """Return this process's resident memory in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def rules(name: str, n: int) -> tuple[float, float]:
-    """An epoch of the ledger and a strategy: microseconds a batch, and MiB grown by at most."""
+    """Run an epoch of the ledger and a strategy. Return microseconds a batch, and the most MiB by which this process grew."""
     rates = Rates()
     for _ in range(10):
         rates.host.add(1.0)
@@ -159,7 +162,7 @@ def rules(name: str, n: int) -> tuple[float, float]:
 
 
 def _device(ledger: Ledger, strategy: Strategy, now: float, publishes: bool) -> None:
-    """The device takes what leases it gets, publishes the first of them when it is time; all that lies there is fetched."""
+    """One step of the device: it takes all leases that it gets, and publishes the first if ``publishes``. All are fetched."""
     outstanding = ledger.devices["d"].outstanding
     while (position := strategy.next_lease("d")) is not None:
         ledger.lease("d", position, now)
@@ -171,19 +174,19 @@ def _device(ledger: Ledger, strategy: Strategy, now: float, publishes: bool) -> 
 
 
 def dataset(n: int) -> ImageArrays:
-    """So many images of one pixel."""
+    """Return a data set of so many images of one pixel."""
     return ImageArrays(np.zeros((n, 1, 1, 3), np.uint8), range(n), transforms.ToTensor())
 
 
 def bare(n: int = 2000) -> tuple[float, float]:
-    """Microseconds of CPU time for a batch of one pixel: the loader's own steps, one after another in one thread.
+    """Measure the CPU time of a batch of one pixel, with the loader's own steps one after another in one thread.
 
     Returns:
-        Of a batch that the host makes, and of one whose file a device has published.
+        Microseconds for a batch that the host makes, and for one whose file a device has published.
     """
     iterator = iter(DDLPLoader(dataset(n), 1, seed=0))
     spec = iterator.spec
-    iterator.executor.close()  # its threads; what is left makes a batch
+    iterator.executor.close()  # ends its threads; the rest can still make a batch
     spec = dataclasses.replace(spec, pool=MemoryPool(2))
     began = time.thread_time()
     for k in range(n):
@@ -205,8 +208,11 @@ def bare(n: int = 2000) -> tuple[float, float]:
 
 
 def loader(name: str, n: int) -> tuple[float, float, float]:
-    """An epoch of a real loader: microseconds of this process's CPU time a batch, MiB grown by after the first tenth, and the
-    device's part of the batches.
+    """Run an epoch of a real loader.
+
+    Returns:
+        Microseconds of this process's CPU time a batch, the most MiB by which it grew after the first tenth of the epoch, and
+        the part of the batches that the device made, 0 to 1.
     """
     images = dataset(n)
     made = DDLPLoader(images, 1, strategy=name, seed=0)
@@ -215,7 +221,7 @@ def loader(name: str, n: int) -> tuple[float, float, float]:
     first, look = n // 10, max(1, n // 20)
     began = time.process_time()
     for k, _ in enumerate(made):
-        if k == first:  # the plan, the threads, the engine's first answers
+        if k == first:  # plan, threads and the engine's first answers are there by now
             before = most = resident_mib()
         elif k > first and k % look == 0:
             most = max(most, resident_mib())
@@ -223,15 +229,15 @@ def loader(name: str, n: int) -> tuple[float, float, float]:
 
 
 def idle() -> float:
-    """CPU seconds a second of this process and its engine while training is at one step and everything is prepared."""
-    made = DDLPLoader(dataset(5000), 1, strategy="wrr", seed=0, spool_bytes=1 << 20)  # a hundred batches fill that
+    """Return CPU seconds a second of this process and its engine, while training is at one step and all is prepared."""
+    made = DDLPLoader(dataset(5000), 1, strategy="wrr", seed=0, spool_bytes=1 << 20)  # a hundred batches fill the spool
     batches = iter(made)
     for _ in range(100):
         next(batches)
     accounts, until = batches.executor.ledger.devices.values(), time.monotonic() + _FILLED_S
     while not all(account.held == account.quota > 0 for account in accounts) and time.monotonic() < until:
         time.sleep(0.1)
-    time.sleep(0.5)  # all that may be prepared ahead is, on both sides
+    time.sleep(0.5)  # by now both sides have prepared as much as they may
     began, cpu = time.monotonic(), cpu_s(family(os.getpid()))
     time.sleep(_IDLE_S)
     used = (cpu_s(family(os.getpid())) - cpu) / (time.monotonic() - began)
@@ -240,7 +246,7 @@ def idle() -> float:
 
 
 def aims(result: Result) -> list[Aim]:
-    """Below the bound at every length; as much time for a batch (round by round) and memory, however long the epoch is."""
+    """Return the aims: a batch's time is below the bound; neither it nor the memory grows with the length of the epoch."""
     found = [
         Aim(f"{what}: {result.bound_us:g} us over the worst line's", 1.0, result.bound_us / max(worst, 1e-9))
         for what in ("rules", "loader")
@@ -261,7 +267,7 @@ def aims(result: Result) -> list[Aim]:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rounds = max((len(line.us) for line in result.lines), default=0)
     rows = [
         "",

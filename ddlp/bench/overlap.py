@@ -1,14 +1,15 @@
-"""`ddlp bench overlap`: how close both prongs together come to r_cpu + r_csd.
+"""`ddlp bench overlap`: how close host and engine together come to r_cpu + r_csd.
 
-The host is pinned to one core and an embedded engine to another, slowed down to a given part of the host's speed; the
-accelerator sleeps. r_cpu and r_csd are measured as bare loops (`ddlp.bench.bare`), both busy at once, before and after each
-contender. A machine's speed drifts within seconds, so a metronome (`ddlp.bench.metronome`) says how fast each core was in
-each of these times: the bound of a contender is what the bare loops make, in the median, on cores as fast as it had them. A
-DataLoader on the same host core has the engine's core kept busy beside it, as ours has; it makes a part of the batches only.
+The host is pinned to one core and an embedded engine to another. The engine is slowed down to a given part of the host's speed;
+the accelerator only sleeps. r_cpu and r_csd are the rates of bare loops (`ddlp.bench.bare`), which run at the same time, before
+and after each contender. A core's speed drifts within seconds, so a metronome (`ddlp.bench.metronome`) measures it all the
+time. The bound of a contender is the median rate of the bare loops, scaled to the speeds that the cores had in its turn. When a
+DataLoader runs on the host's core, a bare loop keeps the engine's core busy, as our engine does. A DataLoader makes only a part
+of the batches.
 
-Delivered as uint8 with the channels last, as a batch file holds them, the engine's batches are used as they come. As float32
-the host converts them, which takes h seconds a sample from its own preparing: then the bound is r_cpu * (1 - h * r_csd) +
-r_csd. h is measured as a bare loop too (map, verify, convert).
+As uint8 with the channels last, the format of a batch file, the engine's batches need no conversion. For float32 the host
+converts them. That takes h seconds a sample, in which the host prepares nothing: the bound is then r_cpu * (1 - h * r_csd) +
+r_csd. h is the time of a bare loop too (map, verify, convert).
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from ddlp.bench.metronome import Metronome
 from ddlp.loader import DDLPLoader
 from ddlp.schedule.strategies import STRATEGIES
 
-Speeds = tuple[float, float]  # of the host's and of the engine's core
+Speeds = tuple[float, float]  # of the host's and of the engine's core, the metronome's samples a second
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")
-PEERS_PART = 8  # they make one batch in so many: a minute of each round else
+PEERS_PART = 8  # the peers make one batch in so many: all of them would take a minute of each round
 
 
 @dataclass
 class Line:
-    """One contender. `rates`: samples a second in each round; `speeds`: of the host's and the engine's core meanwhile."""
+    """One contender. `rates`: samples a second in each round. `speeds`: the cores' speeds in the same turns."""
 
     name: str
     rates: list[float] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Line:
 
 @dataclass
 class Result:
-    """What was measured. Rates in samples a second; speeds are the metronome's, of the same time."""
+    """What was measured. Rates are in samples a second."""
 
     batches: int
     batch: int
@@ -60,19 +61,19 @@ class Result:
     r_cpu: list[float] = field(default_factory=list)
     r_csd: list[float] = field(default_factory=list)
     speeds: list[Speeds] = field(default_factory=list)  # while r_cpu and r_csd were measured
-    h_s: list[float] = field(default_factory=list)  # of the host's core for one of the engine's samples; once a round
+    h_s: list[float] = field(default_factory=list)  # seconds of the host's core for a sample of the engine's, in each round
     h_speeds: list[Speeds] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
     def bare(self, speeds: Speeds) -> tuple[float, float]:
-        """r_cpu and r_csd on cores of these speeds."""
+        """Return r_cpu and r_csd on cores of these speeds."""
         host, engine = speeds
         r_cpu = statistics.median(rate / speed for rate, (speed, _) in zip(self.r_cpu, self.speeds, strict=True))
         r_csd = statistics.median(rate / speed for rate, (_, speed) in zip(self.r_csd, self.speeds, strict=True))
         return host * r_cpu, engine * r_csd
 
     def bound(self, speeds: Speeds) -> float:
-        """Samples a second that both sides together can prepare on cores of these speeds, or the accelerator take."""
+        """Return the samples a second that both sides can prepare on cores of these speeds; no more than training can take."""
         r_cpu, r_csd = self.bare(speeds)
         if self.output == "float32":
             h_s = statistics.median(h_s * speed for h_s, (speed, _) in zip(self.h_s, self.h_speeds, strict=True)) / speeds[0]
@@ -81,15 +82,15 @@ class Result:
         return min(prepared, self.batch / self.accelerator_s) if self.accelerator_s else prepared
 
     def bounds(self, line: Line) -> list[float]:
-        """A contender's, round by round."""
+        """Return a contender's bound in each round."""
         return [self.bound(speeds) for speeds in line.speeds]
 
     def of_bound(self, line: Line) -> list[float]:
-        """Of each round."""
+        """Return a contender's rate divided by its bound, round by round."""
         return ratios(line.rates, self.bounds(line))
 
     def gain(self, line: Line) -> list[float]:
-        """Times the best DataLoader, had it had cores as fast as this contender had, round by round."""
+        """Return a contender's rate divided by the best DataLoader's on cores of the same speed, round by round."""
         peers = [one for one in self.lines if one.name in PEERS]
         best = max(
             statistics.median(rate / host for rate, (host, _) in zip(one.rates, one.speeds, strict=True)) for one in peers
@@ -98,11 +99,11 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     data.add_data(parser)
-    parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
+    parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size in kB (%(default)s)")
     parser.add_argument(
-        "--pipeline", default="imagenet1", choices=["imagenet1", *data.OF_BATCHES], help="of %(choices)s (%(default)s)"
+        "--pipeline", default="imagenet1", choices=["imagenet1", *data.OF_BATCHES], help="one of %(choices)s (%(default)s)"
     )
     parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
@@ -112,21 +113,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accelerator",
         type=float,
         default=0.5,
-        help="time of a training step, as a part of the bound of preparing one batch; above 1 it is the bound (%(default)s)",
+        help="time of a training step, as a part of the least time to prepare a batch; above 1, training is the bound "
+        "(%(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="each contender's turns (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="S")
-    parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="what is delivered (%(default)s)")
-    parser.add_argument("--host-cpu", type=int, help="the first usable one that is not the engine's")
-    parser.add_argument("--csd-cpu", type=int, help="the second usable one, the first if the host has that")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of the bare loops, each time (%(default)s)")
+    parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="dtype of the images (%(default)s)")
+    parser.add_argument("--host-cpu", type=int, help="the host's core (the first usable one that the engine does not have)")
+    parser.add_argument("--csd-cpu", type=int, help="the engine's core (the second usable one; the first if the host has that)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each run of the bare loops (%(default)s)")
     add_output(parser)
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     short = ["--rounds", "1", "--batches", "100", "--seconds", "3"] if quick else []
-    # A slow engine makes few batches, and with its last one it stops up to a batch early: so its epochs are longer.
+    # A slow engine makes few batches, and it may stop up to one batch before the epoch's end: so its epochs are longer.
     third, tenth = ["--csd", "0.3333"], ["--csd", "0.1", *([] if quick else ["--batches", "600"])]
     ours = ["--strategies", "cpu", "mte", "wrr"]
     few = ["--rounds", "2", "--batches", "150"]
@@ -146,7 +148,7 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 20:
-        raise BenchFailed(f"{options.batches} batches are too few to tell; take 100 or more.")
+        raise BenchFailed(f"{options.batches} batches are too few to show anything; take 100 or more.")
     options.host_cpu, options.csd_cpu = chosen_cpus(options.host_cpu, options.csd_cpu)
     options.directory = data.ensure_data(options.data, mean_kb=options.mean_kb)
     result = measure(options, say)
@@ -155,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def chosen_cpus(host: int | None, csd: int | None) -> tuple[int, int]:
-    """The host's and the engine's core: those that were asked for, and in place of one that was not (None) another one."""
+    """Return the host's and the engine's core. None: choose one that the other side does not have. Raises BenchFailed."""
     if host is None or csd is None:
         free = [cpu for cpu in two_cpus() if cpu not in (host, csd)]
         host, csd = free[0] if host is None else host, free[-1] if csd is None else csd
@@ -163,7 +165,7 @@ def chosen_cpus(host: int | None, csd: int | None) -> tuple[int, int]:
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
-    """All rounds; each begins with another contender."""
+    """Measure all rounds. Each begins with another contender."""
     with ExitStack() as stack:
         cpus = (options.host_cpu, options.csd_cpu)
         metronome = stack.enter_context(Metronome(options.directory, cpus))
@@ -207,7 +209,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
 
 
 def _slowdown(options: argparse.Namespace, speeds: Callable[[Timed], Speeds], say: Callable[[str], None]) -> float:
-    """How many times slower the engine must be to have the wanted part of the host's speed, on cores of one speed."""
+    """Return the factor by which the engine must be slowed, to have the wanted part of the host's speed on equal cores."""
     with _bare("host", options, 1.0) as one, _bare("engine", options, 1.0) as other:
         host, engine = both_at_once((one, other), options.seconds)
     on_host, by_engine = speeds(host)
@@ -223,9 +225,11 @@ def _bare(side: str, options: argparse.Namespace, slowdown: float) -> Bare:
 
 
 def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: float, accelerator_s: float) -> tuple[Timed, int]:
-    """An epoch, and the batches that came from the engine. ``engine``: to keep its core busy.
+    """Run an epoch. Return its rate, and the number of batches that came from the engine.
 
-    Ours is the second of a training: in its first one the engine starts, its rates are found, and memory for all its files.
+    For our loader it is the second epoch: in the first the engine starts, and its rates and the memory for its files are found.
+
+    ``engine``: a bare loop that keeps the engine's core busy beside a DataLoader.
     """
     batches = -(-options.batches // PEERS_PART) if name in PEERS else options.batches
     n = batches * options.batch
@@ -252,7 +256,7 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
 
 
 def epoch(loader: DataLoader, accelerator_s: float) -> tuple[float, float]:
-    """When an epoch with a sleeping accelerator began and ended (time.monotonic)."""
+    """Run an epoch in which each training step sleeps. Return when it began and ended (time.monotonic)."""
     began = time.monotonic()
     for _ in loader:
         time.sleep(accelerator_s)
@@ -260,7 +264,7 @@ def epoch(loader: DataLoader, accelerator_s: float) -> tuple[float, float]:
 
 
 def aims(result: Result) -> list[Aim]:
-    """wrr and mte against the bound; against a prefetching DataLoader only where preparing limits both."""
+    """Return the aims: wrr and mte against the bound; if preparing is the limit, wrr also against the best DataLoader."""
     lines = {line.name: line for line in result.lines}
     of = "" if result.pipeline == "imagenet1" else f"{result.pipeline}: "
     found = [
@@ -271,14 +275,14 @@ def aims(result: Result) -> list[Aim]:
     if "wrr" in lines and not result.accelerator_bound:
         wrr = lines["wrr"]
         gain = statistics.median(result.gain(wrr))
-        # Of the gain that there could be: DataLoader's rate is in both.
+        # The part of the largest possible gain. DataLoader's rate is in both gains, so it cancels out.
         of_it = statistics.median(ratios(wrr.rates, [sum(result.bare(speeds)) for speeds in wrr.speeds]))
         found.append(Aim(f"{of}wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, of_it))
     return found
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         f"{result.pipeline}: {result.batches} batches of {result.batch} as {result.output}; "
         f"{len(result.h_s)} rounds, medians (least .. most)",

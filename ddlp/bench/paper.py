@@ -1,8 +1,8 @@
 """`ddlp bench paper`: the rows of the DDLP paper's Table VI in scaled time, through the real loader, ledger, engine and spool.
 
-Preparing a batch sleeps as long as the row says, on the host and on the engine (an operator file does that), and so does
-training on it; all else is what a training run goes through. The limit is T* = max(1 / (1/p_cpu + 1/p_csd), t_train). Beside
-it the paper's own WRR, printed and by its event rules, and a loader that prefetches without a CSD: max(p_cpu, t_train).
+To prepare a batch, host and engine sleep as long as the row says (by an operator file); so does a training step. All else is
+real. The limit is T* = max(1 / (1/p_cpu + 1/p_csd), t_train). The table also has the paper's own WRR, as printed and by its
+event rules, and a loader that prefetches without a CSD: max(p_cpu, t_train).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ddlp.loader import DDLPLoader
 from ddlp.planning.simulate import paper_epoch
 from ddlp.translate.user_operators import load_operators
 
-_RULES_BATCHES = 5000  # of an epoch by the paper's rules, in simulated time
+_RULES_BATCHES = 5000  # batches of the simulated epoch by the paper's rules
 
 
 @dataclass
 class Line:
-    """A cell of the table. Seconds a batch in the paper's time; ``of_limit`` is T* over what each round took."""
+    """A cell of the table. Seconds a batch in the paper's time. ``of_limit``: T* divided by the time of each round."""
 
     cell: str
     processes: int
@@ -46,12 +46,12 @@ class Line:
 
     @property
     def rules_error(self) -> float:
-        """How far the event rules are from the printed number."""
+        """The relative difference of the event rules' time from the printed one."""
         return self.rules_s / self.printed_s - 1
 
     @property
     def faster(self) -> float:
-        """How many times as fast as the paper's WRR by its rules."""
+        """How many times as fast ours is as the paper's WRR by its rules."""
         return self.rules_s / statistics.median(self.seconds)
 
 
@@ -66,25 +66,25 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
     parser.add_argument("--step", type=float, default=0.1, metavar="S", help="seconds that T* is scaled to (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="each row's turns (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=4, help="rows at a time: they sleep nearly all the time (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each row (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=4, help="rows that run at once; they mostly sleep (%(default)s)")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N cells")
     parser.add_argument("--strategy", default="wrr", choices=["wrr", "ordered", "mte"])
     add_output(parser)
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("The paper's Table VI", ["--rounds", "1", "--rows", "4"] if quick else [])]
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 10 or min(options.rounds, options.jobs) < 1 or options.step <= 0:
-        print("ddlp bench paper: 10 batches, 1 round, 1 job and a step above 0 at least", file=sys.stderr)
+        print("ddlp bench paper: give 10 batches, 1 round and 1 job at least, and a step above 0", file=sys.stderr)
         return 2
     result = measure(options)
     emit(options, result, table(result), aims(result))
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    """All rows, turn by turn."""
+    """Measure all rows, turn by turn."""
     cells = list(clean_cells())[: options.rows]
     result = Result(options.strategy, options.batches, options.step)
     for cell in cells:
@@ -119,8 +119,8 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def replay(cell: Cell, scale: float, batches: int, strategy: str) -> tuple[float, int]:
-    """Seconds of an epoch of a cell, all its times multiplied by ``scale``, and the batches that came from the engine."""
-    while True:  # until the engine is up, as within a training
+    """Run an epoch of a cell, with its times multiplied by ``scale``. Return its seconds, and the engine's batches."""
+    while True:  # until the engine is up, as it is within a training
         first = _loader(20, 0.05, 0.05, "wrr")
         epoch(first, 0.0)
         if first.report().batches_csd:
@@ -131,7 +131,7 @@ def replay(cell: Cell, scale: float, batches: int, strategy: str) -> tuple[float
 
 
 def _loader(batches: int, host_s: float, device_s: float, strategy: str) -> DDLPLoader:
-    """Batches of one pixel that take so long to prepare."""
+    """Return a loader with batches of one pixel that take so long to prepare."""
     operators = load_operators(Path(__file__).with_name("standin.py"))
     prepare = operators.prepare(host=os.getpid(), host_s=host_s, device_s=device_s)
     images = np.zeros((batches, 1, 1, 3), np.uint8)
@@ -140,7 +140,7 @@ def _loader(batches: int, host_s: float, device_s: float, strategy: str) -> DDLP
 
 
 def aims(result: Result) -> list[Aim]:
-    """At the limit in every row; the paper's rules are the paper's; faster than they are."""
+    """Return the aims: every row is at the limit; the event rules agree with the printed figures; ours is faster than they."""
     lines, none = result.lines, [line.faster for line in result.lines if line.processes == 0]
     return [
         Aim("of T*, the row that is farthest from it", 0.97, min(statistics.median(line.of_limit) for line in lines)),
@@ -150,7 +150,7 @@ def aims(result: Result) -> list[Aim]:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         "",
         f"Table VI, seconds a batch; ours: {result.strategy}, {result.batches} batches, T* scaled to "

@@ -1,10 +1,10 @@
 """`ddlp bench read`: a published batch file into tensors, its checksum verified, against a raw read of the same bytes.
 
-Mapped, as those of an engine on this machine are; into memory that is there already, as the pool's is and the pinned buffers
-for a GPU (pinned here if there is one); and into fresh memory. The raw read is `os.readv` from the page cache into the same
-kind of memory (for the mapping, into memory that is there): the bound. The checksum alone, over bytes that lie in memory, says
-what the verification costs. Fresh memory for the raw read is numpy's, and for the batch what
-`csd_engine.kernels.fresh_memory` makes of it.
+Three ways are measured. The file is mapped, as files of an engine on this machine are. It is read into memory that is there
+already, as the pool's is, or a GPU's pinned buffers (pinned here if there is a GPU). It is read into fresh memory. The bound is
+a raw read: `os.readv` from the page cache into the same kind of memory; beside the mapping, into memory that is there. The
+checksum alone, over bytes in memory, shows the cost of the verification. Fresh memory comes from numpy for the raw read, and
+from `csd_engine.kernels.fresh_memory` for the batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FILES = 4
 
 @dataclass
 class Result:
-    """MB (1e6 bytes) a second, round by round."""
+    """Rates in MB (1e6 bytes) a second, round by round."""
 
     batch: int
     file_mb: float
@@ -46,23 +46,23 @@ class Result:
     rates: dict[str, list[float]] = field(default_factory=dict)
 
     def of_raw(self, way: str) -> list[float]:
-        """The verified batch's part of the raw read's rate."""
+        """Return the verified batch's rate divided by the raw read's, round by round."""
         return ratios(self.rates[VERIFIED.format(way)], self.rates[RAW.format(WAYS[1] if way == MAPPED else way)])
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("A batch file into tensors", ["--rounds", "3", "--batch", "64", "--reads", "4"] if quick else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("--batch", type=int, default=256, help="images of a batch (%(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="their height and width in pixels (%(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each (%(default)s)")
     parser.add_argument("--reads", type=int, default=12, help="batches of a turn (%(default)s)")
     parser.add_argument("--spool", help="directory for the files (the system's temporary one)")
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: by processor time, where others work")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, if other programs run")
     add_output(parser)
 
 
@@ -80,12 +80,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, spool: Path) -> Result:
-    """All rounds, on files that were just written."""
+    """Measure all rounds, on files that were just written."""
     layout = Layout(options.batch, options.size, options.size, 3)
     paths = [_written(spool, number, layout) for number in range(_FILES)]
     buffer = torch.empty(layout.image_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
     held = buffer.numpy()
-    held[:] = 0  # its pages are there
+    held[:] = 0  # so that its pages are there
 
     def verified(number: int, memory: np.ndarray | None) -> None:
         batch = read_batch(paths[number], f"{number:032x}", number, layout, memory)
@@ -149,7 +149,7 @@ def _written(spool: Path, number: int, layout: Layout) -> Path:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         f"batches of {result.batch}, {result.file_mb:.1f} MB each, from the page cache, one core; MB/s, medians (least .. most)"
     ]

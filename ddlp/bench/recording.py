@@ -1,11 +1,11 @@
 """`ddlp bench recording`: what recording a run costs (`record=`, docs/seeing.md).
 
-The same epoch of ImageNet's first pipeline, unrecorded, recorded, and unrecorded by another loader, by turns in one process;
-training does nothing, so that an epoch is nothing but preparing. CPU time is of this process with all its threads, the
-recording's own among them, and of the engine. By how much two unrecorded epochs differ is what the first ratio can't tell; on a
-computer that does other things as well that is more than recording costs. So the cost of an event is
-measured where it is most of what there is: by the same turns, in epochs of one-pixel batches. What a recorded epoch's events
-cost by that, over the epoch's CPU time, is *recording's part*.
+The same epoch of ImageNet's first pipeline runs unrecorded, recorded, and unrecorded by another loader, by turns in one
+process. Training does nothing, so an epoch only prepares. CPU time is that of this process, with all threads (also those that
+record), and of the engine. Two unrecorded epochs differ too. On a computer that runs other programs they differ by more than
+recording costs, so their difference shows how exact the first ratio is. The cost of an event is therefore measured in epochs of
+one-pixel batches, by the same turns: there it is a large part of the time. *Recording's part* is this cost times the events of
+a recorded epoch, divided by that epoch's CPU time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ddlp.observe.run import read_run
 from ddlp.schedule.strategies import STRATEGIES
 
 BOUND = 0.01
-"""Recording may cost this part of an epoch."""
-_TINY = 1000  # one-pixel batches of an epoch
+"""Recording may cost this part of an epoch's CPU time."""
+_TINY = 1000  # number of one-pixel batches in an epoch
 
 
 @dataclass
 class Line:
-    """A strategy: seconds of each round's epoch, unrecorded, recorded, and unrecorded again."""
+    """A strategy: seconds of an epoch in each round, unrecorded, recorded, and unrecorded again."""
 
     strategy: str
-    events: int = 0  # of a recorded epoch
-    event_us: list[float] = field(default_factory=list)  # of each round of one-pixel batches
+    events: int = 0  # number of events in a recorded epoch
+    event_us: list[float] = field(default_factory=list)  # microseconds an event, in each round of one-pixel batches
     cpu_plain: list[float] = field(default_factory=list)
     cpu_recorded: list[float] = field(default_factory=list)
     cpu_again: list[float] = field(default_factory=list)
@@ -64,18 +64,18 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("--images", type=int, default=256, help="of an epoch (%(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="images a batch (%(default)s)")
+    """Add the command's options."""
+    parser.add_argument("--images", type=int, default=256, help="images of an epoch (%(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="num_workers (%(default)s)")
-    parser.add_argument("--strategies", nargs="+", default=["cpu", "wrr"], metavar="S", help="(%(default)s)")
+    parser.add_argument("--strategies", nargs="+", default=["cpu", "wrr"], metavar="S", help="strategies (%(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="epochs of each kind (%(default)s)")
     add_data(parser)
     add_output(parser)
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("Cost of recording", ["--images", "128", "--rounds", "1"] if quick else [])]
 
 
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     wrong = [name for name in options.strategies if name not in STRATEGIES]
     if wrong or options.rounds < 1:
-        print(f"ddlp bench recording: strategies are {', '.join(STRATEGIES)}; 1 round at least", file=sys.stderr)
+        print(f"ddlp bench recording: strategies are {', '.join(STRATEGIES)}; give 1 round at least", file=sys.stderr)
         return 2
     result = measure(options)
     emit(options, result, table(result), aims(result))
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    """All epochs, by turns."""
+    """Measure all epochs, by turns."""
     whole: Any = dataset(ensure_data(options.data), "imagenet1")
     images = Subset(whole, range(min(options.images, len(whole))))
     result = Result(len(images), options.batch, options.workers)
@@ -113,7 +113,7 @@ _Used = list[tuple[float, float]]  # CPU and wall seconds of each round's epoch
 
 
 def by_turns(images: Any, batch: int, rounds: int, common: dict[str, Any]) -> tuple[list[_Used], int]:
-    """Epochs unrecorded, recorded and unrecorded again, and how many events a recorded one has."""
+    """Run epochs unrecorded, recorded and unrecorded again. Return their times, and the number of events in a recorded one."""
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as home:
         kinds: tuple[dict[str, Any], ...] = ({}, {"record": home}, {})
         turns: list[tuple[DDLPLoader, _Used]] = [(DDLPLoader(images, batch, **common, **kind), []) for kind in kinds]
@@ -129,7 +129,7 @@ def by_turns(images: Any, batch: int, rounds: int, common: dict[str, Any]) -> tu
 
 
 def epoch(loader: DDLPLoader) -> tuple[float, float]:
-    """Go through the same epoch as ever; returns its CPU and wall seconds."""
+    """Run an epoch, always the same one. Return its CPU and wall seconds."""
     loader.set_epoch(0)
     others = [pid for pid in family(os.getpid()) if pid != os.getpid()]
     began, before, own = time.monotonic(), cpu_s(others), time.process_time()
@@ -139,7 +139,7 @@ def epoch(loader: DDLPLoader) -> tuple[float, float]:
 
 
 def aims(result: Result) -> list[Aim]:
-    """Under the bound."""
+    """Return the aims: recording costs less than the bound."""
     return [
         Aim(f"{line.strategy}: {BOUND:.0%} over recording's part of the CPU time", 1.0, BOUND / max(line.part, 1e-9))
         for line in result.lines
@@ -147,7 +147,7 @@ def aims(result: Result) -> list[Aim]:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         "",
         f"{result.images} images in batches of {result.batch}, {result.workers} worker(s); medians of the rounds' ratios "

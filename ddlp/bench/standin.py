@@ -1,4 +1,4 @@
-"""An operator file (docs/operators.md) whose one function takes the time that preparing a batch takes, and leaves the image."""
+"""An operator file (docs/operators.md). Its function sleeps as long as preparing a batch takes, and returns the same image."""
 
 import os
 import time
@@ -7,6 +7,6 @@ from PIL import Image
 
 
 def prepare(image: Image.Image, host: int, host_s: float, device_s: float) -> Image.Image:
-    """Take `host_s` seconds in the process of this id, `device_s` in any other: in an engine's worker."""
+    """Sleep `host_s` seconds if the process has the id `host`, else `device_s` seconds: then it is an engine's worker."""
     time.sleep(host_s if os.getpid() == host else device_s)
     return image

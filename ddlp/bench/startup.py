@@ -1,7 +1,7 @@
 """`ddlp bench startup`: time from the loader's construction to its first batch, against DataLoader with the same workers.
 
-With a small data set and with one of as many files as ImageNet has: a list of (path, class) pairs in memory, each path a
-string of its own, whose names repeat few real files. Every turn is a fresh process, which has imported everything before the
+One data set is small, the other has as many files as ImageNet: a list of (path, class) pairs in memory. Each path is a string
+of its own, but the paths repeat those of few real files. Every turn is a fresh process, which imports everything before the
 clock starts.
 """
 
@@ -28,7 +28,7 @@ SIZES = {"small": 2_000, "ImageNet's size": 1_281_167}
 
 @dataclass
 class Line:
-    """One contender: seconds to the first batch, and megabytes (1e6 bytes) that the process has grown by until then."""
+    """One contender: seconds to the first batch, and the megabytes (1e6 bytes) by which its process has grown by then."""
 
     data: str
     workers: int
@@ -45,18 +45,18 @@ class Result:
     lines: list[Line] = field(default_factory=list)
 
     def earlier(self, line: Line) -> list[float]:
-        """DataLoader's time divided by this contender's, round by round."""
+        """Return DataLoader's time divided by this contender's, round by round."""
         peer = next(one for one in self.lines if (one.data, one.workers, one.name) == (line.data, line.workers, PEER))
         return ratios(peer.seconds, line.seconds)
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("Time to the first batch", ["--rounds", "1"] if quick else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_data(parser)
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="num_workers (0 1 2)")
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> Result:
-    """All rounds: contenders of the same data set and workers take turns."""
+    """Measure all rounds. Contenders with the same data set and workers take turns."""
     cpus = two_cpus()
     result = Result(options.batch)
 
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         f"first batch of {result.batch}, milliseconds from the constructor's call; medians (least .. most)",
         f"{'data set':17}{'workers':>7}  {'':18}{'first batch':>26}{'DataLoader / this':>26}{'process grows by':>18}",
@@ -117,7 +117,7 @@ def table(result: Result) -> str:
 
 
 def _images(directory: Path, files: int) -> Any:
-    """An ImageFolder of so many files, whose names repeat those that are there."""
+    """Return an ImageFolder of so many files. Their paths repeat those of the real files."""
     from ddlp.bench.data import dataset
 
     images: Any = dataset(directory, "imagenet1")
@@ -128,13 +128,13 @@ def _images(directory: Path, files: int) -> Any:
 
 
 def _around(there: list[tuple[str, int]], files: int) -> Any:
-    """As many entries as are wanted, in the order in which ImageFolder has them: class by class."""
+    """Repeat the entries to so many, in ImageFolder's order: class by class."""
     each = -(-files // len(there))
     return [entry for entry in there for _ in range(each)][:files]
 
 
 def main() -> None:
-    """One turn."""
+    """Run the turn that standard input describes."""
     from torch.utils.data import DataLoader
 
     from ddlp.loader import DDLPLoader

@@ -1,8 +1,8 @@
-"""Table VI of the DDLP paper, and what its rows are made of.
+"""Table VI of the DDLP paper, and the times of which its rows consist.
 
 Wei, Zhang, Pedrycz, Wang, Zhao: "Dual-pronged deep learning preprocessing on heterogeneous platforms with CPU, Accelerator
 and CSD". Average time of preprocessing and training, seconds a batch: on the CPU alone, on the CSD alone, and by the paper's
-MTE and WRR, each with 0 and with 16 extra processes. Rows with two GPUs are left out: their model of the transfer is another.
+MTE and WRR, each with 0 and with 16 extra processes. Rows with two GPUs are left out: their transfers follow another model.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["Cell", "clean_cells"]
 _CORRECTED = {("AlexNet", "ImageNet1", "cpu0"): 38.48}
 _LEFT_OUT = {("AlexNet", "ImageNet2", 0), ("AlexNet", "ImageNet2", 16), ("WRN", "ImageNet3", 16), ("ResNet152", "ImageNet3", 0)}
 
-# Reading a CSD batch and training on it, seconds: Table VI less Table IX is the training, and batch * 602112 bytes come at
-# 2.5 GB/s (batch sizes of Table V).
+# Seconds to read a CSD batch and train on it. Training: Table VI minus Table IX. Reading: batch size (Table V) * 602112 bytes
+# at 2.5 GB/s.
 _READ_AND_TRAIN_S = {"WRN": 0.772, "ResNet152": 0.657, "ViT": 3.637, "VGG": 1.054, "AlexNet": 1.903}
-_READ_S = 3 * 224 * 224 * 4 / 2.5e9  # of an image
+_READ_S = 3 * 224 * 224 * 4 / 2.5e9  # seconds for an image
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row of the table with 0 or 16 extra processes; seconds a batch."""
+    """A row of the table with 0 or with 16 extra processes, in seconds a batch."""
 
     model: str
     pipeline: str
@@ -36,7 +36,7 @@ class Cell:
 
     @property
     def read_and_train_s(self) -> float:
-        """A CSD's batch read and trained on."""
+        """To read a batch of the CSD and train on it."""
         return _READ_AND_TRAIN_S[self.model]
 
     @property
@@ -46,27 +46,27 @@ class Cell:
 
     @property
     def host_s(self) -> float:
-        """Preparing a batch on the CPU."""
+        """To prepare a batch on the CPU."""
         return self.cpu_s - self.train_s
 
     @property
     def device_s(self) -> float:
-        """Preparing a batch on the CSD."""
+        """To prepare a batch on the CSD."""
         return self.csd_s - self.read_and_train_s
 
     @property
     def limit_s(self) -> float:
-        """T*: both prepare all the time, and training takes what is ready."""
+        """T*, the least time: both sides prepare without a pause, and training takes any batch that is ready."""
         return max(1.0 / (1.0 / self.host_s + 1.0 / self.device_s), self.train_s)
 
     @property
     def prefetching_s(self) -> float:
-        """A plain loader that prepares while training goes on, without a CSD."""
+        """The time of a plain loader that prefetches during training, without a CSD."""
         return max(self.host_s, self.train_s)
 
 
 def clean_cells() -> Iterator[Cell]:
-    """All cells but those that are wrong in the paper; `ddlp.bench.published` says which."""
+    """Yield all cells but those that are wrong in the paper; `ddlp.bench.published` says which."""
     for row in rows("table6"):
         model, pipeline = row["model"], row["preprocess_type"]
         if row["n_accel"] != "1":

@@ -1,11 +1,12 @@
 """`ddlp bench train`: epochs of real models on a GPU, under DataLoader and under each strategy, beside their bound.
 
-The host has some cores, the engine others, as if they were a device's. The bound is what preparing and training allow:
-min(r_train, r_cpu + r_csd), with r_train of the same steps on a batch that lies in the GPU's memory, and r_cpu and r_csd of the
-loaders with one side each and no training. DataLoader has as many workers as served it best, pinned memory, prefetching.
+The host has some cores, the engine others, as if these were a device's. The bound is min(r_train, r_cpu + r_csd). r_train is
+the rate of the same training steps on a batch that stays in the GPU's memory. r_cpu and r_csd are the rates of loaders that use
+one side each, without training. DataLoader has pinned memory, prefetching, and the best of some numbers of workers.
 
-Between two steps the GPU is idle from the last kernel of the one to the first of the next: stamps on the training's stream say
-for how long. On a batch that lies there it is what Python and the launches take; what is more comes from the loader.
+Between two steps the GPU is idle, from the last kernel of a step to the first of the next. Events on the training's stream
+measure for how long. On a batch that stays in the GPU's memory, Python and the launches take this time. Whatever is longer
+comes from the loader.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from ddlp.sources.engine.shared_engines import acquire
 
 BASELINE = "DataLoader"
 STRATEGIES = ("cpu", "mte", "wrr")
-_AIM = 0.95  # of the bound, wrr
-_BUSY_AIM = 0.99  # of a step's time, where the bound says that the GPU need not wait
+_AIM = 0.95  # wrr's part of the bound
+_BUSY_AIM = 0.99  # the part of a step's time in which the GPU does not wait for a batch, if training alone is the bound
 _WARM = 8  # steps, or batches, before the clock starts
 
 
 @dataclass
 class Line:
-    """One contender: samples a second of each round, and the parts of the epochs that training waited and the CSD made.
+    """One contender, round by round. ``rates``: samples a second.
 
-    ``idle_ms``: of the device between two steps, the mean of each round.
+    ``waiting``: the part of the epoch in which training waited. ``csd``: the part of the batches that the CSD made.
+    ``idle_ms``: mean milliseconds between two steps in which the GPU was idle.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Line:
 
 @dataclass
 class Result:
-    """Samples a second. ``bounds``: of each round; ``idle_ms``: as a `Line`'s, on a batch that lies in the device's memory."""
+    """Rates in samples a second, round by round. ``idle_ms``: as in `Line`, but for a batch that stays on the device."""
 
     device: str
     model: str
@@ -70,12 +72,12 @@ class Result:
 
     @property
     def bounds(self) -> list[float]:
-        """Of each round."""
+        """The bound in each round."""
         return [min(t, a + b) for t, a, b in zip(self.r_train, self.r_cpu, self.r_csd, strict=True)]
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench: nothing where there is no GPU."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments; none if there is no GPU."""
     short = ["--rounds", "1", "--batches", "20"] if quick else []
     models = (("resnet50", "ResNet-50"), ("vit_b_16", "ViT-B/16"))
     if not torch.cuda.is_available():
@@ -84,18 +86,21 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     data.add_data(parser)
-    parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size (%(default)s)")
-    parser.add_argument("--model", default="resnet50", help="of torchvision (%(default)s)")
+    parser.add_argument("--mean-kb", type=float, default=data.MEANS_KB[0], help="mean file size in kB (%(default)s)")
+    parser.add_argument("--model", default="resnet50", help="name of a model of torchvision's (%(default)s)")
     parser.add_argument("--batch", type=int, default=128, help="batch size (%(default)s)")
     parser.add_argument("--batches", type=int, default=100, help="batches of each epoch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
-    parser.add_argument("--device", default="cuda", help="cpu shows that it runs (%(default)s)")
-    parser.add_argument("--host-cpus", type=int, help="cores of the host's side (three quarters of all)")
-    parser.add_argument("--engine-cpus", type=int, help="cores of the engine's side (the others)")
-    parser.add_argument("--workers", type=int, nargs="+", help="DataLoader's, the best is taken (as many as cores, and twice)")
-    parser.add_argument("--transfer", help="as DDLPLoader's (auto)")
+    parser.add_argument("--device", default="cuda", help="cpu only shows that the benchmark runs (%(default)s)")
+    parser.add_argument("--host-cpus", type=int, help="number of cores for the host (three quarters of all)")
+    parser.add_argument("--engine-cpus", type=int, help="number of cores for the engine (the others)")
+    parser.add_argument(
+        "--workers", type=int, nargs="+",
+        help="DataLoader's numbers of workers, of which the best is taken (as many as cores, and twice as many)",
+    )  # fmt: skip
+    parser.add_argument("--transfer", help="DDLPLoader's argument transfer (auto)")
     add_output(parser)
 
 
@@ -110,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    """All rounds; each begins with another contender."""
+    """Measure all rounds. Each begins with another contender."""
     usable = sorted(os.sched_getaffinity(0))
     engines = options.engine_cpus or max(1, len(usable) // 4)
     hosts = options.host_cpus or max(1, len(usable) - engines)
@@ -166,7 +171,7 @@ def _on(cpus: Iterable[int]) -> Iterator[None]:
 
 @contextmanager
 def _engine() -> Iterator[None]:
-    """The engine of all loaders, held: without an epoch for some seconds it would end, and the next one start it again."""
+    """Hold the engine that all loaders share. Else it would end after some seconds without an epoch, and start again."""
     engine = acquire()
     try:
         yield
@@ -175,7 +180,7 @@ def _engine() -> Iterator[None]:
 
 
 def training(model: str, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """A step of SGD with momentum: bfloat16 under autocast and channels last on a GPU."""
+    """Return a training step: SGD with momentum; on a GPU with bfloat16 under autocast, and channels last."""
     import torchvision
 
     on_gpu = device.type == "cuda"
@@ -214,7 +219,7 @@ def _ours(options: argparse.Namespace, strategy: str, workers: int) -> DDLPLoade
 
 
 def _prepared(loader: Any, batch: int) -> float:
-    """Samples a second of an epoch without training."""
+    """Run an epoch without training. Return samples a second."""
     iterator = iter(loader)
     warm = min(_WARM, len(loader) // 2)
     for _ in range(warm):
@@ -228,7 +233,7 @@ def _prepared(loader: Any, batch: int) -> float:
 def _resident(
     step: Callable[[torch.Tensor, torch.Tensor], None], options: argparse.Namespace, device: torch.device
 ) -> tuple[float, float]:
-    """As `_epoch`, of training on a batch that lies in the device's memory."""
+    """Do as `_epoch`, with a batch that stays in the device's memory."""
     images = torch.rand(options.batch, 3, 224, 224, device=device)
     labels = torch.randint(1000, (options.batch,), device=device)
     for _ in range(_WARM if device.type == "cuda" else 1):
@@ -240,7 +245,7 @@ def _resident(
 def _epoch(
     batches: Iterable[Any], step: Callable[[torch.Tensor, torch.Tensor], None], batch: int, device: torch.device
 ) -> tuple[float, float]:
-    """Samples a second of a whole epoch with training, to the end of its last step; the device's idle ms between two steps."""
+    """Train for an epoch. Return samples a second, to the end of the last step, and the device's idle ms between two steps."""
     began = time.monotonic()
     stamps: list[tuple[Any, Any]] = []
     for images, labels in batches:
@@ -254,7 +259,7 @@ def _epoch(
 
 
 def _stamp(device: torch.device) -> Any:
-    """A moment in the order of the device's own work: on a GPU, when it has done all that was asked of the stream before."""
+    """Mark a moment in the device's work: on a GPU, when it has done all work that is in the stream by now."""
     if device.type != "cuda":
         return time.monotonic()
     event = torch.cuda.Event(enable_timing=True)
@@ -263,7 +268,7 @@ def _stamp(device: torch.device) -> Any:
 
 
 def _between_ms(first: Any, second: Any) -> float:
-    """From one `_stamp` to a later one; the device has done all its work."""
+    """Return the milliseconds from one `_stamp` to a later one. The device must have done all its work."""
     milliseconds: float = first.elapsed_time(second) if isinstance(first, torch.cuda.Event) else 1e3 * (second - first)
     return milliseconds
 
@@ -274,7 +279,7 @@ def _settled(device: torch.device) -> None:
 
 
 def aims(result: Result) -> list[Aim]:
-    """wrr against the bound; where training alone is the bound, also how much of each step the GPU waits for no batch."""
+    """Return the aims: wrr against the bound; if training is the bound, also the part of a step without waiting for a batch."""
     line = next(line for line in result.lines if line.name == "wrr")
     found = [Aim(f"wrr, {result.model}: of the bound", _AIM, statistics.median(ratios(line.rates, result.bounds)))]
     if result.bounds == result.r_train:
@@ -287,7 +292,7 @@ def aims(result: Result) -> list[Aim]:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         f"{result.device}, {result.model}, {result.batches} batches of {result.batch}; {len(result.host_cpus)} cores of the "
         f"host, {len(result.engine_cpus)} of the engine; samples/s, medians (least .. most)",

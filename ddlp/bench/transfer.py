@@ -1,8 +1,9 @@
 """`ddlp bench transfer`: a published batch into this host's memory, verified, through the spool and over the socket.
 
-An engine on this machine, on a TCP socket of the loopback, publishes batches; each is brought in by the code that brings
-in an epoch's batches. The spool is read from the page cache, and both sides share the processors: this is the cost of the
-transfer alone, not a network's or a disk's speed. The bare figure is `os.readv` of the same bytes from the cache.
+An engine on this machine publishes batches. It listens on a TCP socket of the loopback interface. Each batch is fetched by the
+code that fetches an epoch's batches. The spool is read from the page cache, and both sides share the processors: the figures
+are the cost of the transfer alone, not the speed of a network or a disk. The bare figure is a plain read of the same bytes from
+the cache.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ROWS = 64  # images of the data set; batches repeat them
 
 @dataclass(frozen=True)
 class Line:
-    """One way: seconds a batch (median and worst), its bandwidth, processor seconds a batch of host and engine."""
+    """One way: seconds a batch (median and worst), its bandwidth, and the processor seconds a batch of host and engine."""
 
     name: str
     median_s: float
@@ -61,10 +62,10 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("--batch", type=int, default=256, help="images of a batch (%(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
-    parser.add_argument("--batches", type=int, default=20, help="batches brought in each way (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="their height and width in pixels (%(default)s)")
+    parser.add_argument("--batches", type=int, default=20, help="batches to fetch each way (%(default)s)")
     add_output(parser)
 
 
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         f"batches of {result.batch} x {result.size} x {result.size} x 3 bytes",
         f"{'':22}{'ms a batch':>12}{'worst':>8}{'MB/s':>8}{'host CPU ms':>13}{'engine CPU ms':>15}",
@@ -90,7 +91,7 @@ def table(result: Result) -> str:
 
 
 def measure(home: Path, batch: int, size: int, batches: int) -> list[Line]:
-    """Start an engine below ``home`` and bring ``batches`` in each way."""
+    """Start an engine below ``home``, and fetch so many batches each way."""
     keys = make_keys(home / "keys")
     command = [sys.executable, "-m", "csd_engine", "--listen", "tcp://127.0.0.1:*", "--spool", str(home / "spool")]
     command += ["--keys", str(keys), "--root", str(home), "--exit-with-stdin"]
@@ -154,7 +155,7 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
                 host += _own_cpu_s() - own
                 device += _cpu_s(engine) - theirs
                 job.release(lease)
-            del seconds[0]  # buffers are made
+            del seconds[0]  # the first turn makes the buffers
             median = statistics.median(seconds)
             mb_per_s = layout.file_bytes / 1e6 / median
             lines.append(Line(title, median, max(seconds), mb_per_s, host / (batches + 1), device / (batches + 1)))
@@ -169,6 +170,6 @@ def _own_cpu_s() -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process, its threads included: libzmq encrypts in one of its own."""
+    """Return the processor seconds of a process and all its threads: libzmq encrypts in a thread of its own."""
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Data sets of images as users write them, which can't travel: a table with Pillow, Hugging Face's datasets, WebDataset.
+"""Image data sets as users write them: a table with Pillow, Hugging Face's datasets, WebDataset. They can't travel.
 
 All read the benchmarks' photographs, with torchvision's usual transforms for training.
 """
@@ -21,7 +21,7 @@ __all__ = ["IMAGE_SETS", "missing"]
 
 
 class Table(Dataset):
-    """Paths and labels, opened with Pillow."""
+    """A list of paths and labels. Pillow opens the files."""
 
     def __init__(self, directory: Path) -> None:
         self._rows = _rows(directory)
@@ -43,7 +43,7 @@ def _rows(directory: Path) -> list[tuple[Path, int]]:
 
 
 def _hugging_face(directory: Path) -> Any:
-    """A datasets.Dataset with the files' bytes in an Arrow table."""
+    """Return a datasets.Dataset with the files' bytes in an Arrow table."""
     import datasets
 
     rows, prepare = _rows(directory), transform("imagenet1")
@@ -57,7 +57,7 @@ def _hugging_face(directory: Path) -> Any:
 
 
 def _web_dataset(directory: Path) -> IterableDataset:
-    """WebDataset's own pipeline over one shard, which is made beside the files."""
+    """Return WebDataset's own pipeline over one shard. The shard is made beside the files."""
     import webdataset
 
     shard = directory / "webdataset.tar"
@@ -75,7 +75,7 @@ def _web_dataset(directory: Path) -> IterableDataset:
     return made
 
 
-# How each is made of the photographs' directory, the package that it wants, and the aim.
+# How each is made from the photographs' directory, the package that it needs, and the aim.
 IMAGE_SETS: dict[str, tuple[Callable[[Path], Any], str, float]] = {
     "table of files": (Table, "PIL", 1.8),
     "Hugging Face": (_hugging_face, "datasets", 1.5),
@@ -84,6 +84,6 @@ IMAGE_SETS: dict[str, tuple[Callable[[Path], Any], str, float]] = {
 
 
 def missing(name: str) -> str:
-    """The package that a set lacks here; "": none."""
+    """Return the package that a set needs and that is missing here; "": none."""
     package = IMAGE_SETS[name][1]
     return "" if importlib.util.find_spec(package) else package

@@ -1,8 +1,8 @@
 """`ddlp bench usercode`: samples/s of data sets that can't travel, against DataLoader with the same workers.
 
-Such data sets run in torch's own workers (with 0 in the training process), with the draws of each sample keyed. The bench
-shows what that costs: a data set gives its samples to both loaders, epoch by epoch in turns, with nobody who trains. The clock
-runs from an epoch's first batch to its last, without the start of the workers. Only `audio` draws random numbers.
+Such data sets run in torch's own workers, or with 0 workers in the training process. The random draws of each sample are keyed.
+The bench shows what that costs: both loaders run epochs of the same data set by turns, without training. The clock runs from an
+epoch's first batch to its last, so it leaves out the start of the workers. Only `audio` draws random numbers.
 
 The sets of images (`ddlp.bench.user_images`) run with one worker, on one core with the loader.
 """
@@ -45,7 +45,7 @@ class Trivial(Dataset):
 
 
 class Batches(Trivial):
-    """Rows of a matrix, a batch by one call of ``__getitems__``."""
+    """Rows of a matrix. One call of ``__getitems__`` gives a batch."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
@@ -63,7 +63,7 @@ class Dicts(Trivial):
 
 
 class Rows(Trivial):
-    """Lines of a CSV file, which are parsed when they are asked for."""
+    """Lines of a CSV file. A line is parsed when it is asked for."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
@@ -75,7 +75,7 @@ class Rows(Trivial):
 
 
 class Audio(Trivial):
-    """A second of a tone at 16 kHz with noise, cut at random, as the logarithm of its spectrum."""
+    """The logarithm of the spectrum of a tone with noise: one second at 16 kHz, cut at random."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         tone = torch.sin(torch.arange(16_000) * (2 * math.pi * (200 + index % 800) / 16_000))
@@ -86,7 +86,7 @@ class Audio(Trivial):
 
 
 class Stream(IterableDataset):
-    """Numbers and rows, shared among the workers."""
+    """A stream of rows and their numbers, divided among the workers."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -101,7 +101,7 @@ def _tensors(samples: int) -> TensorDataset:
     return TensorDataset(torch.randn(samples, 32), torch.arange(samples))
 
 
-# How each is made of its number of samples, and how many thousand an epoch has.
+# How each is made from a number of samples, and how many thousand samples an epoch has.
 SETS: dict[str, tuple[Callable[[int], Any], int]] = {
     "TensorDataset": (_tensors, 100),
     "trivial": (Trivial, 400),
@@ -137,17 +137,17 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """What `ddlp bench --all` runs of this bench."""
+    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
     return [("Data sets that run as user code", ["--rounds", "1", "--part", "0.1"] if quick else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="num_workers (0 1 2)")
     sets = [*SETS, *IMAGE_SETS]
     parser.add_argument("--sets", choices=sets, nargs="+", default=list(SETS), metavar="S", help=f"of {', '.join(sets)}")
-    parser.add_argument("--part", type=float, default=1.0, metavar="X", help="of each epoch's samples (%(default)s)")
+    parser.add_argument("--part", type=float, default=1.0, metavar="X", help="part of each epoch's samples (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
     add_data(parser)
     add_output(parser)
@@ -165,7 +165,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    """All rounds: both loaders take turns with each data set and number of workers."""
+    """Measure all rounds. Both loaders take turns with each data set and number of workers."""
     result = Result(options.batch)
     for data in options.sets:
         if data in IMAGE_SETS:
@@ -181,7 +181,7 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def _images(options: argparse.Namespace, data: str) -> list[Line]:
-    """A set of images with one worker, on one core; nothing where its package is missing."""
+    """Measure a set of images with one worker, on one core. Returns nothing if its package is missing."""
     if lacks := missing(data):
         say(f"{data}: left out, {lacks} is not installed")
         return []
@@ -206,7 +206,7 @@ def _aim(data: str) -> float:
 
 
 def samples_per_s(loader: Any, batch: int) -> float:
-    """Of one epoch, from its first batch on."""
+    """Run an epoch. Return samples a second, from its first batch on."""
     batches = iter(loader)
     next(batches)
     began, count = time.perf_counter(), 0
@@ -216,7 +216,7 @@ def samples_per_s(loader: Any, batch: int) -> float:
 
 
 def table(result: Result) -> str:
-    """The figures for a person."""
+    """Return the figures as a table of text."""
     rows = [
         f"samples/s in batches of {result.batch}, nobody trains; medians (least .. most) of {len(result.lines[0].ours)} rounds",
         f"{'data set':17}{'workers':>7}{PEER:>30}{OURS:>30}{'ours / DataLoader':>24}",

@@ -1,17 +1,17 @@
 """The DDLP paper's figures as printed: one CSV file a table, seconds a batch unless a column's name says otherwise.
 
 Wei, Zhang, Pedrycz, Wang, Zhao: "Dual-pronged deep learning preprocessing on heterogeneous platforms with CPU, Accelerator
-and CSD". Every number was checked digit by digit against the text, and stays as it is there. Those that are wrong:
+and CSD". Every number was checked digit by digit against the text, and stands here as it is printed. These are wrong:
 
 - Table VI, AlexNet ImageNet1, cpu0: 48.48; Tables VIII and IX and the text all say 38.48.
 - Table VI, AlexNet ImageNet2: the cells with 16 processes repeat those of ImageNet1, those with 0 do not fit either.
 - Table VI, WRN ImageNet3 with 16 processes and ResNet152 ImageNet3 with 0 contradict the rest of their rows.
 - Table VIII: AlexNet's cpu0 follows from 38.48, and the cost of its csd repeats VGG's.
 
-table6: average time of preprocessing and training; cpu, mte, wrr with 0 and 16 extra processes. table7: with DALI, 16 of them;
-tv: torchvision, dali_c and dali_g: DALI on the CPU and on the GPU, mte_d and wrr_d: with a CSD. table8: energy (J) a batch, and
-cost (USD) of 100 epochs of ImageNet. table9: time in which the host's CPU and DRAM prepare. figure8: CIFAR-10, per cent of time
-saved against CPU and CSD alone.
+table6: average time of preprocessing and training; cpu, mte and wrr with 0 and 16 extra processes. table7: the same with DALI
+and 16 extra processes; tv: torchvision, dali_c and dali_g: DALI on the CPU and on the GPU, mte_d and wrr_d: with a CSD. table8:
+energy (J) a batch, and cost (USD) of 100 epochs of ImageNet. table9: time in which the host's CPU and DRAM prepare. figure8:
+CIFAR-10, the percentage of time saved against the CPU alone and the CSD alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMAGENET_IMAGES = 1281167
 
 @cache
 def rows(table: str) -> tuple[dict[str, str], ...]:
-    """The lines of one of `TABLES` by the names of its columns, as text; don't change them. KeyError for another name."""
+    """Return the lines of one of `TABLES`: text by column name. Don't change them. Raises KeyError for another name."""
     if table not in TABLES:
         raise KeyError(f"{table!r}: the paper's tables here are {', '.join(TABLES)}")
     with files(__name__).joinpath(f"{table}.csv").open() as file:
