@@ -1,9 +1,9 @@
 """Does training reach the same accuracy with DDLPLoader as with DataLoader?
 
-Trains the same small network with torch.utils.data.DataLoader and with DDLPLoader(strategy="wrr"), nothing else
-changed, on an ImageFolder of JPEG files and on files in CIFAR-10's format, under several seeds, and compares the
-accuracies with Welch's t-test at the 1 % level (two-sided, degrees of freedom by Welch and Satterthwaite): two loaders
-that are equally good are found to differ in one comparison of a hundred.
+Trains the same small network with torch.utils.data.DataLoader and with DDLPLoader(strategy="wrr"); nothing else differs. The
+data sets are an ImageFolder of JPEG files and files in CIFAR-10's format, each under several seeds. The accuracies are
+compared by Welch's t-test at the 1 % level (two-sided, degrees of freedom by Welch and Satterthwaite): it takes two equally
+good loaders for different in one comparison of a hundred.
 
     python scripts/accuracy.py
 """
@@ -40,7 +40,7 @@ Batches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Accuracies (0 to 1) on one data set, one a seed."""
+    """Accuracies (0 to 1) on one data set, one for each seed."""
 
     dataset: str
     dataloader: tuple[float, ...]
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """Mean accuracy with DDLPLoader less that with DataLoader."""
+        """Mean accuracy with DDLPLoader minus that with DataLoader."""
         return statistics.mean(self.ddlp) - statistics.mean(self.dataloader)
 
     @property
@@ -73,10 +73,10 @@ class Comparison:
 
 
 def noise_limit(first: Sequence[float], second: Sequence[float], val_images: int) -> float:
-    """Return the difference of mean accuracies up to which two sets of runs agree: t times its standard error.
+    """Return the largest difference of mean accuracies at which two sets of runs agree: t times its standard error.
 
-    An accuracy over `val_images` images is itself known only to sqrt(p (1 - p) / val_images): runs that happen to fall
-    on the same value must not make the limit 0, so each side's variance is at least that.
+    An accuracy over `val_images` images has a standard error of its own, sqrt(p (1 - p) / val_images). Each side's variance
+    is at least the square of that. Else the limit would be 0 if all runs had the same accuracy by chance.
     """
     variances = []
     for values in (first, second):
@@ -142,7 +142,7 @@ def compare(directory: Path, *, images: int, val_images: int, seeds: int, epochs
     sets = datasets(directory, images, val_images)
     progress = tqdm(total=len(sets) * 2 * seeds, desc="training runs", unit="run")
     for name, (train, val_set) in sets.items():
-        # By a plain loader, and once for all: the training data are compared, not the evaluation.
+        # By a plain loader, and only once: what is compared is the training, not the evaluation.
         val = [(images, labels) for images, labels in DataLoader(val_set, batch_size=100)]
         plain, ours = [], []
         for seed in range(seeds):

@@ -1,6 +1,6 @@
-"""The build backend that pyproject.toml names: setuptools', which asks pip for zig as well where no C compiler works.
+"""The build backend that pyproject.toml names: setuptools' own, which also asks pip for zig if no C compiler works.
 
-With $CC set it does not: CC=none installs without the kernel, where neither a compiler nor PyPI is within reach.
+If $CC is set it does not ask for zig. CC=none installs ddlp without the kernel, on a computer with neither a compiler nor PyPI.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from csd_engine.kernels import compilers  # noqa: E402
 
 
 def _compiler() -> list[str]:
-    """What to ask pip for; nothing where zig could not serve either, so that the package installs there as well."""
+    """Return what to ask pip for. Nothing if zig could not compile here either: the package must install there too."""
     if not os.environ.get("DDLP_WHEEL") and (compilers.find() or not compilers.system()):
         return []
     settings = configparser.ConfigParser()
@@ -29,10 +29,10 @@ def _compiler() -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, object] | None = None) -> list[str]:
-    """What pip installs before it builds a wheel."""
+    """Return the requirements that pip installs before it builds a wheel."""
     return [*build_meta.get_requires_for_build_wheel(config_settings), *_compiler()]
 
 
 def get_requires_for_build_editable(config_settings: dict[str, object] | None = None) -> list[str]:
-    """What pip installs before `pip install -e`."""
+    """Return the requirements that pip installs before `pip install -e`."""
     return [*build_meta.get_requires_for_build_editable(config_settings), *_compiler()]

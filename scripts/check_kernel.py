@@ -3,8 +3,7 @@
     python -m scripts.check_kernel                      # 20,000 samples, some minutes
     python -m scripts.check_kernel --samples 200000 --seed 7 --variant sse2
 
-Prints a line for each kind and ends with status 1 if a single value differs, or if a kind that the kernel is meant for was
-left to Pillow.
+Prints a line for each kind. Ends with status 1 if a single value differs, or if the kernel left a sample to Pillow.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FILTERS = {2: InterpolationMode.BILINEAR, 3: InterpolationMode.BICUBIC}
 
 
 def segments(jpeg: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield (marker, start, end) of the segments up to the first scan's header; start is where its marker stands."""
+    """Yield (marker, start, end) of the segments up to the first scan's header. start: the offset of the marker."""
     at = 2
     while True:
         marker, end = jpeg[at + 1], at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
@@ -55,7 +54,7 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
     """Return the image as Pillow's JPEG."""
     stream, most = io.BytesIO(), ImageFile.MAXBLOCK
     try:
-        ImageFile.MAXBLOCK = 1 << 22  # Pillow's guess of a progressive file's size falls short where there is much noise
+        ImageFile.MAXBLOCK = 1 << 22  # for a noisy image Pillow guesses the size of a progressive file too small
         image.save(stream, options.pop("format", "JPEG"), **options)
     finally:
         ImageFile.MAXBLOCK = most
@@ -72,8 +71,8 @@ def sampled(
 ) -> bytes:
     """Return a JPEG of three components with any (horizontal, vertical) sampling factors.
 
-    Pillow writes few of them. So a grey JPEG of as many blocks is written, and its header says that they are three components'
-    blocks: what the picture shows is nonsense, but every block is a true one. scans: each component has a scan of its own.
+    Pillow can write only a few of these. So it writes a grey JPEG of as many blocks, and the header is changed to say that they
+    are the blocks of three components. The picture is nonsense, each block is valid. scans: each component has its own scan.
     """
     across, down = (max(f[axis] for f in factors) for axis in (0, 1))
     mcus = math.ceil(width / 8 / across), math.ceil(height / 8 / down)
@@ -84,14 +83,14 @@ def sampled(
     else:
         counts = [(mcus[0] * sum(h * v for h, v in factors), mcus[1])]
     streams, header = [], b""
-    # Restarts let the DC start afresh, which would wander off: a component gets only some of the differences.
+    # A component gets only some of the DC differences, so its DC value would drift away. Restarts set it back.
     interval = int(rng.integers(1, 5))
     for number, (blocks, rows) in enumerate(counts):
         grey = noise(rng, blocks * 8, rows * 8).convert("L")
         each = interval * (1 if scans else blocks // mcus[0])
         jpeg = encoded(grey, quality=int(rng.integers(30, 95)), restart_marker_blocks=each)
         marks = {marker: (start, end) for marker, start, end in segments(jpeg)}
-        if number == 0:  # later scans use the same tables, whatever they were quantised with
+        if number == 0:  # later scans use the same tables, even if they were quantised with others
             header = b"".join(jpeg[start:end] for marker, start, end in segments(jpeg) if marker in (0xDB, 0xC4))
         streams.append(jpeg[marks[0xDA][1] : -2])
     size = b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big")
@@ -131,7 +130,7 @@ def _exif(rng: np.random.Generator, width: int, height: int) -> bytes:
     return encoded(noise(rng, width, height), exif=exif, icc_profile=rng.bytes(3000), comment=b"a comment", dpi=(72, 72))
 
 
-#: How to make each kind; all of them are the kernel's.
+#: How to make each kind. The kernel must decode all of them.
 KINDS: dict[str, Callable[[np.random.Generator, int, int], bytes]] = {
     "4:2:0": _plain(subsampling=2),
     "4:2:2": _plain(subsampling=1),
@@ -162,7 +161,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int, int], bytes]] = {
 
 @dataclass
 class Tally:
-    """What became of one kind's samples."""
+    """Counts of one kind's samples: all, those that differ, and those that the kernel left to Pillow."""
 
     samples: int = 0
     differ: int = 0
@@ -170,7 +169,7 @@ class Tally:
 
 
 def random_job(rng: random.Random, width: int, height: int) -> tuple[Job, Callable[[Image.Image], Image.Image]]:
-    """Return a job for an image of this size, and how torchvision does the same."""
+    """Return a job for an image of this size, and a function that does the same by torchvision."""
     left, top = rng.randrange(width), rng.randrange(height)
     across, down = rng.randint(1, width - left), rng.randint(1, height - top)
     if rng.random() < 0.2:
@@ -178,7 +177,7 @@ def random_job(rng: random.Random, width: int, height: int) -> tuple[Job, Callab
     resized = rng.random() < 0.75
     full_width, full_height = (rng.randint(1, 256), rng.randint(1, 256)) if resized else (across, down)
     number = rng.choice((2, 3)) if resized else 0
-    # Torchvision's centre crop of what it resized, or all of it.
+    # The whole resized image, or torchvision's centre crop of it.
     out_width, out_height = full_width, full_height
     if rng.random() < 0.4:
         out_width, out_height = rng.randint(1, full_width), rng.randint(1, full_height)
@@ -204,7 +203,7 @@ def random_job(rng: random.Random, width: int, height: int) -> tuple[Job, Callab
 
 
 def decoded(jpeg: bytes, reduce: int) -> Image.Image | None:
-    """Return Pillow's image, scaled by 1 / reduce as its draft() does; None where draft() would choose another scale."""
+    """Return Pillow's image, scaled by 1 / reduce as its draft() does; None if draft() chooses another scale."""
     image: Image.Image = Image.open(io.BytesIO(jpeg))
     if reduce > 1:
         image.draft(None, (max(image.width // reduce, 1), max(image.height // reduce, 1)))
@@ -232,7 +231,7 @@ def check(context: Context, jpeg: bytes, rng: random.Random, jobs: int, tally: T
 
 
 def random_size(rng: random.Random) -> tuple[int, int]:
-    """Return a width and a height: tiny, narrow, and like photographs, odd ones on purpose."""
+    """Return a width and a height in pixels: tiny, narrow or as of a photograph, and rarely multiples of 8."""
     most = rng.choice((17, 40, 130, 300, 300, 900))
     return rng.randint(1, most), rng.randint(1, most if rng.random() < 0.8 else 17)
 
@@ -250,9 +249,9 @@ def run(context: Context, samples: int, seed: int) -> dict[str, Tally]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=20_000, metavar="N", help="at least (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="everything is drawn from it (default %(default)s)")
-    parser.add_argument("--variant", choices=("avx2", "sse2", "neon", "c"), help="force it (default: this processor's best)")
+    parser.add_argument("--samples", type=int, default=20_000, metavar="N", help="samples at least (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
+    parser.add_argument("--variant", choices=("avx2", "sse2", "neon", "c"), help="kernel variant (default: the best here)")
     options = parser.parse_args(arguments)
     found = kernel()
     if found is None:

@@ -11,24 +11,24 @@
 #   up            make a board and start it; the first time, make the Debian system too (minutes; cached from then on)
 #     --name NAME           default csd0; up to 11 letters, digits, hyphens
 #     --arch armhf|arm64    default armhf, 32-bit ARMv7 as on a Zynq-7000; arm64 as on a DPU or a Raspberry Pi
-#     --bare                without Python and its packages; their .debs lie in /opt/debs on the board, as an apt source
-#     --no-debs             with --bare: without those either
+#     --bare                without Python and its packages; the board has their .debs in /opt/debs, as an apt source
+#     --no-debs             with --bare: without the .debs too
 #     --cores N             default 2, at most what this machine has
 #     --cpu-share PERCENT   of each core, default 100
-#     --memory SIZE         default 512M; what needs more is killed. qemu's own memory counts: about 10M a process
-#     --disk SIZE           default 1G: what may be written on the board beyond its system
+#     --memory SIZE         default 512M; if processes need more, one is killed. qemu's own memory counts: about 10M a process
+#     --disk SIZE           default 1G: how much may be written on the board, its system not counted
 #     --port PORT           of the board's sshd, default 22
 #     --data DIR            host directory that the board sees as /data; default: a new empty one. --data-writable: it may write there
 #     --spool DIR           host directory that the board sees as /spool; default: a new one. --no-shared-spool: /spool is the board's own
-#   down          --name NAME or --all: end it and remove everything of it. Directories given with --data and --spool stay as they are
+#   down          --name NAME or --all: end boards and remove all that belongs to them. Directories of --data and --spool stay as they are
 #   status        [NAME]: address, processes, memory, limits, paths
-#   ssh           NAME [COMMAND...]: as root; "ssh -F <what status prints> ddlp@csd0" logs in as an ordinary user (with sudo)
+#   ssh           NAME [COMMAND...]: as root; "ssh -F <path that status prints> ddlp@csd0" logs in as an ordinary user (with sudo)
 #   kill          --name NAME: pull the plug. Disk, data and spool stay
-#   start         --name NAME: power for a board that was killed; it boots from its disk, at its old address with its old keys
-#   freeze, thaw  --name NAME: all its processes stand still, the network stays
+#   start         --name NAME: start a board that was killed; it boots from its disk, with its old address and keys
+#   freeze, thaw  --name NAME: stop all its processes, or let them continue; the network stays
 #   net           --name NAME down|up: pull the network cable, plug it in
 #
-# Train with it, as with a real device (the state directory is its owner's alone, so as root):
+# Train with it, as with a real device (as root: nobody else may read the state directory):
 #   ./scripts/csd_emulator.sh up --data ~/photos
 #   ddlp deploy ddlp@csd0 -F /var/lib/ddlp-csd-emulator/csd0/ssh_config --name csd0 --root /data --host-root ~/photos \
 #       --spool /spool --host-spool /var/lib/ddlp-csd-emulator/csd0/spool
@@ -36,8 +36,8 @@
 #
 # On the board the clock, /proc and the kernel are the host's. It reaches the host at 10.77.N.1 and nothing else.
 #
-# DDLP_CSD_CACHE    where the Debian system is kept (default /var/cache/ddlp-csd-emulator; 300 MB for armhf, 450 MB for arm64)
-# DDLP_CSD_STATE    where boards are kept while they exist (default /var/lib/ddlp-csd-emulator)
+# DDLP_CSD_CACHE    directory for the Debian systems (default /var/cache/ddlp-csd-emulator; 300 MB for armhf, 450 MB for arm64)
+# DDLP_CSD_STATE    directory for the boards while they exist (default /var/lib/ddlp-csd-emulator)
 # DDLP_CSD_MIRROR   Debian mirror (default http://deb.debian.org/debian)
 set -euo pipefail
 umask 022
@@ -69,7 +69,7 @@ lock() {
     mkdir -p "$STATE"
     exec 9>"$STATE/.lock"
     flock 9
-    # The last 'down' removes this very file, maybe while we waited for it.
+    # The last 'down' removes this file, maybe while this command has waited for it.
     [ ! "$STATE/.lock" -ef /proc/self/fd/9 ] || return 0
   done
 }
@@ -88,7 +88,7 @@ load() {
 }
 
 
-# birth PID: when it was started, so that a number that was given to another process is not taken for it; fails where it is dead.
+# birth PID: prints when the process was started; fails if it is dead. With the start time, a later process of the same number is told apart.
 birth() {
   local stat
   stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
@@ -96,7 +96,7 @@ birth() {
   [ "${stat[0]}" != Z ] && echo "${stat[19]}"
 }
 
-# alive FILE: is the process that FILE names ("number birth") there?
+# alive FILE: whether the process that FILE names ("number birth") runs.
 alive() {
   local pid born
   [ -e "$1" ] && read -r pid born <"$1" && [ "$(birth "$pid")" = "$born" ]
@@ -121,17 +121,17 @@ power_on() {
     sleep 0.1
   done
   cat "$dir/log" >&2
-  die "$name does not answer at $ip port $port after $((tries / 5)) s: see above, and whether a firewall stands in between"
+  die "$name does not answer at $ip port $port after $((tries / 5)) s: see above, and whether a firewall is in between"
 }
 
-# power_off: everything that runs on the board ends, its namespaces, mounts, network and groups go with it. Fits a board in any state.
+# power_off: ends all that runs on the board, and removes its namespaces, mounts, network and groups. Works in any state of the board.
 power_off() {
   local file pid tries
   [ ! -e "$dir/groups" ] || freeze_groups 0 || true
   for file in keeper pid; do
     ! alive "$dir/$file" || { read -r pid _ <"$dir/$file" && kill -KILL "$pid" 2>/dev/null; } || true
   done
-  # A namespace's first process takes all others along; these would be what was stopped before it had namespaces.
+  # The end of a namespace's first process ends all others. Others are left only if the board was stopped before it had namespaces.
   for pid in $(group_pids); do kill -KILL "$pid" 2>/dev/null || true; done
   for tries in $(seq 200); do
     alive "$dir/keeper" || alive "$dir/pid" || [ -n "$(group_pids)" ] || break
@@ -147,7 +147,7 @@ power_off() {
   done
 }
 
-# remove: the board whose settings are loaded, and with the last one what was changed on this machine.
+# remove: removes the board whose settings are loaded. With the last board it also undoes the changes to this machine.
 remove() {
   power_off
   [ ! -e "$dir/network" ] || ip route delete unreachable "$NETWORK.$(cat "$dir/network").0/24" metric 9999 || true
@@ -155,7 +155,7 @@ remove() {
   tidy
 }
 
-# broken_off: what 'up' leaves when it fails or is interrupted: nothing.
+# broken_off: removes all that 'up' has made when it fails or is interrupted.
 broken_off() {
   local status=$?
   trap '' INT TERM
@@ -206,7 +206,7 @@ up() {
   lock
   dir=$STATE/$name
   [ ! -e "$dir" ] || die "there is a board $name already" "end it with: $0 down --name $name; or take another --name"
-  # From here on the board counts as there: another board's 'down' must not undo what this one needs.
+  # From here on the board counts as existing: another board's 'down' must not undo what this one needs.
   link=""
   trap broken_off EXIT
   trap 'exit 130' INT
@@ -239,8 +239,8 @@ up() {
   say "log in: ssh -F $dir/ssh_config $name   (or: ssh -F $dir/ssh_config ddlp@$name)"
 }
 
-# take_network: the first N for which 10.77.N.0/24 is in no use on this machine, taken by a route. While the board is there its own
-# network comes before that route; when it is killed or unplugged, packets to it must not leave by this machine's default route.
+# take_network: prints the first N for which 10.77.N.0/24 is unused on this machine, and claims it by a route. While the board runs, its
+# own network comes before that route. When it is killed or unplugged, the route keeps packets to it from this machine's default route.
 take_network() {
   local n
   for n in $(seq 1 254); do
@@ -250,7 +250,7 @@ take_network() {
   die "no free network in $NETWORK.0.0/16"
 }
 
-# keys USER: who may log in, and the board's own key, known before the first login as on a device that one set up oneself.
+# keys USER: makes USER's key for the login and the board's own key. The latter is known before the first login.
 keys() {
   local where=$ip
   [ "$port" = 22 ] || where="[$ip]:$port"
@@ -281,7 +281,7 @@ down() {
     *) wrong "down: --name NAME or --all" ;;
   esac
   lock
-  trap '' INT TERM # what is removed by half would stay
+  trap '' INT TERM # a half removed board would stay
   for board in "${names[@]}"; do
     name=$board dir=$STATE/$board link=csd-$board
     [ -d "$dir" ] || die "there is no board $board" "boards: $(boards | xargs)"
@@ -347,10 +347,10 @@ case $command in
           kill) power_off ;;
           start)
             ! alive "$dir/pid" || die "$name is running"
-            [ -d "$base" ] || die "$base is gone, and the board with it" "remove what is left: $0 down --name $name"
+            [ -d "$base" ] || die "$base, from which the board boots, is gone" "remove the board: $0 down --name $name"
             power_off
             lock
-            emulate "$arch" # the host may have been started anew
+            emulate "$arch" # the host may have been restarted
             unlock
             power_on ;;
           freeze) freeze_groups 1 || group_pids | xargs -r kill -STOP ;;

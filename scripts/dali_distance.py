@@ -2,7 +2,7 @@
 """How far backend="dali" is from torchvision: grey levels between both, over the JPEGs of a data set.
 
     python scripts/dali_distance.py --data data/bench/46kb
-    python scripts/dali_distance.py --data data/bench/46kb --device cuda      # where DALI decodes on the GPU
+    python scripts/dali_distance.py --data data/bench/46kb --device cuda      # DALI decodes on the GPU
 
 Prints the table of docs/dali.md: for each pipeline the mean and the maximum of the absolute differences (0 to 255), and how
 many of the numbers differ by more than 1. Needs DALI: pip install ddlp[dali].
@@ -21,12 +21,12 @@ import torchvision.transforms as T
 
 from ddlp import DDLPLoader, ImageFiles
 
-SIDE = 48  # of crops that are enlarged; every image of the benchmarks' sets is larger
+SIDE = 48  # pixels of a crop's side; every image of the benchmarks' sets is larger
 BICUBIC = T.InterpolationMode.BICUBIC
 
 
 def pipelines() -> dict[str, Callable]:
-    """What is compared, by what it shows."""
+    """Return the transforms to compare, by what each of them shows."""
     flips = [T.RandomHorizontalFlip(), T.RandomVerticalFlip()]
     found: dict[str, list[Callable]] = {f"decode: RandomCrop({SIDE}), flips": [T.RandomCrop(SIDE), *flips]}
     for name, how in (("bilinear", T.InterpolationMode.BILINEAR), ("bicubic", BICUBIC)):
@@ -38,7 +38,7 @@ def pipelines() -> dict[str, Callable]:
 
 
 def counts(paths: list[str], transform: Callable, device: str | None) -> np.ndarray:
-    """How often each absolute difference occurs, int64 (256,)."""
+    """Return how often each absolute difference occurs, int64 (256,)."""
     data = ImageFiles(paths, [0] * len(paths), transform)
     found = np.zeros(256, np.int64)
     both = [
@@ -54,9 +54,9 @@ def counts(paths: list[str], transform: Callable, device: str | None) -> np.ndar
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of JPEG files, searched below")
-    parser.add_argument("--samples", type=int, default=2000, help="files to use at most (%(default)s)")
-    parser.add_argument("--device", help="cuda: decode there (default: on the CPU)")
+    parser.add_argument("--data", type=Path, required=True, help="directory of JPEG files, searched with all below it")
+    parser.add_argument("--samples", type=int, default=2000, help="largest number of files (%(default)s)")
+    parser.add_argument("--device", help="device on which DALI decodes, such as cuda (default: the CPU)")
     options = parser.parse_args()
     paths = sorted(str(path) for path in options.data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     paths = paths[: options.samples]

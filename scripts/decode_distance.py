@@ -4,7 +4,7 @@
     python scripts/decode_distance.py --data data/bench
 
 Prints the table of docs/decode.md: for RandomResizedCrop and Resize to several sizes, how many samples were decoded at a part
-of their size, and the mean, the 99th percentile and the maximum of the absolute differences in those (0 to 255).
+of their size, and for these samples the mean, 99th percentile and maximum of the absolute differences (0 to 255).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = (224, 160, 112, 64)
 
 
 def operators(size: int) -> dict[str, list[dict[str, Any]]]:
-    """Plain data of what is compared."""
+    """Return the pipelines to compare, as plain data."""
     drawn = {"scale": [0.08, 1.0], "ratio": [0.75, 4 / 3], "interpolation": "bilinear"}
     crop = {"op": "RandomResizedCrop", "size": [size, size], **drawn}
     shorter = {"op": "Resize", "size": size * 8 // 7, "max_size": None, "interpolation": "bilinear"}
@@ -33,7 +33,7 @@ def operators(size: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def distance(paths: list[Path], ops: list[dict[str, Any]]) -> tuple[int, float, float, int]:
-    """(samples decoded at a part of their size, mean, 99th percentile, maximum of the differences in those)."""
+    """Return (samples decoded at a part of their size, mean, 99th percentile, maximum of the differences in these)."""
     data = {"format": 1, "order": native_order(), "mode": "RGB", "ops": ops}
     exact, fast = Pipeline.parse(data), Pipeline.parse({**data, "decode": "fast"})
     counts = np.zeros(256, np.int64)
@@ -64,8 +64,8 @@ def distance(paths: list[Path], ops: list[dict[str, Any]]) -> tuple[int, float, 
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of JPEG files, searched below")
-    parser.add_argument("--samples", type=int, default=2000, help="files to use at most (%(default)s)")
+    parser.add_argument("--data", type=Path, required=True, help="directory of JPEG files, searched with all below it")
+    parser.add_argument("--samples", type=int, default=2000, help="largest number of files (%(default)s)")
     options = parser.parse_args()
     paths = sorted(path for path in options.data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[: options.samples]
     if not paths:

@@ -1,8 +1,8 @@
-"""What mkdocs calls while it builds the documentation: what stands elsewhere comes from there, so that nothing is kept twice.
+"""Hooks that mkdocs calls while it builds the documentation. They copy texts from other places, so that no text exists twice.
 
-`<!-- README: When it does not pay -->` in a page becomes that section of README.md, `<!-- help: ddlp deploy -->` what the
-command prints for --help, `<!-- help of all commands -->` every command's. A link to a source file becomes the file's
-name. A page of the navigation that `ddlp bench` writes may be missing.
+`<!-- README: When it does not pay -->` in a page becomes that section of README.md. `<!-- help: ddlp deploy -->` becomes what
+the command prints for --help, `<!-- help of all commands -->` what every command prints. A link to a source file becomes the
+file's name. A page of the navigation that `ddlp bench` writes may be missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK = re.compile(r"^<!-- (README|help): (.+?) -->$|^<!-- (help of all commands
 
 
 def on_config(config: Any) -> Any:
-    """Leave out of the navigation what is generated and not there."""
+    """Leave generated pages that are missing out of the navigation."""
     config.nav = _there(config.nav, Path(config.docs_dir))
     return config
 
@@ -56,16 +56,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def readme_section(title: str) -> str:
-    """The text below a heading of README.md, its links as seen from docs/. Raises LookupError where there is none."""
+    """Return the text below a heading of README.md, with links as seen from docs/. Raises LookupError for another heading."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", _README.read_text(), re.MULTILINE | re.DOTALL)
     if found is None:
         raise LookupError(f"README.md has no section {title!r}")
     text = found[1].strip().replace("](docs/", "](").replace("[docs/", "[")
-    return re.sub(r"\[([^]]+)\]\((?:#|templates|scripts)[^)]*\)", r"\1", text)  # what the site does not have
+    return re.sub(r"\[([^]]+)\]\((?:#|templates|scripts)[^)]*\)", r"\1", text)  # links to what the site does not have
 
 
 def commands() -> list[str]:
-    """The names of ddlp's commands."""
+    """Return the names of ddlp's commands."""
     return [*_subparsers(cli.make_parser())]
 
 
@@ -75,20 +75,20 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 def _help(command: list[str]) -> str:
-    """What a command prints for --help, and each of its own commands."""
+    """Return what a command and each of its own commands print for --help."""
     if command == ["python", "-m", "csd_engine"]:
         return _block(make_engine_parser())
     parser = cli.make_parser(command[1:])
     for name in command[1:]:
         parser = _subparsers(parser)[name]
-    # Those of ddlp itself have sections of their own, and the options of a bench are known once torch is imported.
+    # ddlp's own commands have their own sections. The benches' options are left out: to know them, torch must be imported.
     below = _subparsers(parser).values() if command not in (["ddlp"], ["ddlp", "bench"]) else []
     return "\n\n".join(map(_block, [parser, *below]))
 
 
 def _block(parser: argparse.ArgumentParser) -> str:
     before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR")}
-    os.environ.update(COLUMNS="88", NO_COLOR="1")  # what argparse looks at
+    os.environ.update(COLUMNS="88", NO_COLOR="1")  # argparse reads these
     try:
         return f"```text\n{parser.format_help().rstrip()}\n```"
     finally:

@@ -1,7 +1,7 @@
-/* Feed damaged JPEGs to the kernel, for sanitizers to watch: fuzz LIBJPEG SEED ROUNDS FILE...
+/* Feed damaged JPEGs to the kernel under sanitizers: fuzz LIBJPEG SEED ROUNDS FILE...
  *
- * Each round changes some bytes of one of the files and runs a few random jobs on it, and at times a random batch, with output
- * buffers that have not a byte to spare. Prints how many samples were made and how many refused. */
+ * Each round changes some bytes of one of the files, and runs a few random jobs on it, sometimes also a random batch. The output
+ * buffers have exactly the size that is needed. Prints how many samples were made and how many refused. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static uint8_t *load(const char *path, size_t *size) {
     return data;
 }
 
-/* One or some bytes changed, the header more often; the tail cut off at times. */
+/* Changes some bytes, more often in the header; sometimes cuts the tail off. */
 static size_t damage(uint8_t *data, size_t size) {
     static const uint8_t favourites[] = {0x00, 0xFF, 0xD9, 0xD0, 0xD8, 0xDA, 0xC4, 0x01, 0x7F, 0x80, 0x11, 0x44};
     for (uint32_t count = draw(6); count > 0; count--) {
@@ -65,7 +65,7 @@ static int random_job(ddlp_context *context, const int32_t info[4]) {
     return result;
 }
 
-/* A batch of the same file several times, with operators of all kinds; what is refused is left out. */
+/* Makes a batch of the same file several times, with operators of all kinds. Refused samples are left out. */
 static void random_batch(ddlp_context *context, const uint8_t *data, size_t size, long *made, long *refused) {
     enum { FILES = 3, BOXES = 2 };
     const int file = memfd_create("fuzz", MFD_CLOEXEC);
@@ -115,7 +115,7 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
         if (result) job.next++, ++*refused;
     }
     for (int k = 0; k < FILES; k++)
-        if (descriptors[k] >= 0) exit(3); /* all had their turn */
+        if (descriptors[k] >= 0) exit(3); /* all must be closed by now */
     close(file);
     free(out), free(table), free(boxes);
 }
@@ -136,7 +136,7 @@ int main(int count, char **arguments) {
         uint8_t *data = malloc(sizes[file]);
         size_t size;
         int32_t info[4];
-        ddlp_context *context = ddlp_new(); /* afresh: its buffers then are no larger than this file needs */
+        ddlp_context *context = ddlp_new(); /* a new one, so that its buffers are no larger than this file needs */
         if (!data || !context) return 2;
         memcpy(data, contents[file], sizes[file]);
         size = damage(data, sizes[file]);

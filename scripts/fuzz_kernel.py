@@ -3,8 +3,9 @@
     python -m scripts.fuzz_kernel --rounds 1000000 --seed 3     # under the address and undefined-behaviour sanitizers
     python -m scripts.fuzz_kernel --seconds 600 --seed 3        # beside Pillow
 
-Ends with status 1, and the sanitizer's report, at the first byte that is read or written where it must not be. Beside Pillow
-it ends so at the first file that the kernel decodes to other pixels than Pillow, or that Pillow refuses; --keep writes it.
+Under sanitizers it ends with status 1, and the sanitizer's report, at the first read or write in a wrong place. Beside Pillow
+it ends with status 1 at the first file that the kernel decodes to other pixels than Pillow, or decodes although Pillow refuses
+it. --keep writes that file.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ EXIF = b"\xff\xe1\0\x2e" + b"Exif\0\0II*\0\x08\0\0\0\x02\0" + bytes.fromhex(_ENT
 
 
 def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess[str]:
-    """Build the program, make two small files of each kind and run it over them; its output tells what came of it."""
+    """Build the program, make two small files of each kind, and run the program over them. Return its status and output."""
     program = build(directory)
     rng, generator = random.Random(seed), np.random.default_rng(seed)
     for number, make in enumerate(list(KINDS.values()) * 2):
@@ -79,9 +80,9 @@ def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess
 # -- beside Pillow
 
 SOS, DHT, DQT, DRI = 0xDA, 0xC4, 0xDB, 0xDD
-_MOST_PIXELS = 1 << 18  # of a damaged file; its header may claim any size
-_POOL = 3  # files of each kind at once
-_ROUNDS = 40  # damaged files for each file that is made
+_MOST_PIXELS = 1 << 18  # larger damaged files are left out; a header may claim any size
+_POOL = 3  # files of each kind to choose from
+_ROUNDS = 40  # damaged files between two new ones
 _BYTES = (0x00, 0xFF, 0xD9, 0xD0, 0xD8, 0xDA, 0xC4, 0x01, 0x7F, 0x80, 0x11, 0x44)
 
 Segment = tuple[int, bytearray, bytes]  # marker, content, and the coded bytes that follow it
@@ -108,12 +109,12 @@ def joined(segments: list[Segment]) -> bytes:
 
 
 def _codes(rng: random.Random, table: bytearray) -> None:
-    """Change a Huffman table: how many codes of which length there are, or their symbols."""
+    """Change a Huffman table: the number of codes of a length, or their symbols."""
     if len(table) < 18:
         return
     counts = [at for at in range(1, 17) if table[at]]
     what = rng.randrange(5)
-    if what == 0 and counts:  # codes of all ones: each length has as many as fit, then one more where there were fewer
+    if what == 0 and counts:  # as many codes of a length as fit, or one less: the last of them is all ones
         at = rng.choice(counts)
         room = 1 << at
         for shorter in range(1, at):
@@ -123,7 +124,7 @@ def _codes(rng: random.Random, table: bytearray) -> None:
     elif what == 1 and counts:
         at = rng.choice(counts)
         table[at] += rng.choice((1, -1)) if table[at] < 255 else -1
-    elif what == 2 and counts:  # the same number of codes, of another length
+    elif what == 2 and counts:  # the same number of codes, but one of another length
         source, to = rng.choice(counts), rng.randrange(1, 17)
         if table[to] < 255:
             table[source] -= 1
@@ -135,7 +136,7 @@ def _codes(rng: random.Random, table: bytearray) -> None:
 
 
 def _changed_segment(rng: random.Random, segments: list[Segment]) -> None:
-    """Change a field of one segment, as its marker has it."""
+    """Change a field of one segment, by the layout that its marker tells."""
     mark, body, _ = rng.choice([one for one in segments if one[1]] or segments)
     if not body:
         return
@@ -145,7 +146,7 @@ def _changed_segment(rng: random.Random, segments: list[Segment]) -> None:
         body[:] = rng.choice((0, 1, 2, 3, 5, 8, 100, 65535)).to_bytes(2, "big")
     elif mark == DQT:
         body[rng.randrange(len(body))] = rng.choice((0, 1, 2, 16, 255))
-    elif mark == SOS:  # its components, tables, band and bits
+    elif mark == SOS:  # components, tables, band and bits of the scan
         body[rng.randrange(len(body))] = rng.choice((0, 1, 2, 3, 4, 5, 0x10, 0x11, 0x20, 0x21, 62, 63, 64))
     elif 0xC0 <= mark <= 0xC2 and len(body) >= 9:
         at = rng.choice((2, 4, *range(5, len(body))))  # the low bytes of height and width, then the components
@@ -166,7 +167,7 @@ def _changed_order(rng: random.Random, segments: list[Segment]) -> None:
         segments.insert(rng.randrange(len(segments)), segments.pop(at))
     elif what == 3:
         segments[at] = rng.choice((0xC0, 0xC1, 0xC2, DHT, DQT, DRI, 0xFE, 0xE0, 0xEE, mark)), body, coded
-    elif coded and what == 4:  # a restart marker more, another, or one less
+    elif coded and what == 4:  # add, change or remove a restart marker
         found = [match.start() for match in re.finditer(rb"\xff[\xd0-\xd7]", coded)]
         place = rng.choice(found) if found else rng.randrange(len(coded))
         new = rng.choice((b"", bytes([0xFF, 0xD0 | rng.randrange(8)]), b"\xff\xff"))
@@ -176,7 +177,7 @@ def _changed_order(rng: random.Random, segments: list[Segment]) -> None:
 
 
 def damaged(rng: random.Random, jpeg: bytes) -> bytes:
-    """Return the file with a few changes: of its tables and headers, its order, or of any bytes."""
+    """Return the file with a few changes: in its tables and headers, in its order, or in any bytes."""
     if rng.random() < 0.7:
         segments = parts(jpeg)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -193,7 +194,7 @@ def damaged(rng: random.Random, jpeg: bytes) -> bytes:
 
 @dataclass
 class Compared:
-    """How many damaged files there were, and how many of them the kernel decoded as Pillow; the first that differs."""
+    """The number of damaged files, the number that the kernel decoded as Pillow does, and the first file that differs."""
 
     files: int = 0
     alike: int = 0
@@ -202,7 +203,7 @@ class Compared:
 
 
 def difference(context: Context, rng: random.Random, jpeg: bytes) -> str | None:
-    """Return how the kernel's pixels of a random part differ from Pillow's; "" if they don't, None if the kernel refuses."""
+    """Return how the kernel's pixels of a random part differ from Pillow's. "": they don't. None: nothing to compare."""
     size = context.take(jpeg)
     if size is None or size[0] * size[1] > _MOST_PIXELS:
         return None
@@ -234,7 +235,7 @@ def compare(kernel: Kernel, seed: int, enough: Callable[[int], bool]) -> Compare
     kinds, pool = list(KINDS), {}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, on odd files
+            warnings.simplefilter("ignore")  # Pillow warns of damaged files
             while not enough(found.files):
                 if found.files % _ROUNDS == 0:
                     number = found.files // _ROUNDS % (len(kinds) * _POOL)
@@ -274,9 +275,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200_000, metavar="N", help="damaged files (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="everything is drawn from it (default %(default)s)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="compare with Pillow instead, for so long")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="where the file that differs from Pillow is written")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="compare with Pillow instead, for so many seconds")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the file that differs from Pillow here")
     options = parser.parse_args(arguments)
     if options.seconds is not None:
         return beside_pillow(options.seconds, options.seed, options.keep)

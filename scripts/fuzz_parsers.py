@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Feed changed files, descriptions and messages to what reads them: only the documented error may come.
+"""Feed changed files, descriptions and messages to their parsers: a parser may raise only the error that it documents.
 
-    python -m scripts.fuzz_parsers --seconds 60                       # all, each for so long
+    python -m scripts.fuzz_parsers --seconds 60                       # all of them, each for so long
     python -m scripts.fuzz_parsers --only pipeline --seconds 600 --seed 7
 
-Each input is a valid one with a few changes. Ends with status 1 at the first input at which another exception comes, and prints
-the input.
+Each input is a valid one with a few changes. At the first input at which a parser raises another exception, the script prints
+the input and ends with status 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from csd_engine.keyed import Keyed
 from csd_engine.protocol import codec as say
 from csd_engine.transforms import Pipeline
 
-_SIZE = (40, 30)  # (width, height) of the images that pipelines are drawn for
+_SIZE = (40, 30)  # (width, height) of the images for which a pipeline draws
 _HEX = "0123456789abcdef" * 2
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 255, 1 << 31, 1 << 53, 1 << 63, 1 << 64, 1 << 200, 0.0, -0.0, 0.5, 1e-320, 1e308, -1e308,
@@ -117,12 +117,12 @@ def changed_bytes(rng: random.Random, content: bytes) -> bytes:
     return bytes(new)
 
 
-# -- what is fed
+# -- the parsers and their inputs
 
 
 @dataclass(frozen=True)
 class Parser:
-    """What reads an input. `allowed`: the errors that it documents."""
+    """A parser with examples of its input. `allowed`: the errors that it documents."""
 
     allowed: tuple[type[Exception], ...]
     examples: Callable[[Path], list[Any]]
@@ -139,7 +139,7 @@ _FLIP = {"op": "RandomHorizontalFlip", "p": 0.5}
 
 
 def _pipelines(_: Path) -> list[Any]:
-    """Pipelines with every operator; each field has the last of some values that its check takes."""
+    """Return pipelines with every operator. Each field has the last of some values that its check accepts."""
     from csd_engine.transforms.parse import LEAVES
 
     usual = (
@@ -186,7 +186,7 @@ def _read_dataset(_: Path, data: Any) -> None:
 
 
 def _messages(_: Path) -> list[Any]:
-    """A message of each kind, as plain data, each field with the first of some values that its check takes."""
+    """Return a message of each kind, as plain data. Each field has the first of some values that its check accepts."""
     usual = (
         0, 1, 0.5, True, "a", "", _HEX, "manifest", f"a/{_HEX}.1.safetensors", [], [[0, 0], [5, 1]], {}, {"a": "3"}, None,
         *([[one] for one in (["a", 1, 2], ["a", 1.0], ["job", 1, 2], [1, 0.5], "a" * 32, "text")]),
@@ -205,7 +205,7 @@ def _messages(_: Path) -> list[Any]:
 
 
 def _changed_message(rng: random.Random, data: Any) -> Any:
-    """Return the message's bytes; deep nesting is as deep as JSON's reader allows."""
+    """Return the bytes of the message, changed. Deep nesting goes as deep as JSON's parser allows."""
     if rng.random() < 0.05:
         depth = rng.randrange(sys.getrecursionlimit() // 2, sys.getrecursionlimit())
         key = rng.choice(list(data))
@@ -311,7 +311,7 @@ PARSERS = {
 
 @dataclass
 class Found:
-    """How many inputs there were, and how many of them were taken; the first at which another exception came."""
+    """The number of inputs, the number that was accepted, and the first input that raised another exception."""
 
     inputs: int = 0
     taken: int = 0
@@ -319,7 +319,7 @@ class Found:
     told: str = ""
 
     def quoted(self) -> str:
-        """Return the bad input, cut to what can be read."""
+        """Return the bad input, cut to a length that a person can read."""
         try:
             return f"{self.bad!r:.2000}"
         except RecursionError:
@@ -327,7 +327,7 @@ class Found:
 
 
 def fuzz(name: str, seed: int, enough: Callable[[int], bool]) -> Found:
-    """Feed the parser of this name until it raises what it must not, or `enough(inputs)`."""
+    """Feed the parser of this name until it raises another error than it may, or `enough(inputs)`."""
     parser, rng, found = PARSERS[name], random.Random(f"{name} {seed}"), Found()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
@@ -352,9 +352,9 @@ def fuzz(name: str, seed: int, enough: Callable[[int], bool]) -> Found:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="for each (default %(default)s)")
-    parser.add_argument("--only", choices=sorted(PARSERS), help="this one")
-    parser.add_argument("--seed", type=int, default=0, help="everything is drawn from it (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="seconds of each parser (default %(default)s)")
+    parser.add_argument("--only", choices=sorted(PARSERS), help="feed this parser alone")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
     options = parser.parse_args(arguments)
     status = 0
     for name in [options.only] if options.only else PARSERS:

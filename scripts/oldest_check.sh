@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the core's tests with the oldest versions that setup.cfg allows (constraints-oldest.txt), in an environment of their own.
+# Runs the core's tests in an environment with the oldest versions that setup.cfg allows (constraints-oldest.txt).
 #
 #   ./scripts/oldest_check.sh
 #   ./scripts/oldest_check.sh tests/ddlp/dropin      # other tests; arguments go to pytest

@@ -1,7 +1,7 @@
-"""Pillow's own tests with postponed images: as many must pass as with Pillow's.
+"""Pillow's own tests with postponed images: each must have the same outcome as with Pillow's images.
 
-Takes the source distribution of the Pillow that is installed, by pip, and runs its tests twice: as they are, and with
-`ddlp.postponed.install()` before them. Tells which tests came out otherwise.
+Gets the source distribution of the installed Pillow by pip, and runs its tests twice: as they are, and after
+`ddlp.postponed.install()`. Prints the tests whose outcome differs.
 
     python -m scripts.pillow_suite                       # the network, 47 MB, some minutes
     python -m scripts.pillow_suite --sdist pillow-13.0.0.tar.gz -k jpeg
@@ -32,10 +32,10 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 
 def main() -> int:
-    """Run both; 1 where a test came out otherwise."""
+    """Run the tests both ways. Return 1 if a test's outcome differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sdist", type=Path, help="Pillow's source distribution, of the installed version (pip fetches it)")
-    parser.add_argument("-k", default="", metavar="WORDS", help="only tests whose names match, as pytest's")
+    parser.add_argument("--sdist", type=Path, help="source distribution of the installed Pillow (default: pip downloads it)")
+    parser.add_argument("-k", default="", metavar="WORDS", help="only tests whose names match, as pytest's -k")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ddlp-pillow-") as place:
         folder = _unpacked(options.sdist or _fetched(Path(place)), Path(place))
@@ -61,12 +61,12 @@ def _unpacked(sdist: Path, place: Path) -> Path:
         archive.extractall(place, filter="data")
     folder = place / f"pillow-{PIL.__version__}"
     if not (folder / "Tests").is_dir():
-        raise SystemExit(f"{sdist} holds no tests of Pillow {PIL.__version__}, which is installed; give its own --sdist")
+        raise SystemExit(f"{sdist} has no tests of the installed Pillow {PIL.__version__}; give that version's --sdist")
     return folder
 
 
 def _outcomes(folder: Path, how: str, words: str) -> dict[str, str]:
-    """What became of each test, by its name."""
+    """Run the tests. Return the outcome of each by its name."""
     report = folder / f"{how}.xml"
     arguments = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-k", words, "Tests"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)}

@@ -1,7 +1,7 @@
-"""Progressive JPEG files with scans of every kind, to test decoders: Pillow itself writes one order of scans only.
+"""Progressive JPEG files with scans of every kind, to test decoders: Pillow writes only one order of scans.
 
-The coefficients are drawn, not those of a picture. Written as ITU T.81 Annex G describes it, with Huffman tables that have
-codes of up to 16 bits.
+The coefficients are random, not those of a picture. The files follow ITU T.81 Annex G. Their Huffman tables have codes of up to
+16 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Factors = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan: which components, the band of coefficients, and the missing bits before (0: a first scan) and after."""
+    """One scan: its components, its band of coefficients, and the number of missing bits before (0: a first scan) and after."""
 
     components: tuple[int, ...]
     first: int
@@ -30,7 +30,7 @@ class Scan:
 
 
 def random_scans(rng: np.random.Generator, components: int) -> list[Scan]:
-    """Return scans that bring all coefficients, in a random order and division that is allowed."""
+    """Return scans that have all coefficients, divided and ordered at random within the standard's rules."""
     low = int(rng.integers(0, 4))
     parts: list[tuple[int, ...]] = [tuple(range(components))]
     if components > 1 and rng.random() < 0.5:
@@ -52,7 +52,7 @@ def random_scans(rng: np.random.Generator, components: int) -> list[Scan]:
 
 
 def _coefficients(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Return int (rows, columns, 64) in coded order: a wandering DC, AC that become fewer and smaller."""
+    """Return int (rows, columns, 64) in coded order: random DC, and AC that are the rarer the higher their frequency."""
     strength = rng.choice([0.02, 0.15, 0.6]) * rng.uniform(0, 1.5, (rows, columns, 1))
     there = rng.random((rows, columns, 64)) < strength * np.exp(-np.arange(64) / rng.choice([6, 25, 200]))
     values = np.round(rng.laplace(0, rng.choice([1, 4, 40]), (rows, columns, 64)) * there).clip(-1023, 1023).astype(int)
@@ -62,11 +62,11 @@ def _coefficients(rng: np.random.Generator, rows: int, columns: int) -> np.ndarr
 
 @dataclass
 class _Writer:
-    """One scan's symbols and bits, before the table that the symbols need is known."""
+    """The symbols and bits of a scan. Its Huffman table is made afterwards, from the symbols."""
 
     events: list[tuple[int, int]] = field(default_factory=list)  # (symbol, -1), (bits, how many), (0, -2): restart
-    empty: int = 0  # blocks that end without a coefficient (EOBRUN)
-    behind: list[int] = field(default_factory=list)  # bits of correction that follow their code
+    empty: int = 0  # number of blocks in the run that has no further coefficient (EOBRUN)
+    behind: list[int] = field(default_factory=list)  # correction bits that follow the code of the run
 
     def bits(self, value: int, count: int) -> None:
         if count:
@@ -143,7 +143,7 @@ class _Writer:
 
 
 def _codes(rng: np.random.Generator, symbols: list[int]) -> tuple[bytes, dict[int, tuple[int, int]]]:
-    """Return (the table as DHT has it, {symbol: (code, bits)}); the commonest symbols first, some short, all others long."""
+    """Return (the table in DHT's form, {symbol: (code, bits)}). A few of the commonest symbols get short codes, others long."""
     short = int(rng.integers(0, min(len(symbols), 7)))
     long = short + max(1, (len(symbols) - short).bit_length())
     long = int(rng.integers(long, 17)) if rng.random() < 0.3 else long

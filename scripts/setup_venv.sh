@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Makes the project's virtual environment and installs ddlp into it, editable. The one place that does: quickstart.sh and test.sh
-# source it and call `setup_venv EXTRA...`; on its own it takes the extras as arguments:
+# Makes the project's virtual environment and installs ddlp into it, editable. Other scripts (quickstart.sh, test.sh) source this
+# one and call `setup_venv EXTRA...`. Started by itself, it takes the extras as arguments:
 #
 #   ./scripts/setup_venv.sh quickstart        # -> .venv/bin/python
 #
 # DDLP_VENV   another place for the environment (default: .venv in the project)
 # PYTHON      the interpreter to make it with (default: python3, else the newest of python3.10 to python3.14)
 # DDLP_CONSTRAINTS   the versions to install (default: constraints.txt, which all tests have passed with; empty: any that setup.cfg
-#             allows, as in an environment that was there before)
+#             allows, as in an environment that this script did not make)
 #
-# Quick when nothing changed: a stamp for each extra holds a hash of the constraints, setup.cfg, setup.py, pyproject.toml, the
+# It is quick if nothing has changed: a stamp for each extra has a hash of the constraints, setup.cfg, setup.py, pyproject.toml, the
 # kernel's sources and the project's path.
 # Sets VENV and PY for the script that sources it.
 
@@ -41,7 +41,7 @@ setup_venv() {
   [ ! -e "$PY" ] || [ -e "$VENV/.ddlp-made" ] || constraints="" # an environment of the user's keeps the versions that it has
   stamp=$(cat ${constraints:+"$constraints"} "$root/setup.cfg" "$root/setup.py" "$root/pyproject.toml" "$root"/scripts/build_backend.py "$root"/csd_engine/kernels/{build.py,compilers.py,src/*} <(echo "$root") | sha256sum | cut -c1-16)
   if [ -e "$PY" ] && ! "$PY" -c 'import pip' 2>/dev/null; then
-    # Its interpreter was upgraded away or an earlier attempt broke off. Only what we made is made again.
+    # An upgrade has removed its interpreter, or an earlier attempt was interrupted. Make it again only if this script made it.
     [ -z "${DDLP_VENV:-}" ] || [ -e "$VENV/.ddlp-made" ] ||
       setup_venv_fail "$PY does not run or has no pip." "DDLP_VENV points there and this script did not make it: repair it, or choose another place."
     echo "setup: $VENV is broken; making it again" >&2

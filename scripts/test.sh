@@ -11,7 +11,7 @@ case ${1:-} in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 source scripts/setup_venv.sh
 
 systems="" work="" running=()
-end() { # what runs in the background; boards and half-made systems are taken down by whoever made them
+end() { # ends what runs in the background; each of those takes down the boards and systems that it has made
   trap '' INT TERM
   local pid
   for pid in "${running[@]}"; do kill -INT -- "-$pid" 2>/dev/null || true; done
@@ -23,16 +23,16 @@ trap end EXIT
 trap 'exit 130' INT TERM
 
 if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
-  # tests/board runs on emulated boards, which only root can make. Their Debian systems, where they are not cached, take a minute or two each: meanwhile the environment is installed. What
-  # goes wrong here is told by the first of their tests.
+  # tests/board runs on emulated boards, which only root can make. Unless they are cached, their Debian systems take a minute or
+  # two each. The environment is installed meanwhile. The first of the boards' tests reports an error of this.
   # shellcheck disable=SC2016 # for that bash to expand
-  setsid bash -c 'trap "exit 143" TERM # once what runs has taken its board down
+  setsid bash -c 'trap "exit 143" TERM # after the running command has taken its board down
     for arch in armhf arm64; do
       ./scripts/csd_emulator.sh up --bare --arch $arch --name "w$$" && ./scripts/csd_emulator.sh down --name "w$$"
     done' >/dev/null 2>&1 &
   systems=$!
 fi
-setup_venv test dev dali docs frameworks quickstart # the last is in the first: quickstart.sh needs no install then
+setup_venv test dev dali docs frameworks quickstart # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
 if [ $# -gt 0 ]; then
   echo "test: pytest"
   exec "$PY" -m pytest "$@"
@@ -47,8 +47,8 @@ checks() {
 }
 export -f checks
 export PY VENV
-# In parts: three are at work all the time, since none keeps a core busy. Whichever is done makes room for the
-# next, so the longest come first. Beside them, by what processor time they leave, the checks and the tests that race no other process.
+# The tests run in parts, three at a time, since none keeps a core busy. When one has ended the next begins, so the longest come
+# first. The checks, and tests that race no other process, run beside them in the processor time that is left.
 own=(tests/{board,ddlp/deploy,ddlp/faults,csd_engine,ddlp/dropin,ddlp/bench,ddlp/observe,ddlp/ranks})
 quiet=(tests/csd_engine/{batchfile,data,kernels,prepare,transforms} tests/ddlp/{sampledata,sampling,schedule,translate}
   tests/ddlp/transfer/test_epilogue.py tests/scripts/test_accuracy.py)
@@ -72,7 +72,7 @@ finished() { # prints the output of the parts that have ended, and forgets them
     unset "running[$number]"
   done
 }
-at_work() { # prints how many of the three are
+at_work() { # prints how many of these parts run
   local number count=0
   for number in "${!running[@]}"; do [ "$number" -lt "$beside" ] || count=$((count + 1)); done
   echo "$count"
@@ -81,13 +81,13 @@ for number in "${!commands[@]}"; do
   niceness=10
   if [ "$number" -ge "$beside" ]; then
     niceness=0
-    # Those race real processes most: what they want comes first.
+    # These race real processes the most, so they get processor time first.
     [[ ${commands[number]} != *" tests/ddlp/faults "* || $(id -u) != 0 ]] || niceness=-10
     while [ "$(at_work)" -ge 3 ]; do wait -n || true; finished; done
   fi
   echo "test: ${commands[number]}: begins"
-  # A shell has what it starts in the background ignore Ctrl-C; the boards' tests are to take theirs down then.
-  # The kernel shares time out among sessions first, each of which has a nice value of its own.
+  # A shell's background processes ignore Ctrl-C. These must not: the boards' tests take their boards down at Ctrl-C.
+  # The kernel divides processor time among sessions first, and each session has a nice value of its own.
   # shellcheck disable=SC2016 # for that bash to expand
   env --default-signal=INT nice -n "$niceness" setsid bash -c 'trap "exit 130" INT
     [ ! -w /proc/self/autogroup ] || echo "$3" 2>/dev/null >/proc/self/autogroup || true
@@ -95,5 +95,5 @@ for number in "${!commands[@]}"; do
   running[number]=$!
 done
 while [ ${#running[@]} -gt 0 ]; do wait -n || true; finished; done
-[ -z "$failures" ] || printf '\ntest: what failed:\n%s' "$failures"
+[ -z "$failures" ] || printf '\ntest: failures:\n%s' "$failures"
 exit $status

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How far torch's kernels for uint8 tensors (v2 behind ToImage) are from Pillow's pixels: the table in docs/operators.md.
+"""How far torch's kernels for uint8 tensors (v2 after ToImage) are from Pillow's pixels: the table in docs/operators.md.
 
     .venv/bin/python scripts/torch_distance.py
 
-Each operator has fixed parameters, and runs on 8 images that `ddlp.sampledata` makes, once as a PIL image and once as a
-tensor. What is counted are grey levels, 0 to 255.
+Each operator has fixed parameters. It runs on 8 images that `ddlp.sampledata` makes, as PIL images and as tensors. Differences
+are in grey levels, 0 to 255.
 """
 
 from __future__ import annotations

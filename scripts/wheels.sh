@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes wheels that carry the kernel, for x86_64, arm64 and 32-bit ARM (glibc 2.17 and newer), all on this computer by zig, and
-# tries each: installed in a new environment here, as root also on emulated ARM boards. They are made of the last commit.
+# Makes wheels with the kernel for x86_64, arm64 and 32-bit ARM (glibc 2.17 and newer), from the last commit, by zig on this computer.
+# Tries each of them: in a new environment here, and, as root, on emulated ARM boards.
 #
 #   ./scripts/wheels.sh              # -> dist/*.whl
 #   ./scripts/wheels.sh DIRECTORY
@@ -21,7 +21,7 @@ trap end EXIT
 trap 'exit 130' INT TERM
 report="csd_engine.kernels.report"
 
-# tried WHEEL REPORT: the kernel works there, and is the wheel's.
+# tried WHEEL REPORT: fails unless the report says that the kernel works and came with the wheel.
 tried() {
   echo "wheels: $1: $2"
   grep -q '"made": "came with the wheel' <<<"$2" && grep -q '"variant": "[a-z]' <<<"$2" || {
@@ -31,7 +31,7 @@ tried() {
 }
 
 for target in x86_64-linux-gnu aarch64-linux-gnu arm-linux-gnueabihf; do
-  git clone -q . "$work/$target" # a directory of its own: a build takes over what an earlier one has left
+  git clone -q . "$work/$target" # in a new directory, since a build would use what an earlier one has left
   DDLP_WHEEL=$target "$python" -m pip wheel -q --no-deps -w "$work/made" "$work/$target"
 done
 for wheel in "$work"/made/*_"$(uname -m)".whl; do

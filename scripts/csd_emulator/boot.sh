@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Process 1 of a board, in namespaces of its own: builds its mount tree and network, then becomes the board's init.
-# Every mount is made in here, so that nothing of it can outlive the board.
+# All mounts are made here, so that none can outlive the board.
 #
 #   boot.sh BOARD_DIR HOST_NETWORK_NAMESPACE
 # shellcheck disable=SC2154 # the board's settings come from its record
@@ -8,7 +8,7 @@ set -euo pipefail
 dir=$1 host_net=$2
 # shellcheck source=/dev/null
 source "$dir/record"
-# The host's /proc is still there: this is the number by which the host knows this process, and when it was born.
+# This is still the host's /proc: it has this process's number on the host, and its start time.
 read -r -a stat </proc/self/stat
 echo "${stat[0]} ${stat[21]}" >"$dir/pid"
 mount --make-rprivate /

@@ -2,7 +2,7 @@
 # What boards need of the host: programs, a kernel that runs ARM programs by qemu, and a cached Debian system.
 # shellcheck disable=SC2154 # variables of csd_emulator.sh: SELF STATE CACHE SUITE BINFMT
 
-# install_needed: what this script runs, installed by apt-get where it is missing.
+# install_needed: installs by apt-get the programs that this script runs and that are missing.
 install_needed() {
   local missing=() program package
   while read -r program package; do
@@ -24,7 +24,7 @@ EOF
     die "apt-get could not install ${missing[*]}" "install them by hand and try again"
 }
 
-# emulate ARCH: lets the kernel run its programs. What was done is noted in $STATE/.binfmt and undone with the last board.
+# emulate ARCH: makes the kernel run programs of ARCH. Notes its changes in $STATE/.binfmt; they are undone with the last board.
 emulate() {
   local arch=$1 qemu handler
   case $arch in armhf) qemu="qemu-arm" ;; arm64) qemu="qemu-aarch64" ;; esac
@@ -33,15 +33,15 @@ emulate() {
     mount -t binfmt_misc binfmt_misc "$BINFMT" || die "cannot mount $BINFMT: is this a container without privileges?"
     echo mounted >>"$STATE/.binfmt"
   fi
-  # An entry of our own, which comes before one that may be there: it needs the flags F (its interpreter is found from within
-  # the board's mount tree) and C (else sudo and other setuid programs get no rights there), and many systems set but F.
+  # An entry of our own, which comes before one of the system. It needs the flags F (the interpreter is found from within the
+  # board's mount tree) and C (else sudo and other setuid programs get no rights there). Many systems set F only.
   handler=ddlp-csd-$arch-$(cksum <<<"$STATE" | cut -d' ' -f1)
   [ ! -e "$BINFMT/$handler" ] || return 0
   echo "$handler" >>"$STATE/.binfmt"
   printf '%sC' "$(sed -n "s/^:$qemu:/:$handler:/p" "/usr/lib/binfmt.d/$qemu.conf")" >"$BINFMT/register" || die "cannot register $handler in $BINFMT"
 }
 
-# base_dir ARCH: named by what it is made from, so that a changed recipe makes a new one.
+# base_dir ARCH: prints the system's directory. Its name has a checksum of the recipe, so a changed recipe makes a new system.
 base_dir() { echo "$CACHE/$1-$(cksum <"${SELF%.sh}/base.sh" | cut -d' ' -f1)"; }
 
 # make_base ARCH: makes both kinds of system for ARCH (the ready one is the bare one with more packages) unless they are cached.
@@ -53,13 +53,13 @@ make_base() {
   flock -n 8 || { say "waiting for another 'up' that is making a system"; flock 8; }
   if [ ! -e "$base" ]; then
     rm -rf "$CACHE"/new.*
-    # Those of older recipes go, but for one that a running board has mounted, be it of another checkout or state directory.
+    # Remove systems of older recipes, except one that a running board has mounted, also of another checkout or state directory.
     for old in "$CACHE/$arch"-*; do
       grep -qsF "lowerdir=$old/" /proc/[0-9]*/mountinfo || rm -rf "$old"
     done
     BUILD_DIR=$CACHE/new.$arch
     say "making the Debian $SUITE system for $arch in $CACHE (once; a few minutes)"
-    # Mounts and processes of the making live in namespaces of their own: they end with it, however it ends.
+    # It is made in namespaces of its own, so that its mounts and processes end with it in any case.
     setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child "$SELF" __build "$arch" "$BUILD_DIR" 8>&- &
     BUILD_PID=$!
     wait "$BUILD_PID" || die "the system for $arch could not be made: see the lines above"
@@ -71,7 +71,7 @@ make_base() {
   exec 8>&-
 }
 
-# tidy: when the last board is gone, undoes what emulate and group_parent changed on this machine.
+# tidy: if there is no board left, undoes the changes of emulate and group_parent to this machine.
 tidy() {
   local line
   [ -z "$(boards)" ] || return 0

@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of csd_emulator.sh: STATE, and the board's: name dir cores cpu_share memory
 # A board's limits: control groups of version 1 or 2, whichever carries the controller on this machine.
 
-# group_parent CONTROLLER: prints "1 DIR" or "2 DIR", the directory under which a group with that controller can be made; fails where there is none.
+# group_parent CONTROLLER: prints "1 DIR" or "2 DIR", the directory in which a group with that controller can be made; fails if there is none.
 group_parent() {
   local controller=$1 type dir options
   while read -r _ dir type options _; do
@@ -26,7 +26,7 @@ group_parent() {
 
 put() { { echo "$2" >"$1"; } 2>/dev/null; }
 
-# make_groups: makes the groups of board $name with its limits, writes their directories to $dir/groups, what cannot be enforced to $dir/notes.
+# make_groups: makes the groups of board $name with its limits. Writes their directories to $dir/groups, and limits that can't be set to $dir/notes.
 make_groups() {
   local controller version parent group bytes cpus quota
   bytes=$(numfmt --from=iec "$memory")
@@ -43,7 +43,7 @@ make_groups() {
       continue
     fi
     group=$parent/ddlp-csd-$name
-    # First on the list of what is to be removed, then made: this may be interrupted.
+    # First put on the list of what must be removed, then made: this may be interrupted.
     grep -qxF "$group" "$dir/groups" || echo "$group" >>"$dir/groups"
     mkdir -p "$group"
     case $version$controller in
@@ -69,7 +69,7 @@ make_groups() {
   done
 }
 
-# last_cpus N: the last N of the processors that this process may use, as a list: the first are the busiest on most machines.
+# last_cpus N: prints a list of the last N processors that this process may use; on most machines the first ones are the busiest.
 last_cpus() {
   local list part all=()
   list=$(awk '/^Cpus_allowed_list/ {print $2}' /proc/self/status)
@@ -81,14 +81,14 @@ last_cpus() {
   echo "${all[*]}"
 }
 
-# join_groups: moves this very process into the board's groups.
+# join_groups: moves this process into the board's groups.
 join_groups() {
   local group
   while read -r group; do echo "$BASHPID" >"$group/cgroup.procs"; done <"$dir/groups"
   if ! grep -q cpuset "$dir/groups" && grep -q taskset "$dir/notes"; then taskset -pc "$(last_cpus "$cores")" "$BASHPID" >/dev/null; fi
 }
 
-# group_pids: the board's processes, as the host numbers them.
+# group_pids: prints the board's processes by their numbers on the host.
 group_pids() {
   local group
   [ -e "$dir/groups" ] && read -r group <"$dir/groups" && cat "$group/cgroup.procs" 2>/dev/null

@@ -2,19 +2,19 @@
 
   python -m scripts.recipes --quick                            all of them, in about ten minutes
   python -m scripts.recipes --only timm --only "ImageFolder"   those whose names contain one of these
-  python -m scripts.recipes --list                             their names alone
-  python -m scripts.recipes --quick --write docs/recipes.md    puts the table there
+  python -m scripts.recipes --list                             only prints their names
+  python -m scripts.recipes --quick --write docs/recipes.md    puts the table into that page
 
-Each recipe runs in a process of its own, pinned to one CPU. It says:
+Each recipe runs in a process of its own, pinned to one CPU. The table says:
 
   works   every batch came and is right
   goes    whole: the transform runs in ddlp's kernel. prefix: its first operators do. host: all of it is user code, in torch's
           workers
-  bits    equal: those of DataLoader. Where a recipe draws, its draws are fixed first; where they can't be, nothing but shapes
-          and dtypes is compared. GaussianBlur may be off by 1 of 255 in less than 1 of 10,000 values
+  bits    equal: those of DataLoader. Random draws are fixed before the comparison. If they can't be fixed, only shapes and
+          dtypes are compared. GaussianBlur may be off by 1 of 255 in less than 1 of 10,000 values
   times   images/s divided by DataLoader's: both take turns, with one worker each; median (least .. most)
 
-It needs the packages of the extra: pip install -e '.[recipes]'. A recipe whose package is missing says so and is left out.
+It needs the packages of an extra: pip install -e '.[recipes]'. A recipe is left out, with a message, if its package is missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from scripts.recipes.trial import Outcome, missing_packages, try_recipe
 __all__ = ["main"]
 
 _PACKAGES = ("timm", "albumentations", "datasets", "webdataset", "lmdb", "pyarrow", "torchcodec", "pycocotools", "scipy")
-_END_S = 5.0  # a process that is told to end has so long
+_END_S = 5.0  # a process has so long to end after a signal
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -64,7 +64,7 @@ QUICK, FULL = Size(photos=64, rounds=3, turn_s=0.25), Size(photos=256, rounds=5,
 
 
 def main(given: Sequence[str] | None = None, recipes: Sequence[Recipe] = RECIPES) -> int:
-    """The command. Returns 0 if all that were tried work, else 1; 2: nothing could be tried; 130 and 143: it was stopped."""
+    """Run the command. Returns 0 if all tried recipes work, else 1; 2: nothing could be tried; 130 and 143: it was stopped."""
     options = _parser().parse_args(given)
     try:
         chosen = _chosen(recipes, options.only)
@@ -72,9 +72,9 @@ def main(given: Sequence[str] | None = None, recipes: Sequence[Recipe] = RECIPES
             print("\n".join(recipe.name for recipe in chosen))
             return 0
         if options.write and len(chosen) < len(recipes):
-            raise DDLPError("--write wants the whole table, of one run: leave out --only")
+            raise DDLPError("--write needs the whole table from one run: leave out --only")
         if options.write:
-            around(options.write)  # before minutes of work: the page is there
+            around(options.write)  # raises if the page is missing, before minutes of work
         return _run(options, chosen)
     except DDLPError as error:
         print(f"recipes: {error}", file=sys.stderr)
@@ -90,9 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK.photos} images in place of {FULL.photos}, shorter turns")
     rounds = f"turns of each loader ({FULL.rounds}, with --quick {QUICK.rounds}); 0: no timing"
     parser.add_argument("--rounds", type=int, metavar="N", help=rounds)
-    parser.add_argument("--photos", type=int, metavar="N", help="image files of each recipe, in place of that number")
+    parser.add_argument("--photos", type=int, metavar="N", help="number of image files of each recipe")
     parser.add_argument("--cpu", type=int, metavar="N", help="the CPU to run on (default: the last that this process may use)")
-    parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds of a recipe at most (%(default)g)")
+    parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="most seconds of a recipe (%(default)g)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output in place of the table")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between its two marks")
     return parser
@@ -160,7 +160,7 @@ def _told(outcome: Outcome) -> str:
 
 
 def _figures(command: str, size: Size, took_s: float) -> str:
-    """How the figures were made, in one line."""
+    """Return in one line how the figures were made."""
     import importlib.metadata
 
     versions = []
@@ -179,7 +179,7 @@ def _figures(command: str, size: Size, took_s: float) -> str:
 
 
 def _apart(recipe: Recipe, photos: Sequence[Path], root: Path, size: Size, cpu: int, limit_s: float) -> Outcome:
-    """`try_recipe` in a process of its own on one CPU: it may hang, and die. It is forked, since imports take seconds."""
+    """Run `try_recipe` in a process of its own on one CPU, since it may hang or die. Forked, since imports take seconds."""
     missing = missing_packages(recipe)
     if missing:
         return Outcome(recipe.name, missing=missing)
@@ -191,17 +191,17 @@ def _apart(recipe: Recipe, photos: Sequence[Path], root: Path, size: Size, cpu: 
         process = multiprocessing.get_context("fork").Process(
             target=_child, args=(theirs, recipe, photos, files, size, cpu, said)
         )
-        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # who stops this here would leave the process behind
+        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # a signal here would leave the process behind
         try:
             process.start()
             theirs.close()
-            with contextlib.suppress(OSError):  # the child does so as well: whichever is first
+            with contextlib.suppress(OSError):  # the child does the same: either may be first
                 os.setpgid(process.pid or 0, process.pid or 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
             if not ours.poll(limit_s):
                 return Outcome(recipe.name, error=f"not finished within {limit_s:g} s")
             outcome: Outcome = ours.recv()
-            process.join(_END_S)  # it is about to end
+            process.join(_END_S)  # it ends now by itself
             return outcome
         except EOFError:
             process.join(_END_S)
@@ -223,18 +223,18 @@ def _child(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     os.sched_setaffinity(0, {cpu})
     torch.set_num_threads(1)
-    with said.open("w") as file:  # what packages say of themselves would hide the progress
+    with said.open("w") as file:  # the packages' own output would hide the progress
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     connection.send(try_recipe(recipe, photos, root, size.rounds, size.turn_s))
 
 
 def _end(process: multiprocessing.process.BaseProcess) -> None:
-    """End it and what it has started."""
+    """End the process and all that it has started."""
     if process.pid is None:  # it could not be started
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):  # nobody of its group is left
+        with contextlib.suppress(ProcessLookupError):  # its group has no process left
             os.killpg(process.pid, number)
             process.join(_END_S)
     process.join()

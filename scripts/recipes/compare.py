@@ -17,10 +17,10 @@ BY_ONE = "off by 1 of 255 in less than 1 of 10,000 values"
 
 
 def difference(theirs: Any, ours: Any, where: str = "", values: bool = True) -> str | None:
-    """None if `ours` is what `theirs` is: types, keys, shapes, dtypes and values. Else one line, which begins with `where`.
+    """Compare two batches: types, keys, shapes, dtypes and values. Return None if they are the same, else where they differ.
 
-    The line ends with `BY_ONE` if float values of ToTensor, or of Normalize behind it, differ by no more than that.
-    Without `values` tensors need the same shape and dtype alone.
+    The answer is one line, which begins with `where`. It ends with `BY_ONE` if float values of ToTensor, or of Normalize after
+    it, differ by no more than that. Without `values` only the shapes and dtypes of tensors are compared.
     """
     place = where or "batch"
     if type(theirs) is not type(ours):
@@ -41,7 +41,7 @@ def difference(theirs: Any, ours: Any, where: str = "", values: bool = True) -> 
 
 
 def worst(found: Iterable[str | None]) -> str | None:
-    """Of several answers of `difference` the first that is more than `BY_ONE`; if there is none, one of the others, or None."""
+    """Return the first of several answers of `difference` that is more than `BY_ONE`; else one of the others, or None."""
     small = None
     for one in found:
         if one is not None and not one.endswith(BY_ONE):

@@ -1,4 +1,4 @@
-"""Data sets of torchvision, timm, Hugging Face and ddlp, each opened by its own class on a small fake in its real layout."""
+"""Data sets of torchvision, timm, Hugging Face and ddlp. Each is opened by its own class on a small fake in its real layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TORCHVISION, _OTHERS = "torchvision's data sets", "Other data sets that travel"
 
 
 def small(fixed: bool) -> Any:
-    """CIFAR-10's usual transform. Fixed: the crop has nowhere to go."""
+    """CIFAR-10's usual transform. Fixed: without the crop, and always flipped."""
     steps: list[Any] = [] if fixed else [transforms.RandomCrop(32, padding=4)]
     return transforms.Compose([*steps, transforms.RandomHorizontalFlip(1.0 if fixed else 0.5), transforms.ToTensor()])
 
@@ -47,7 +47,7 @@ def _on_tensors(fixed: bool) -> Any:
 
 
 def _tv(name: str, options: dict[str, Any], unchecked: bool, root: Path, transform: Any) -> Any:
-    """torchvision's class of that name; `unchecked`: it compares its files' MD5 with the published one."""
+    """Open torchvision's class of that name. `unchecked`: skip its comparison of the files' MD5 with the published ones."""
     kind: Any = getattr(tv, name)
     if not unchecked:
         return kind(str(root), transform=transform, **options)
@@ -77,7 +77,7 @@ class MyFolder(tv.ImageFolder):
 
 
 class MyFiles(tv.DatasetFolder):
-    """A subclass with a constructor of its own, and nothing else."""
+    """A subclass that adds only a constructor of its own."""
 
     def __init__(self, root: str, transform: Any) -> None:
         super().__init__(root, tv.folder.default_loader, (".jpg",), transform)
@@ -94,7 +94,7 @@ def _torchvision_decodes(root: Path, transform: Any) -> Any:
 
 
 def _torchcodec_decodes(root: Path, transform: Any) -> Any:
-    """torchvision deprecates its own decoder for this one."""
+    """An ImageFolder with torchcodec's decoder, in favour of which torchvision deprecates its own."""
     from torchcodec.decoders import decode_image
 
     return tv.ImageFolder(str(root / "train"), transform, loader=decode_image)
@@ -110,7 +110,7 @@ def _timm(options: dict[str, Any], root: Path, transform: Any) -> Any:
 
 
 def _timm_tar(root: Path, transform: Any) -> Any:
-    """Its reader of one tar file, whose folders are the classes."""
+    """timm's reader of a tar file. The folders in the file are the classes."""
     from timm.data import ImageDataset
 
     return ImageDataset(str(root / "train.tar"), reader="tar", transform=transform)
@@ -143,7 +143,7 @@ def _image_files(targets: str, root: Path, transform: Any) -> Any:
 
 
 class Described(Dataset):
-    """A data set of one's own that describes itself in one line."""
+    """A user's data set that describes itself in one line."""
 
     def __init__(self, root: Path, transform: Any) -> None:
         rows = [line.split(",") for line in (root / "train.csv").read_text().split()[1:]]

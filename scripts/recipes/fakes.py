@@ -1,6 +1,7 @@
 """Small data sets in the layout that torchvision's, timm's and Hugging Face's classes read. Nothing is downloaded.
 
-Each function writes below a folder that is empty. JPEG files are hard links to the photographs where the file system has them.
+Each function writes below an empty folder; its docstring names the files. JPEG files are hard links to the photographs if the
+file system has such links.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ROWS = 32  # samples of a set of small arrays, for each photograph
 
 
 def place(photo: Path, path: Path) -> None:
-    """The photograph's file at `path`."""
+    """Put the photograph's file at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(photo, path)
@@ -37,14 +38,14 @@ def place(photo: Path, path: Path) -> None:
 
 
 def labelled(photos: Sequence[Path], classes: Sequence[str] = CLASSES) -> Iterator[tuple[int, Path, int, str]]:
-    """(number, photograph, label, class) of each: the classes in turn."""
+    """Yield (number, photograph, label, class) of each photograph. The classes take turns."""
     for number, photo in enumerate(photos):
         yield number, photo, number % len(classes), classes[number % len(classes)]
 
 
 @contextlib.contextmanager
 def any_checksum(module: Any) -> Iterator[None]:
-    """torchvision's data sets of this module take files whose MD5 is not the published one's, as a fake's is not."""
+    """Make torchvision's data sets of this module accept files with another MD5 than the published one, as a fake has it."""
     before = module.check_integrity
     module.check_integrity = lambda path, md5=None: Path(path).is_file()
     try:
@@ -54,7 +55,7 @@ def any_checksum(module: Any) -> Iterator[None]:
 
 
 def nothing(root: Path, photos: Sequence[Path]) -> None:
-    """The data set has no files."""
+    """Write nothing: the data set has no files."""
 
 
 # -- folders of images -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Operators of one's own, for `ddlp.load_operators`: numpy and Pillow alone."""
+"""A user's operators, for `ddlp.load_operators`: they need numpy and Pillow alone."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 def grain(image: Any, rng: Any, strength: float = 8.0) -> Any:
-    """Normal noise, the same in all channels."""
+    """Add normal noise, the same in all channels."""
     pixels = np.asarray(image)
     noise = rng.normal(0.0, strength, pixels.shape[:2])[..., None]
     return np.clip(np.rint(pixels + noise), 0, 255).astype(np.uint8)
 
 
 def same(image: Any) -> Any:
-    """Nothing: what the way through an own operator costs."""
+    """Return the same image: this shows the cost of a user's operator itself."""
     return image

@@ -1,4 +1,4 @@
-"""Operators of torchvision, each behind ImageNet's crop and flip, in v1 and in v2."""
+"""Operators of torchvision, each after ImageNet's crop and flip, in v1 and in v2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.recipes.recipe import Draws, Recipe
 
 
 def _jitter(kinds: Any, fixed: bool) -> list[Any]:
-    """The order of its four parts is drawn too: fixed, it is four operators."""
+    """ColorJitter, which also draws the order of its four parts. Fixed: four operators with one part each."""
     if not fixed:
         return [kinds.ColorJitter(0.4, 0.4, 0.4, 0.1)]
     parts = {"brightness": (1.3, 1.3), "contrast": (0.7, 0.7), "saturation": (1.4, 1.4), "hue": (0.07, 0.07)}
@@ -28,7 +28,7 @@ def _one(name: str, free: dict[str, Any], same: dict[str, Any]) -> tuple[str, Ca
 
 
 _HALF, _ALWAYS = {"p": 0.5}, {"p": 1.0}
-#: Name of the operator: what makes it, of torchvision.transforms or its v2, with its draws as they are or fixed.
+#: Name of the operator -> function that makes it from torchvision.transforms or its v2, with free or fixed draws.
 OPERATORS: dict[str, Callable[[Any, bool], list[Any]]] = dict([
     ("ColorJitter", _jitter),
     _one("RandomGrayscale", {"p": 0.2}, _ALWAYS),
@@ -38,7 +38,7 @@ OPERATORS: dict[str, Callable[[Any, bool], list[Any]]] = dict([
         "RandomAffine", {"degrees": 10, "translate": (0.1, 0.1), "scale": (0.9, 1.1), "shear": 5},
         {"degrees": (7, 7), "scale": (1.1, 1.1), "shear": (4, 4, 3, 3)},
     ),
-    _one("RandomPerspective", {"distortion_scale": 0.5, "p": 0.5}, {}),  # fixed by no argument but one that moves nothing
+    _one("RandomPerspective", {"distortion_scale": 0.5, "p": 0.5}, {}),  # an argument fixes its draws only if it moves nothing
     _one("RandomPosterize", {"bits": 4, "p": 0.5}, {"bits": 4, "p": 1.0}),
     _one("RandomSolarize", {"threshold": 128, "p": 0.5}, {"threshold": 128, "p": 1.0}),
     _one("RandomEqualize", _HALF, _ALWAYS),
@@ -46,7 +46,7 @@ OPERATORS: dict[str, Callable[[Any, bool], list[Any]]] = dict([
     _one("RandomInvert", _HALF, _ALWAYS),
     _one("RandomAdjustSharpness", {"sharpness_factor": 2, "p": 0.5}, {"sharpness_factor": 2, "p": 1.0}),
 ])  # fmt: skip
-#: Policies: what they choose can't be fixed.
+#: Policies. Their choices can't be fixed.
 POLICIES = ("AutoAugment", "RandAugment", "TrivialAugmentWide", "AugMix")
 _DRAWS: dict[str, Draws] = {"RandomPerspective": "free"}
 VERSIONS = {"v1": transforms, "v2": v2}
@@ -61,7 +61,7 @@ def _policy(name: str, kinds: Any, fixed: bool) -> Any:
 
 
 def _crops(name: str, kinds: Any, fixed: bool) -> Any:
-    """As torchvision's documentation of it: one tensor of the crops. v2's Lambda would get each crop alone."""
+    """As in torchvision's documentation: one tensor of all crops. v2's Lambda would get each crop alone."""
     one = kinds.Compose(to_float(kinds))
 
     def stacked(crops: Sequence[Any]) -> torch.Tensor:

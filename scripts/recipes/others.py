@@ -1,4 +1,4 @@
-"""Detection, segmentation, audio and tables: ten recipes beside the classification of images."""
+"""Detection, segmentation, audio and tables: ten recipes that do not classify images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def listed(samples: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def ssd(fixed: bool) -> Any:
-    """The joint transform of torchvision's detection references, without its zoom; sizes stay unlike."""
+    """The joint transform of torchvision's detection references, without its zoom; the images keep different sizes."""
     same: list[Any] = [v2.ToImage(), v2.RandomHorizontalFlip(1.0 if fixed else 0.5)]
     drawn: list[Any] = [] if fixed else [v2.RandomPhotometricDistort(), v2.RandomIoUCrop()]
     return v2.Compose([*same, *drawn, v2.SanitizeBoundingBoxes(), v2.ToDtype(torch.float, scale=True)])
@@ -65,7 +65,7 @@ def segmentation(fixed: bool) -> Any:
 
 
 def _wrapped(dataset: Any, keys: Sequence[str]) -> Any:
-    """torchvision's own way to have boxes and masks that its v2 knows."""
+    """Wrap a data set by torchvision's own function, so that v2 knows its boxes and masks."""
     return tv.wrap_dataset_for_transforms_v2(dataset, target_keys=keys)
 
 
@@ -92,7 +92,7 @@ def pet_trimaps(root: Path, transform: Any) -> Any:
 
 
 class PennFudan(Dataset):
-    """The data set class of torchvision's tutorial of detection: boxes of the masks' persons."""
+    """The data set class of torchvision's tutorial on detection: boxes around the persons in masks."""
 
     def __init__(self, root: Path, transform: Any) -> None:
         self.root, self.transform = root / "PennFudanPed", transform
@@ -117,7 +117,7 @@ class PennFudan(Dataset):
 
 
 class Waves(Dataset):
-    """WAV files cut at random, as the logarithm of their spectrum. Fixed: cut at the beginning."""
+    """WAV files, cut at random; a sample is the logarithm of the spectrum. Fixed: cut at the beginning."""
 
     def __init__(self, root: Path, fixed: bool) -> None:
         self.paths, self.fixed = sorted(root.glob("*/*.wav")), fixed
@@ -137,12 +137,12 @@ class Waves(Dataset):
 
 
 def waves(root: Path, fixed: Any) -> Any:
-    """The transform's place holds whether the draws are fixed."""
+    """Open the WAV files. ``fixed``, in place of a transform, says whether the draws are fixed."""
     return Waves(root, fixed)
 
 
 def are_fixed(fixed: bool) -> bool:
-    """For data sets that draw themselves."""
+    """In place of a transform: for data sets that draw themselves."""
     return fixed
 
 
@@ -170,7 +170,7 @@ class Rows(Dataset):
 
 
 class Tokens(Rows):
-    """Texts as lists of tokens of unlike lengths."""
+    """Texts as lists of tokens of different lengths."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(self.tokens[index]), self.labels[index]

@@ -1,4 +1,4 @@
-"""The JPEG files that all fakes are made of: in RGB, with ImageNet's sizes, of 110 kB on average."""
+"""The JPEG files from which all fakes are made: in RGB, with ImageNet's sizes, 110 kB on average."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DETAIL = 1.0  # found by trial: files of 110 kB on average
 
 
 def make_photographs(root: Path, count: int) -> list[Path]:
-    """Write `count` of them below `root`. Raises SampleDataError where the packages with the photographs are missing."""
+    """Write `count` of them below `root`. Raises SampleDataError if the packages with the photographs are missing."""
     root.mkdir(parents=True)
     found: list[Path] = []
     for position in itertools.count():

@@ -14,7 +14,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def folder(root: Path, transform: Any) -> ImageFolder:
-    """The image folder that `fakes.imagefolder` writes."""
+    """Open the image folder that `fakes.imagefolder` writes."""
     return ImageFolder(str(root / "train"), transform)
 
 

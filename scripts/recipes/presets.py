@@ -111,7 +111,7 @@ def _jitter(fixed: bool) -> Any:
 
 
 def _weights(name: str, fixed: bool) -> Any:
-    """Its transforms alone: no weights are downloaded."""
+    """The transforms of some weights. The weights themselves are not downloaded."""
     return models.get_weight(name).transforms()
 
 
@@ -125,7 +125,7 @@ def _timm(arguments: dict[str, Any], same: dict[str, Any], fixed: bool) -> Any:
 
 
 def _timm_crop(fixed: bool) -> Any:
-    """RandomResizedCropAndInterpolation, and MaybeToTensor, alone."""
+    """timm's RandomResizedCropAndInterpolation and MaybeToTensor, and nothing else."""
     from timm.data.transforms import MaybeToTensor, RandomResizedCropAndInterpolation
 
     same: dict[str, Any] = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "interpolation": "bicubic"}
@@ -134,7 +134,7 @@ def _timm_crop(fixed: bool) -> Any:
 
 
 def _timm_posterize(fixed: bool) -> Any:
-    """Its Posterize at magnitude 8. At 10 no bits are left, which Pillow 13 refuses."""
+    """timm's Posterize at magnitude 8. At 10 no bits would be left, which Pillow 13 refuses."""
     from timm.data.auto_augment import AugmentOp
     from timm.data.transforms import MaybeToTensor
 
@@ -143,7 +143,7 @@ def _timm_posterize(fixed: bool) -> Any:
 
 
 def _timm_erasing(fixed: bool) -> Any:
-    """Its RandomErasing behind torchvision's operators. Fixed: never."""
+    """timm's RandomErasing after torchvision's operators. Fixed: nothing is erased."""
     from timm.data.random_erasing import RandomErasing
 
     erasing = RandomErasing(probability=0.0 if fixed else 0.25, mode="pixel", device="cpu")
@@ -196,7 +196,7 @@ RECIPES = [
     ),
     _recipe(
         "timm, rand-m9-mstd0.5-inc1-mmax9, re_prob 0.25", ("rand-m9-mstd0.5-inc1 + re_prob 0.25",),
-        # mmax9: at magnitude 10, which mstd draws now and then, its Posterize leaves no bits, and Pillow 13 refuses that.
+        # mmax9: mstd sometimes draws magnitude 10. timm's Posterize then leaves no bits, which Pillow 13 refuses.
         partial(_timm, {"is_training": True, "auto_augment": "rand-m9-mstd0.5-inc1-mmax9", "re_prob": 0.25}, {}), draws="free",
         needs=("timm",),
     ),

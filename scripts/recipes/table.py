@@ -1,4 +1,4 @@
-"""What was found, as docs/recipes.md shows it."""
+"""The outcomes as docs/recipes.md shows them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["BEGIN", "END", "SLOW", "around", "shown", "summary", "write"]
 
 BEGIN = "<!-- The table begins: python -m scripts.recipes --write docs/recipes.md makes it. -->"
 END = "<!-- The table ends. -->"
-#: What none should stay below: times DataLoader.
+#: No recipe should be slower than this, in times DataLoader's rate.
 SLOW = 0.95
 _HEAD = "| recipe | works | goes | bits | DataLoader | ddlp | times DataLoader |\n| --- | --- | --- | --- | --- | --- | --- |"
 
 
 def shown(recipes: Sequence[Recipe], outcomes: Mapping[str, Outcome]) -> str:
-    """The table, a heading for each group, in Markdown."""
+    """Return the table in Markdown, with a heading for each group."""
     parts: list[str] = []
     for recipe in recipes:
         heading = f"### {recipe.group}"
@@ -44,7 +44,7 @@ def _row(recipe: Recipe, outcome: Outcome | None) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """All of them in a few lines."""
+    """Return a summary of all outcomes in a few lines."""
     tried = [one for one in outcomes if not one.missing]
     ways = {way: sum(one.goes == way for one in tried) for way in ("whole", "prefix", "host")}
     lines = [
@@ -70,10 +70,10 @@ def write(path: Path, text: str) -> None:
 
 
 def around(path: Path) -> tuple[str, str]:
-    """What stands above the page's table and below it.
+    """Return the texts above and below the page's table.
 
     Raises:
-        DDLPError: the page is not there or has not both marks.
+        DDLPError: the page can't be read, or one of the marks is missing.
     """
     try:
         page = path.read_text()

@@ -1,4 +1,4 @@
-"""One recipe tried in this process: does it work with ddlp, how does it go, which bits, how fast."""
+"""A trial of one recipe in this process: does it work with ddlp, how does it go, are its bits right, how fast is it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ SAME, FREE = "equal", "not compared"
 
 @dataclass
 class Outcome:
-    """What a trial has found.
+    """The outcome of a trial.
 
     Attributes:
-        name: the recipe's.
-        error: why it does not work, in one line; empty where it does.
-        missing: packages that are to be installed first; nothing was tried then.
-        goes: "whole", "prefix" or "host"; empty where it was not found out.
-        bits: "equal", `BY_ONE`, "not compared", or where they differ.
-        theirs: images/s (samples/s) of DataLoader, of each round.
-        ours: of DDLPLoader.
+        name: the recipe's name.
+        error: why it does not work, in one line; empty if it works.
+        missing: packages that must be installed first; if there are any, nothing was tried.
+        goes: "whole", "prefix" or "host"; empty if that is not known.
+        bits: "equal", `BY_ONE`, "not compared", or where the batches differ.
+        theirs: images/s (samples/s) of DataLoader in each round.
+        ours: the same of DDLPLoader.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def works(self) -> bool:
-        """Whether each batch came, with the right bits where these can be compared."""
+        """Whether each batch came, with the right bits if these can be compared."""
         return not self.error and not self.missing and self.bits in (SAME, FREE, BY_ONE)
 
     @property
@@ -60,15 +60,15 @@ class Outcome:
 
 
 def missing_packages(recipe: Recipe) -> list[str]:
-    """Those that the recipe wants and that are not here."""
+    """Return the packages that the recipe needs and that are not installed."""
     return [package for package in recipe.needs if importlib.util.find_spec(package) is None]
 
 
 def how_it_goes(explanation: str) -> str:
-    """What `explain()` says of a loader, in one word.
+    """Return what `explain()` says of a loader, in one word.
 
-    "whole": all of it travels and runs in the kernel. "prefix": the first operators do, user code goes on behind them. "host":
-    all of it is user code, in torch's workers.
+    "whole": the whole transform travels and runs in the kernel. "prefix": its first operators do; user code runs after them.
+    "host": all of it is user code, in torch's workers.
     """
     travels = re.search(r"^travels +(.*)$", explanation, re.MULTILINE)
     if travels is None or travels[1].startswith("nothing:"):  # "nothing but decoding" travels
@@ -77,16 +77,16 @@ def how_it_goes(explanation: str) -> str:
 
 
 def try_recipe(recipe: Recipe, photos: Sequence[Path], root: Path, rounds: int, turn_s: float) -> Outcome:
-    """Make its files below `root`, compare the batches of both loaders, then have them take turns.
+    """Make a recipe's files below `root`, compare the batches of both loaders, then time them by turns.
 
-    Where the recipe's draws are free, structure, shapes and dtypes are compared alone.
+    If the recipe's draws are free, only structure, shapes and dtypes are compared.
 
     Args:
-        recipe: which.
-        photos: JPEG files that its files are made of.
+        recipe: the recipe.
+        photos: JPEG files from which its files are made.
         root: an empty folder.
         rounds: turns of each loader; 0: nothing is timed.
-        turn_s: seconds of a turn at least; a turn is as many epochs as that takes.
+        turn_s: least seconds of a turn; a turn consists of whole epochs.
     """
     outcome = Outcome(recipe.name, missing=missing_packages(recipe))
     if outcome.missing:
@@ -109,7 +109,7 @@ def try_recipe(recipe: Recipe, photos: Sequence[Path], root: Path, rounds: int, 
             loaders = {kind.__name__: _loader(kind, recipe, root, False, timed=True) for kind in (DataLoader, DDLPLoader)}
             turns = {name: partial(_turn, loader, count, turn_s) for name, loader in loaders.items()}
             for loader in loaders.values():
-                _turn(loader, count, 0.0)  # the first has its workers and its memory to make
+                _turn(loader, count, 0.0)  # the first turn starts workers and allocates memory
             figures = alternate(turns, rounds, lambda text: None)
             outcome.theirs, outcome.ours = figures[THEIRS], figures[OURS]
     except Exception as error:
@@ -126,7 +126,7 @@ def _loader(kind: Callable[..., Any], recipe: Recipe, root: Path, fixed: bool, t
 
 
 def _compare(expected: Sequence[Any], ours: Iterator[Any], values: bool) -> str | None:
-    """Where they differ, or None."""
+    """Return where the batches differ, or None."""
     nothing = object()
 
     def found() -> Iterator[str | None]:
@@ -140,7 +140,7 @@ def _compare(expected: Sequence[Any], ours: Iterator[Any], values: bool) -> str 
 
 
 def _samples(recipe: Recipe, loader: Any, batches: Sequence[Any]) -> int:
-    """Of an epoch."""
+    """Return the number of samples of an epoch."""
     return sum(map(_rows, batches)) if recipe.stream else len(loader.dataset)
 
 
@@ -151,7 +151,7 @@ def _rows(batch: Any) -> int:
 
 
 def _turn(loader: Any, count: int, least_s: float) -> float:
-    """Samples/s of whole epochs, from `iter()` to the end."""
+    """Run whole epochs. Return samples/s, from `iter()` to the end."""
     began, epochs, took = time.perf_counter(), 0, 0.0
     while not epochs or took < least_s:
         for _ in loader:
@@ -162,7 +162,7 @@ def _turn(loader: Any, count: int, least_s: float) -> float:
 
 
 def _line(error: BaseException) -> str:
-    """The error in one line: the last of a worker's traceback is what went wrong."""
+    """Return the error in one line. For a worker's error that is the last line of its traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = lines[-1] if lines[0].startswith("Caught ") else lines[0]
     name = "" if lines[0].startswith("Caught ") else f"{type(error).__name__}: "

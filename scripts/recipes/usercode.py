@@ -1,4 +1,4 @@
-"""User code: transforms behind a known prefix, and data sets of one's own."""
+"""User code: transforms after a known prefix, and data sets that users write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OWN = Path(__file__).with_name("grain.py")
 
 
 class Warm:
-    """A transform of one's own, without draws: less blue."""
+    """A user's transform without draws: less blue."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         red, green, blue = image.split()
@@ -66,7 +66,7 @@ def _with_own_class(fixed: bool) -> Any:
 
 
 def _on_tensors(fixed: bool) -> Any:
-    """User code behind ToTensor."""
+    """User code after ToTensor."""
     noise = transforms.Lambda(lambda tensor: tensor + 0.02 * (torch.ones_like if fixed else torch.randn_like)(tensor))
     return transforms.Compose([*crop(fixed), *to_float(normalize=True), noise])
 
@@ -80,7 +80,7 @@ def _same(fixed: bool) -> dict[str, Any]:
 
 
 def _with_operator(name: str, fixed: bool) -> Any:
-    """Its noise is drawn: fixed, it has no strength."""
+    """A user's operator of grain.py. Fixed: the noise of `grain` has strength 0."""
     operators = ddlp.load_operators(_OWN)
     operator = operators.same() if name == "same" else operators.grain(strength=0.0 if fixed else 4.0)
     return transforms.Compose([*crop(fixed), operator, *to_float(normalize=True)])
@@ -187,7 +187,7 @@ def arrow_files(root: Path, transform: Any) -> Any:
 
 
 def webdataset(root: Path, transform: Any) -> Any:
-    """Its own pipeline, over all shards."""
+    """WebDataset's own pipeline, over all shards."""
     import webdataset
 
     pattern = str(root / "train-{000000..000001}.tar")

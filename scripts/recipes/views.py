@@ -1,4 +1,4 @@
-"""Several views of one sample: the transforms of self-supervised training, each a class of its own as its authors wrote it."""
+"""Several views of one sample: the transforms of self-supervised training, as classes that their authors wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripts.recipes.recipe import Recipe
 
 
 class Views:
-    """A list of each transform's view."""
+    """A list with a view by each transform."""
 
     def __init__(self, *each: Callable[[Any], Any]) -> None:
         self.each = each
@@ -37,7 +37,7 @@ class PillowBlur:
 
 
 class Solarization:
-    """DINO's."""
+    """DINO's solarization."""
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -55,7 +55,7 @@ def _always(fixed: bool, p: float) -> float:
 
 
 def _colours(fixed: bool, strength: float, saturation: float | None = None) -> Any:
-    """ColorJitter and grayscale. Fixed: one factor each, as their order is drawn too."""
+    """ColorJitter and grayscale. Fixed: one factor in each ColorJitter, since it also draws the order of its parts."""
     if fixed:
         jitters = [transforms.ColorJitter(brightness=(1.2, 1.2)), transforms.ColorJitter(hue=(0.1, 0.1))]
         return transforms.Compose([*jitters, transforms.RandomGrayscale(1.0)])
@@ -75,7 +75,7 @@ def simclr(fixed: bool) -> Any:
 
 
 def byol(fixed: bool) -> Any:
-    """Two views of unlike transforms: one is always blurred, the other sometimes blurred and solarized."""
+    """Two views by different transforms: one is always blurred, the other is sometimes blurred and solarized."""
     first = [_blur(fixed, 1.0)]
     second = [_blur(fixed, 0.1), transforms.RandomSolarize(128, p=_always(fixed, 0.2))]
     steps = [*crop(fixed, interpolation=Image.Resampling.BICUBIC), _colours(fixed, 0.4, 0.2)]
@@ -83,7 +83,7 @@ def byol(fixed: bool) -> Any:
 
 
 def moco(fixed: bool) -> Any:
-    """MoCo v2: two views, with its own blur of Pillow."""
+    """MoCo v2: two views, with its own blur by Pillow."""
     blur = transforms.RandomApply([PillowBlur(1.0, 1.0) if fixed else PillowBlur()], p=_always(fixed, 0.5))
     colours, others = _colours(fixed, 0.4), [blur, transforms.RandomHorizontalFlip(_always(fixed, 0.5))]
     view = transforms.Compose([crop(fixed)[0], colours, *others, *_to_tensor()])

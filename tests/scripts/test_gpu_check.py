@@ -82,7 +82,7 @@ def test_the_environment_is_made_once_and_again_for_another_interpreter(scene: S
 def test_one_that_was_not_made_to_the_end_is_made_again(scene: Scene) -> None:
     first = scene.python("first")
     scene.broken.touch()
-    assert "has not all of torch, torchvision, numpy and Pillow" in scene.check(first)
+    assert "must have torch, torchvision, numpy and Pillow; one is missing" in scene.check(first)
     scene.broken.unlink()
     assert "making it again" in scene.check(first)
     assert scene.beside.read_text() == "/packages/of/first\n"
