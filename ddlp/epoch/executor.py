@@ -1,6 +1,6 @@
 """Runs one epoch: the ledger, the strategy, and the threads that act on the strategy's answers.
 
-The executor is a monitor: one lock around the ledger, and a condition for each kind of thread (`ddlp.epoch.waiting`). Each
+The executor is a monitor: one lock around the ledger, and a condition for each kind of thread (`ddlp.epoch.conditions`). Each
 thread asks the strategy one question, and acts on the answer outside the lock. The training thread asks `next_delivery`, the
 host's workers ask `next_claim`, and the fetchers ask `next_fetch`. Leases are given whenever something has changed. No thread
 polls: a waiting thread is woken when there is an answer for it. The training thread and the workers also look once a second for
@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 from torch.utils.data import _utils
 
 from csd_engine.errors import WrongPixels
+from ddlp.epoch.conditions import Waiting
 from ddlp.epoch.device_state import DeviceState
 from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.prepared import Delivered
 from ddlp.epoch.threads import Threads
 from ddlp.epoch.user_messages import UserMessages
-from ddlp.epoch.waiting import Waiting
 from ddlp.process.user_warnings import warn_user
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Cancel, Ledger

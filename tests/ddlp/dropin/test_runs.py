@@ -15,7 +15,7 @@ from torchvision import transforms
 
 import ddlp.epoch.executor
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.epoch.waiting import Waiting
+from ddlp.epoch.conditions import Waiting
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates

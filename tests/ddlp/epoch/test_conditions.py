@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlp.epoch.waiting import Waiting
+from ddlp.epoch.conditions import Waiting
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
