@@ -215,7 +215,7 @@ class DDLPLoader(DataLoader):
         self._loaded: dict[str, Any] | None = None
         self._life = Life()
         self._connections: EngineConnections | None = None
-        self._keeps: list[SharedHandle] = []
+        self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
@@ -223,7 +223,7 @@ class DDLPLoader(DataLoader):
         self._before: Live | None = None  # the last epoch's numbers at the moment when this epoch began
         self._samples: KeyedSamples | None = None
         self._own_processes: WorkerProcesses | None = None  # that are kept for the next epoch
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._compared = False
         self._otherwise: Callable[[], Untranslatable] | None = None
         config = LoaderConfig.of(self)
@@ -325,11 +325,11 @@ class DDLPLoader(DataLoader):
             error.__traceback__ = None  # else the frames and the error form a cycle, which keeps the caller's iterator
             if isinstance(error, OtherSystem):
                 warn_once(error.operator)
-            elif (self._wanted_strategy(config).uses_device or self._otherwise is not None) and str(error) not in self._told:
-                self._told.add(str(error))
+            elif (self._wanted_strategy(config).uses_device or self._otherwise is not None) and str(error) not in self._warned:
+                self._warned.add(str(error))
                 warn_user(f"ddlp: the host prepares all batches: {error}")
-            elif compare and not self._told and has_images(self.dataset):  # an epoch begins that could be faster
-                self._told.add(str(error))
+            elif compare and not self._warned and has_images(self.dataset):  # an epoch begins that could be faster
+                self._warned.add(str(error))
                 warn_user(
                     "ddlp: torch's own workers prepare this loader's batches, which ddlp could do faster, for "
                     f"{error.operator}: {error.why}. loader.explain() lists all that is in the way, and what to write instead."
@@ -351,8 +351,8 @@ class DDLPLoader(DataLoader):
         self, config: LoaderConfig, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume
     ) -> UserCodeIterator:
         """Return torch's own iterator, with keyed samples. ``kept`` is used again if possible."""
-        if config.record is not None and "record" not in self._told:
-            self._told.add("record")
+        if config.record is not None and "record" not in self._warned:
+            self._warned.add("record")
             warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
         finish = MoveAndTransform(config.target, config.batch_transform)
         merged = resume.deals is not None or "merged" in self._dealt  # torch keeps the sampler of the first epoch
@@ -413,7 +413,7 @@ class DDLPLoader(DataLoader):
             if hooks is not None:
                 hooks.closed()
             raise
-        iterator.keep = tuple(self._keeps)
+        iterator.kept_alive = tuple(self._handles)
         for source in sources:
             name = f"ddlp-attach-{source.name}"
             threading.Thread(target=_attach, args=(source, iterator.executor), name=name, daemon=True).start()
@@ -424,8 +424,8 @@ class DDLPLoader(DataLoader):
         if self._gpu_transfer is None:
             self._gpu_transfer = transfer_to(config.target, config.transfer)
             if self._gpu_transfer is not None:
-                self._keeps.append(SharedHandle())
-                when_dropped(self._keeps[-1], self._gpu_transfer.close)
+                self._handles.append(SharedHandle())
+                when_dropped(self._handles[-1], self._gpu_transfer.close)
         return self._gpu_transfer
 
     def _graphs_for(self, config: LoaderConfig, now: Portable, gpu_transfer: GpuTransfer | None) -> Graphs | None:
@@ -453,8 +453,8 @@ class DDLPLoader(DataLoader):
         if self._connections is None or self._connections.pid != os.getpid():  # after a fork they are the parent's
             options = EmbeddedOptions(spool=config.spool, quota_bytes=config.spool_bytes)
             self._connections = EngineConnections(config.engine_devices, options, config.transfer)
-            self._keeps.append(SharedHandle())
-            when_dropped(self._keeps[-1], self._connections.close)
+            self._handles.append(SharedHandle())
+            when_dropped(self._handles[-1], self._connections.close)
         return self._connections
 
     # -- state and report ----------------------------------------------------------------------------------------
@@ -565,7 +565,7 @@ class DDLPLoader(DataLoader):
                 "_own_processes",
             )  # fmt: skip
         )
-        return {**vars(self), **left, "_keeps": [], "_life": Life()}
+        return {**vars(self), **left, "_handles": [], "_life": Life()}
 
     # -- for accelerate and Ray Train ----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ class AllowList:
     def __init__(self, directory: PathLike) -> None:
         self.keys: Dict[bytes, Optional[HostRoots]] = {}
         self._directory = directory
-        self._seen: Tuple[Tuple[str, int, int, int], ...] = ()
+        self._files: Tuple[Tuple[str, int, int, int], ...] = ()
         self.refresh()
 
     def __contains__(self, key: object) -> bool:
@@ -39,9 +39,9 @@ class AllowList:
     def refresh(self) -> None:
         """Read the keys again if a file has changed."""
         try:
-            seen = self._look()
-            if seen != self._seen:
-                self.keys, self._seen = allowed_clients(self._directory), seen
+            files = self._look()
+            if files != self._files:
+                self.keys, self._files = allowed_clients(self._directory), files
         except OSError:  # at the next time, perhaps
             pass
 

@@ -222,10 +222,10 @@ class Service:
     def _receive(self) -> None:
         until = time.monotonic() + _RECEIVE_S
         while time.monotonic() < until:  # then it is the workers' turn again
-            heard = self._socket.receive()
-            if heard is None:
+            received = self._socket.receive()
+            if received is None:
                 return
-            peer, message, payload = heard
+            peer, message, payload = received
             if isinstance(message, say.Hello):
                 self._hello(peer, message)
             elif peer not in self._hosts:
@@ -262,7 +262,7 @@ class Service:
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
-        pong = self._job_service.heard(peer, message)
+        pong = self._job_service.ping(peer, message)
         self._socket.send(peer, replace(pong, note=self._add_trouble(pong.note)))
 
     def _add_trouble(self, note: str) -> str:
@@ -286,7 +286,7 @@ class Service:
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
-        for peer in [peer for peer, heard in self._hosts.items() if heard < limit]:
+        for peer in [peer for peer, last_s in self._hosts.items() if last_s < limit]:
             _LOG.warning("a host has sent nothing for %g s: its jobs are dropped", self._options.lease_timeout_s)
             self._drop_host(peer)
 

@@ -113,7 +113,7 @@ class JobService:
         _LOG.warning("refused %s: %s", job or "connection", reason)
         self._send(peer, say.Refused(job, say.shorten(reason)))
 
-    def heard(self, peer: bytes, message: say.Ping) -> say.Pong:
+    def ping(self, peer: bytes, message: say.Ping) -> say.Pong:
         """Note which jobs' training waits, and return the answer to the ping."""
         for job in self._queue.of(peer):
             job.waiting = job.name in message.waiting

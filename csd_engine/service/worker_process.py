@@ -60,7 +60,7 @@ class WorkerProcess:
         self._start_took_s = 0.0
         self.lease: Optional[Tuple[Job, Work]] = None
         self.probe: Optional[Tuple[Job, Probe]] = None
-        self._heard_s = time.monotonic()
+        self._last_report_s = time.monotonic()
         self._cancelled_s: Optional[float] = None
 
     @property
@@ -87,7 +87,7 @@ class WorkerProcess:
         if self.lease is None and self.probe is None:
             return False
         ignored = self.lease is not None and self._cancelled_s is not None and now - self._cancelled_s > cancelled_s
-        return ignored or now - self._heard_s > silent_s
+        return ignored or now - self._last_report_s > silent_s
 
     def kill(self) -> None:
         """End it at once. `reports` then returns None."""
@@ -125,7 +125,7 @@ class WorkerProcess:
     def begin(self, job: Job, work: Work, begun: bool) -> None:
         """Give it a lease. `begun`: a recycled file is in place, which the worker overwrites."""
         self.lease, self._cancelled_s = (job, work), None
-        self._heard_s = self._begun_s = time.monotonic()
+        self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
         lease = work.lease
         self._send(
@@ -136,7 +136,7 @@ class WorkerProcess:
     def begin_probe(self, job: Job, probe: Probe) -> None:
         """Give it a probe."""
         self.probe = (job, probe)
-        self._heard_s = self._begun_s = time.monotonic()
+        self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
         self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items)
 
@@ -158,7 +158,7 @@ class WorkerProcess:
             data = os.read(self.read_descriptor, _READ_BYTES)
         except OSError:
             data = b""
-        self._heard_s = time.monotonic()
+        self._last_report_s = time.monotonic()
         return self._lines.feed(data) if data else None
 
     def close_pipes(self) -> None:

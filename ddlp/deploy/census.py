@@ -102,17 +102,17 @@ class _Sample:
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
-        self._seen = 0
+        self._count = 0
         self._drawn: list[Entry] = []
         self._largest = Entry(b"", -1)
 
     def add(self, entry: Entry) -> None:
         """Each file has the same chance (reservoir sampling)."""
-        self._seen += 1
+        self._count += 1
         if len(self._drawn) < SAMPLE:
             self._drawn.append(entry)
         else:
-            place = int(self._draw.random() * self._seen)
+            place = int(self._draw.random() * self._count)
             if place < SAMPLE:
                 self._drawn[place] = entry
         if entry.size > self._largest.size:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import _utils
 
 from csd_engine.errors import WrongPixels
-from ddlp.epoch.conditions import Waiting
+from ddlp.epoch.conditions import Conditions
 from ddlp.epoch.device_state import DeviceState
 from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
 from ddlp.epoch.hooks import EpochHooks
@@ -104,8 +104,8 @@ class EpochExecutor:
         self._chunks = ClaimChunker(ledger, strategy, rates.host)
         self._ready: dict[int, PreparedBatch | PendingTransfer] = {}
         self._prefetcher = None if spec.gpu_transfer is None else GpuPrefetcher(self._ready, ledger, strategy)
-        self._waiting = Waiting(ledger, strategy, self._chunks, self._prefetcher)
-        self._lock = self._waiting.lock
+        self._conditions = Conditions(ledger, strategy, self._chunks, self._prefetcher)
+        self._lock = self._conditions.lock
         self._devices: dict[str, DeviceState] = {device: DeviceState() for device in ledger.devices}
         self._published: dict[int, tuple[AttachedSource, Any]] = {}  # lease -> the source that fetches it, and its handle
         self._ends = threading.Condition(self._lock)  # notified when a device's part in the epoch ends, or the epoch
@@ -173,7 +173,7 @@ class EpochExecutor:
                     self._tell_waiting(True)
                 self.counts.asked_s = began
                 limit = min(LOOK_UP_S if told else WAITING_S, math.inf if deadline is None else max(0.0, deadline - now))
-                self._waiting.rest(self._waiting.training, limit)
+                self._conditions.wait(self._conditions.training, limit)
             batch = self._ready[position]
             if isinstance(batch, PendingTransfer):
                 batch = batch.there()  # if there is no room this raises, and the batch stays the next one
@@ -243,7 +243,7 @@ class EpochExecutor:
             sources = [device.source for device in self._devices.values() if device.source is not None]
             for device in self._devices.values():
                 device.source = None
-            self._waiting.wake_all()
+            self._conditions.wake_all()
             self._ends.notify_all()
         try:
             for source in sources:
@@ -300,7 +300,7 @@ class EpochExecutor:
                     self._act()
                     break
                 if self._prefetcher is None or self._prefetcher.next() is None:
-                    self._waiting.rest(self._waiting.workers, LOOK_UP_S)
+                    self._conditions.wait(self._conditions.workers, LOOK_UP_S)
         self.hooks.rest_ended("host", number, not chunk)
         return chunk
 
@@ -390,9 +390,9 @@ class EpochExecutor:
         with self._lock:
             while not self._closing:
                 if (fetch := self._take_fetch()) is not None:
-                    self._waiting.wake(False)
+                    self._conditions.wake(False)
                     break
-                self._waiting.rest(self._waiting.fetchers, None)
+                self._conditions.wait(self._conditions.fetchers, None)
         self.hooks.rest_ended("transfer", number, fetch is None)
         return fetch
 
@@ -624,7 +624,7 @@ class EpochExecutor:
         self._drain()  # before the leases, since it gives back the space that they need
         if not self._closing:
             self._give_leases()
-        self._waiting.wake(self._error is not None)
+        self._conditions.wake(self._error is not None)
 
     def _drain(self) -> None:
         while self.ledger.effects:

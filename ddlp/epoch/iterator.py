@@ -153,7 +153,7 @@ class EpochIterator(_BaseDataLoaderIter):
     """Gives the batches of one epoch. When it is exhausted, closed or dropped, it ends the threads and the sources' part."""
 
     _pin_memory_thread = None
-    keep: Any = None  # objects that must live as long as this iterator
+    kept_alive: Any = None  # objects that must live as long as this iterator
     on_end: Callable[[], None] | None = None  # called when training has asked for a batch after the last one
 
     def __init__(self, loader: Any, given: EpochArguments) -> None:
@@ -172,8 +172,8 @@ class EpochIterator(_BaseDataLoaderIter):
         self._batch_transform = given.batch_transform
         prefetch_factor = 2 if loader.prefetch_factor is None else loader.prefetch_factor
         workers = max(1, loader.num_workers)
-        self._ahead = prefetch_factor * loader.num_workers
-        self._asked = self._ahead  # how often DataLoader would have asked its sampler by now
+        self._prefetch_batches = prefetch_factor * loader.num_workers  # number of batches that DataLoader prefetches
+        self._asked = self._prefetch_batches  # how often DataLoader would have asked its sampler by now
         self._whole = is_built_in(self._index_sampler)
         order, delivered = self._read_plan(loader, start, given)
         seed = int(self._base_seed) if given.seed is None else given.seed
@@ -206,7 +206,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self.memory = EpochMemory(self.executor, order, start.seed_drawn, self._whole)
         self._closer = when_dropped(self, self.executor.close)
         if not self._whole:
-            self._read_ahead(self._ahead)
+            self._read_ahead(self._prefetch_batches)
         given.hooks.began(
             Beginning(
                 self.spec, self._portable, self._collate_fn, strategy, ledger.length, self.executor.full_batch, workers,
@@ -264,7 +264,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._whole:
             self._plan.read_as_far_as(self._asked)
         else:
-            self._read_ahead(max(1, self._ahead))
+            self._read_ahead(max(1, self._prefetch_batches))
         asked_at = time.monotonic()
         try:
             delivered = self.executor.next_batch(self._timeout)
@@ -278,8 +278,8 @@ class EpochIterator(_BaseDataLoaderIter):
             if self.on_end is not None:
                 self.on_end()
             raise StopIteration
-        if self._ahead and not self._whole:
-            self._read_ahead(self._ahead)
+        if self._prefetch_batches and not self._whole:
+            self._read_ahead(self._prefetch_batches)
         batch = self._assemble(delivered.position, delivered.batch)
         if self._device is not None:
             batch = move(batch, self._device)

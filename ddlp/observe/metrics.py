@@ -107,15 +107,15 @@ def prometheus_text(loaders: DDLPLoader | Mapping[str, DDLPLoader]) -> str:
     numbers are of one moment, and its training goes on meanwhile.
     """
     named = loaders.items() if isinstance(loaders, Mapping) else [("", loaders)]
-    seen = [({"loader": name} if isinstance(loaders, Mapping) else {}, live(loader)) for name, loader in named]
+    numbers = [({"loader": name} if isinstance(loaders, Mapping) else {}, live(loader)) for name, loader in named]
     ranks = here()
     rank: Labels = {} if ranks is None else {"rank": str(ranks.rank)}
-    info = [({**label, "version": __version__, "strategy": now.report.strategy, **rank}, 1.0) for label, now in seen]
+    info = [({**label, "version": __version__, "strategy": now.report.strategy, **rank}, 1.0) for label, now in numbers]
     lines = _family("info", "gauge", "What runs; always 1.", info)
     for metric in _METRICS:
         samples = [
             ({**label, **rank, **own}, float(value))
-            for label, now in seen
+            for label, now in numbers
             for own, value in metric.samples(now)
             if value is not None
         ]

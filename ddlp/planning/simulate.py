@@ -127,8 +127,8 @@ class Simulation:
         if self.world.sampler is None or self.ledger.closed:
             return
         batches, window = self.world.sampler
-        ahead = window - (self.ledger.length - len(self.ledger.delivered))
-        self.ledger.extend(max(0, min(ahead, batches - self.ledger.length)))
+        room = window - (self.ledger.length - len(self.ledger.delivered))
+        self.ledger.extend(max(0, min(room, batches - self.ledger.length)))
         if self.ledger.length == batches:
             self.ledger.close()
 

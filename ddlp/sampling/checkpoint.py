@@ -151,10 +151,10 @@ class Resume:
     ``order``: the state of the generators, and the sampler's epoch, from before the order was drawn. ``seed_drawn``: whether
     DataLoader's base seed was drawn after that and before the order. The next three are for a sampler that is read as it goes.
     ``drawn``: how many batches had been read. ``pending``: those of them that were not delivered, each as (indices,
-    occurrences). ``seen``: how often each source index was drawn. ``seed``: the seed of the samples' draws; None: not drawn
-    yet. ``finished``: nothing of the epoch is left. ``cut``: the result of `cut` when the epoch began. ``workers``: the states
-    that `ddlp.sources.host.stateful_workers` keeps for data sets with a state of their own. ``sampler``: the state of the
-    user's sampler between two epochs. ``deals``: how the epoch's order was dealt out to ranks before, if their states were
+    occurrences). ``times_drawn``: how often each source index was drawn. ``seed``: the seed of the samples' draws; None: not
+    drawn yet. ``finished``: nothing of the epoch is left. ``cut``: the result of `cut` when the epoch began. ``workers``: the
+    states that `ddlp.sources.host.stateful_workers` keeps for data sets with a state of their own. ``sampler``: the state of
+    the user's sampler between two epochs. ``deals``: how the epoch's order was dealt out to ranks before, if their states were
     merged; positions are those of what is left of it then.
     """
 
@@ -163,7 +163,7 @@ class Resume:
     seed_drawn: bool = True
     drawn: int = 0
     pending: tuple[tuple[list[int], list[int]], ...] = ()
-    seen: dict[int, int] = field(default_factory=dict)
+    times_drawn: dict[int, int] = field(default_factory=dict)
     seed: int | None = None
     finished: bool = False
     cut: dict[str, Any] = field(default_factory=dict)
@@ -220,7 +220,7 @@ class Resume:
 
     def prepend(self, plan: EpochPlan) -> None:
         """Begin the plan with the undelivered batches that had been read, of a sampler that is read as it goes."""
-        plan.go_on_after(self.seen)
+        plan.go_on_after(self.times_drawn)
         for indices, occurrences in self.pending:
             plan.append(np.asarray(indices, dtype=np.int64), np.asarray(occurrences, dtype=np.int64))
 
@@ -352,13 +352,14 @@ def save(
     ``plan``: the plan of portable batches whose sampler is read as it goes. ``drawn``: the batches that user code has read of
     such a sampler.
     """
-    pending, seen, untouched = [], {}, not delivered
+    pending, times_drawn, untouched = [], {}, not delivered
     if plan is not None:
         left = [k for k in range(delivered.first_missing(), len(plan)) if k not in delivered]
         pending = [[plan.indices(k), plan.occurrences(k).tolist()] for k in left]
-        delivered, drawn, seen, untouched = RangeSet(), plan.drawn, plan.seen, len(left) == plan.drawn
+        delivered, drawn, times_drawn = RangeSet(), plan.drawn, plan.times_drawn
+        untouched = len(left) == plan.drawn
     if untouched or finished:  # no position counts
-        delivered, drawn, pending, seen = RangeSet(), 0, [], {}
+        delivered, drawn, pending, times_drawn = RangeSet(), 0, [], {}
     return {
         "format": FORMAT,
         "epoch": epoch,
@@ -369,7 +370,7 @@ def save(
         "seed_drawn": seed_drawn,
         "drawn": drawn,
         "pending": pending,
-        "seen": {str(k): v for k, v in seen.items()},
+        "seen": {str(k): v for k, v in times_drawn.items()},
         "workers": workers,
         "sampler": sampler,
     }

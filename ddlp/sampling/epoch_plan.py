@@ -129,7 +129,7 @@ class EpochPlan:
         self.views = views
         self._portable = portable
         self._batched = batched
-        self._seen = OccurrenceCounter(portable.starts[-1])
+        self._occurrence_counter = OccurrenceCounter(portable.starts[-1])
         self._blocks: dict[int, _Block] = {}  # the blocks of a sampler of torch's own, by number
         self._size = self._per_block = 1  # samples of a batch in these blocks, batches of a block
         self._wanted = self._whole = 0  # samples and batches of all blocks
@@ -186,7 +186,7 @@ class EpochPlan:
         """Add a batch of the data set's own indices. Their occurrences are counted, unless they are given (on a resume)."""
         sources = self._portable.source(indices)
         if occurrences is None:
-            occurrences = self._seen.count(sources)
+            occurrences = self._occurrence_counter.count(sources)
         self._batches[self._length] = _Block(indices, sources, occurrences)
         self._length += 1
         self._largest = max(self._largest, len(indices))
@@ -208,13 +208,13 @@ class EpochPlan:
             self._kept_from = kept_from
 
     @property
-    def seen(self) -> dict[int, int]:
+    def times_drawn(self) -> dict[int, int]:
         """How often each source index was drawn, if the order is drawn as it goes."""
-        return self._seen.times()
+        return self._occurrence_counter.times()
 
-    def go_on_after(self, seen: dict[int, int]) -> None:
-        """Count on from the numbers in `seen` of an epoch that is resumed."""
-        self._seen.add(seen)
+    def go_on_after(self, times_drawn: dict[int, int]) -> None:
+        """Count on from the numbers in `times_drawn` of an epoch that is resumed."""
+        self._occurrence_counter.add(times_drawn)
 
     def _read_whole(self, sampler: Any, at_once: bool) -> None:
         outer, size, drop_last = sampler, 1, False
@@ -261,7 +261,7 @@ class EpochPlan:
     def _draw(self) -> None:
         indices = next(self._next_blocks)
         sources = self._portable.source(indices)  # raises for an index that the data set does not have
-        before = self._seen.count(sources) if self._counts else None
+        before = self._occurrence_counter.count(sources) if self._counts else None
         if self._drawn_blocks >= self._kept_from:
             if before is not None:
                 before = _small(before) if before.any() else None

@@ -41,13 +41,13 @@ class _Torch:
 
     def __init__(self) -> None:
         self._twin = torch.Generator("cpu")
-        self._seen = b""
-        self._content = b""  # its state when its memory was `_seen`
+        self._memory = b""
+        self._content = b""  # its state when its memory was `_memory`
 
     def state(self) -> bytes:
         memory = _memory_of_torch()
-        if memory is None or memory.raw != self._seen:
-            self._seen = b"" if memory is None else memory.raw  # read before the state: a thread may draw in between
+        if memory is None or memory.raw != self._memory:
+            self._memory = b"" if memory is None else memory.raw  # read before the state: a thread may draw in between
             self._content = torch.default_generator.get_state().numpy().tobytes()
         return self._content
 
@@ -92,31 +92,31 @@ class _Numpy:
     def __init__(self) -> None:
         self._bits: Any = None
         self._words: Any = None  # None: the generator is left alone
-        self._seen = b""
-        self._normal: float | None = None  # the normal that it kept when its words were `_seen`
+        self._last_words = b""
+        self._normal: float | None = None  # the normal that it kept when its words were `_last_words`
 
     def _of_today(self) -> Any:
         bits = np.random.mtrand.get_bit_generator()
         if bits is not self._bits:
             known = type(bits) is np.random.MT19937
             self._words = (ctypes.c_char * _MT19937_BYTES).from_address(bits.ctypes.state_address) if known else None
-            self._bits, self._seen = bits, b""
+            self._bits, self._last_words = bits, b""
         return self._words
 
     def state(self) -> tuple[bytes, float | None]:
         if self._of_today() is None:
             return b"", None
         words: bytes = self._words.raw
-        if self._normal is not None or words != self._seen:  # only a draw or a new state gives it a normal
+        if self._normal is not None or words != self._last_words:  # only a draw or a new state gives it a normal
             state: Any = np.random.get_state()
-            self._seen, self._normal = words, state[4] if state[3] else None
+            self._last_words, self._normal = words, state[4] if state[3] else None
         return words, self._normal
 
     def put_back(self, state: tuple[bytes, float | None]) -> None:
         if self._of_today() is None:
             return
         words, normal = state
-        self._seen = b""
+        self._last_words = b""
         if normal is None:
             np.random.seed(0)  # makes it forget a normal that it keeps
             self._words.raw = words

@@ -84,7 +84,7 @@ def _pending(value: Any) -> tuple[tuple[list[int], list[int]], ...]:
     return tuple((list(indices), list(occurrences)) for indices, occurrences in batches)
 
 
-def _seen(value: Any) -> dict[int, int]:
+def _times_drawn(value: Any) -> dict[int, int]:
     try:
         return {count(int(index)): count(often) for index, often in an_object(value).items()}
     except (TypeError, ValueError):
@@ -138,7 +138,7 @@ def _deal(value: Any) -> Any:
 
 _FIELDS: dict[str, Check] = {
     "format": count, "epoch": _epoch, "seed": optional(any_seed), "finished": true_or_false, "delivered": _delivered,
-    "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _seen,
+    "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _times_drawn,
 }  # fmt: skip
 # The first versions had no workers and no sampler; a state between two epochs has no cut.
 _MORE: dict[str, Check] = {"workers": optional(_workers), "sampler": _any, "cut": _cut, "rank": count, "merged": _merged}

@@ -70,10 +70,10 @@ class CudaStream:
         event = torch.cuda.Event(blocking=True)  # else a waiting thread keeps a core busy that should decode
         with torch.cuda.device(self.device):
             event.record(self._stream)
-        return _CudaMark(event, self.device)
+        return _CudaEvent(event, self.device)
 
 
-class _CudaMark:
+class _CudaEvent:
     def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event, self._device = event, device
 
@@ -105,10 +105,10 @@ class PlainStream:
 
     def event(self) -> StreamEvent:
         """As `DeviceStream`."""
-        return _PlainMark()
+        return _PastEvent()
 
 
-class _PlainMark:
+class _PastEvent:
     def passed(self) -> bool:
         return True
 

@@ -30,7 +30,7 @@ _TROUBLE = (DDLPError, EngineError, OSError)
 _LAST_READING_S = 10.0
 _LONGEST_GAP_S = 5.0  # at least: a thread may be late on a busy machine
 _ENOUGH = 0.98  # if this part of the time was metered, it counts as all
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 class _Reader:
@@ -194,8 +194,8 @@ class EnergyMeter:
             meter.open()
             sources.append(meter)
         for one in absent:
-            if one.refused and str(one) not in _told:
-                _told.add(str(one))
+            if one.refused and str(one) not in _warned:
+                _warned.add(str(one))
                 warn_user(f"ddlp: {one}")
         return cls(sources, absent, model=model, devices=len(devices), tariff=tariff)
 

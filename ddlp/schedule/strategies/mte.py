@@ -100,12 +100,12 @@ class Mte(Strategy):
         free, split = self.ledger.free, self._split()
         if not free or self.host_batches is None:
             return super().free_for_device(device)
-        ahead = self.made_meanwhile(device)
+        lead = self.made_meanwhile(device)
         while (position := free.at_most(self._frontier)) is not None and position >= split:
             self._frontier = position - 1
             before = len(free) - (position + 1 - split)  # free batches that are delivered earlier
             self._due += self._hosts_part(before, position + 1 - split)
-            if self._due < 1.0 and before >= ahead:
+            if self._due < 1.0 and before >= lead:
                 return position
             self._due = max(0.0, self._due - 1.0)
         if not self.worth_leasing(device):

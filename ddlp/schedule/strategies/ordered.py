@@ -13,7 +13,7 @@ class Ordered(Strategy):
     order = Order.SAMPLER
 
     def free_for_device(self, device: str) -> int | None:
-        free, ahead = self.ledger.free, self.made_meanwhile(device)
-        if ahead < len(free):
-            return free.nth(ahead)
+        free, lead = self.ledger.free, self.made_meanwhile(device)
+        if lead < len(free):
+            return free.nth(lead)
         return super().free_for_device(device)  # the epoch's last batches: a device gets them as long as that saves time

@@ -200,7 +200,7 @@ class JobHandle:
             raise answer
         return answer
 
-    def heard(self, message: say.Message) -> bool:
+    def handle(self, message: say.Message) -> bool:
         """Handle a message about this job, on the link's thread. Return True if the message ends the job.
 
         A message that nobody waits for is dropped: nothing of it is kept.

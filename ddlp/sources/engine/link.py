@@ -98,12 +98,12 @@ class EngineLink:
         self._outbox: deque[list[say.Payload]] = deque()
         self._parts: deque[list[say.Payload]] = deque()  # of files; the engine has not read what was sent before
         self.stream = PartStream(self.submit)
-        self._seen: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
+        self._look_answers: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
         self._looking: str | None = None  # the file of a question that has no answer yet
         self._ping_due = True
         self._stop = False
         self._lost: str | None = None
-        self._heard = time.monotonic()
+        self._last_message_s = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
         self._asking: deque[_Asked] = deque()  # callers that wait for a status or for sensors
         self._numbers = itertools.count(1)
@@ -118,7 +118,7 @@ class EngineLink:
     @property
     def silent_s(self) -> float:
         """Seconds since the engine's last message. It answers a ping every ``heartbeat_s``."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._last_message_s
 
     def open(self) -> say.Welcome:
         """Connect (once; later calls return the same) and return the engine's Welcome.
@@ -204,10 +204,10 @@ class EngineLink:
         self._looking = file
         self.submit(say.encode(say.Look(file)))
         try:
-            seen = self._seen.get(timeout=timeout_s)
-            if isinstance(seen, Exception):
-                raise seen
-            return seen
+            answer = self._look_answers.get(timeout=timeout_s)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         except queue.Empty:
             raise EngineGone(f"the engine at {self.address} did not answer within {timeout_s:g} s.") from None
 
@@ -312,7 +312,7 @@ class EngineLink:
                 jobs = list(self._jobs.values())
                 asking, self._asking = self._asking, deque()
             self.stream.end(reason)
-            self._seen.put(EngineGone(reason))
+            self._look_answers.put(EngineGone(reason))
             for asked in asking:
                 asked.answers.put(None)
             for job in jobs:
@@ -332,21 +332,21 @@ class EngineLink:
 
     def _serve(self, wire: Wire, wakeup: Wakeup) -> str:
         """Send and receive messages until the link ends; return why it ended."""
-        heard = last_round = time.monotonic()
-        pinged, told_s, gap_s = heard - self._heartbeat_s, -math.inf, min(_PING_GAP_S, self._heartbeat_s)
-        told: tuple[str, ...] = ()
+        silent_since = last_round = time.monotonic()
+        pinged, sent_s, gap_s = silent_since - self._heartbeat_s, -math.inf, min(_PING_GAP_S, self._heartbeat_s)
+        sent: tuple[str, ...] = ()
         while True:
             wakeup.rest()
-            rest_s = self._heartbeat_s if not self._ping_due else max(0.0, told_s + gap_s - time.monotonic())
+            rest_s = self._heartbeat_s if not self._ping_due else max(0.0, sent_s + gap_s - time.monotonic())
             wakeup.awake(wire.wait(0.0 if self._stop or (self._outbox and not wire.full) else rest_s))
             now = time.monotonic()
             if now - last_round > self._heartbeat_s + _PAUSE_S:
-                heard += now - last_round
+                silent_since += now - last_round
             last_round = now
             broken = wire.broken()
             alive = False
             for message, payload in itertools.islice(wire.messages(), _AT_ONCE):
-                heard = self._heard = now
+                silent_since = self._last_message_s = now
                 alive = True
                 gone = self._take(wire, message, payload)
                 if gone:
@@ -357,16 +357,16 @@ class EngineLink:
             ended = self._ended() if self._ended is not None and not alive else None
             if ended is not None or broken:
                 return ended or f"the connection to the engine at {self.address} was broken off"
-            if now - heard > self._heartbeat_timeout_s:
-                return f"the engine at {self.address} has been silent for {now - heard:.1f} s"
+            if now - silent_since > self._heartbeat_timeout_s:
+                return f"the engine at {self.address} has been silent for {now - silent_since:.1f} s"
             if self._stop:
                 return "the link was closed"
             beat = now - pinged >= self._heartbeat_s
-            if beat or (self._ping_due and now - told_s >= gap_s):
+            if beat or (self._ping_due and now - sent_s >= gap_s):
                 self._ping_due = False
                 waiting = tuple(job.name for job in list(self._jobs.values()) if job.is_waiting and job.open)
-                if waiting != told:
-                    told, told_s, beat = waiting, now, True
+                if waiting != sent:
+                    sent, sent_s, beat = waiting, now, True
                 if beat:
                     if wire.hoards():
                         return f"the engine at {self.address} sends a message without end"
@@ -386,7 +386,7 @@ class EngineLink:
         elif isinstance(message, say.Seen):
             if message.file == self._looking:
                 self._looking = None
-                self._seen.put(message)
+                self._look_answers.put(message)
         elif isinstance(message, (say.Status, say.Sensors)):
             if self._asking:
                 asked = self._asking.popleft()
@@ -397,7 +397,7 @@ class EngineLink:
             return f"the engine at {self.address} broke off: {message.reason}"
         elif isinstance(message, _OF_A_JOB):
             job = self._jobs.get(message.job)
-            if job is not None and job.heard(message):
+            if job is not None and job.handle(message):
                 self._jobs.pop(job.name, None)
         else:
             return f"the engine at {self.address} sent {type(message).__name__}, which it should not have"

@@ -54,7 +54,7 @@ def _share(link: EngineLink, spool: Path, there: str) -> DatasetUpload:
     if not os.path.isdir(spool):
         raise NotShared(f"the engine's spool {there} should be {spool} here, which is no directory")
     sign = link.look("")
-    if not re.fullmatch(SIGN, sign.own) or not _seen(spool, sign.own, sign.own_digest):
+    if not re.fullmatch(SIGN, sign.own) or not _has_file(spool, sign.own, sign.own_digest):
         raise NotShared(f"{spool} is here, but not what the engine has just shown in its spool {there}: another disk?")
     upload = DatasetUpload.shared(spool, there)
     try:
@@ -70,7 +70,7 @@ def _share(link: EngineLink, spool: Path, there: str) -> DatasetUpload:
         raise
 
 
-def _seen(spool: Path, name: str, digest: str) -> bool:
+def _has_file(spool: Path, name: str, digest: str) -> bool:
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
         with contextlib.closing(Directory(os.path.realpath(spool))) as directory:

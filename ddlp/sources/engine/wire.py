@@ -79,7 +79,7 @@ class Wire:
         self._poller = zmq.Poller()
         for one in (self._socket, self._monitor, wake):
             self._poller.register(one, zmq.POLLIN)
-        self._connected = self._told = False
+        self._connected = self._has_events = False
         self.full = False  #: the last message could not be sent: the engine has not read those before it; `wait` clears it
         self._descriptor = -1  # of the connection
         self._whole = True  # a message has come since the last look at the bytes received
@@ -103,18 +103,18 @@ class Wire:
         if self.full:
             self._poller.modify(self._socket, zmq.POLLIN)
             self.full = not int(ready.get(self._socket, 0)) & _OUT
-        self._told = self._monitor in ready
+        self._has_events = self._monitor in ready
         return self._wake in ready
 
     def _events(self) -> Iterable[int]:
         """Yield the monitor's events of the connection, if the last `wait` found any."""
-        while self._told and self._monitor.poll(0):
-            told = parse_monitor_message(self._monitor.recv_multipart())
-            if told["event"] == zmq.EVENT_CONNECTED:
-                self._descriptor = told["value"]
+        while self._has_events and self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_CONNECTED:
+                self._descriptor = event["value"]
                 self._received = 0
             else:
-                yield told["event"]
+                yield event["event"]
 
     def greet(self, timeout_s: float, stopped: Callable[[], bool]) -> say.Welcome:
         """Connect and say Hello; return the engine's Welcome.
@@ -229,8 +229,8 @@ def _bytes_received(descriptor: int) -> int:
     except OSError:  # it is closed already
         return 0
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
-        return int(struct.unpack_from("=Q", told, _RECEIVED_AT)[0]) if len(told) == _RECEIVED_AT + 8 else 0
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+        return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0]) if len(info) == _RECEIVED_AT + 8 else 0
     except OSError:
         return 0
     finally:

@@ -249,7 +249,7 @@ class DaliHost:
         self._spec, self._graphs = spec, graphs
         get_ready(spec)
         self._lock = threading.Lock()
-        self._told = False
+        self._warned = False
         self._by_dali = self._by_us = 0
         self._sink: EpochSink | None = None
 
@@ -330,7 +330,7 @@ class DaliHost:
             self._graphs.run(samples, rows.take)
         except RuntimeError as error:
             with self._lock:
-                first, self._told = not self._told, True
+                first, self._warned = not self._warned, True
             if first:
                 why = _reason(error)
                 self._warn(f"DALI could not prepare samples of batch {position} ({why}); ddlp's own code does instead.")

@@ -365,12 +365,12 @@ class Processes(_Beside):
     Args:
         workers: the processes.
         pool: the memory of the batches, and of the results.
-        keep: leave the processes to the next epoch, as the loader's ``persistent_workers`` asks.
+        persistent: leave the processes to the next epoch, as the loader's ``persistent_workers`` asks.
     """
 
-    def __init__(self, workers: WorkerProcesses, pool: SharedPool, keep: bool) -> None:
+    def __init__(self, workers: WorkerProcesses, pool: SharedPool, persistent: bool) -> None:
         super().__init__()
-        self._workers, self._keep, self._epoch = workers, keep, _Epoch(pool)
+        self._workers, self._persistent, self._epoch = workers, persistent, _Epoch(pool)
         workers.epoch = self._epoch
         for one in workers.all:
             self._free.put(functools.partial(one.run, self._epoch))
@@ -378,7 +378,7 @@ class Processes(_Beside):
     def close(self) -> None:
         """Drop the batches in work. End the processes unless they are kept."""
         self._epoch.closed = True
-        if not self._keep:
+        if not self._persistent:
             self._workers.end()
 
 
@@ -573,13 +573,13 @@ def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int,
     assert isinstance(pool, SharedPool)
     given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn
     if not loader.persistent_workers:
-        return Processes(WorkerProcesses(*given, base_seed), pool, keep=False)
+        return Processes(WorkerProcesses(*given, base_seed), pool, persistent=False)
     kept: WorkerProcesses | None = loader._own_processes
     if kept is None or not kept.fit(*given):
         workers = WorkerProcesses(*given, base_seed)
         if kept is not None:
             if kept.in_use:  # by another iterator of the loader
-                return Processes(workers, pool, keep=False)
+                return Processes(workers, pool, persistent=False)
             kept.end()
         loader._own_processes = kept = workers
-    return Processes(kept, pool, keep=True)
+    return Processes(kept, pool, persistent=True)

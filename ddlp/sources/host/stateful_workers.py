@@ -170,7 +170,7 @@ class _Start:
 
 
 @dataclass
-class Told:
+class WorkerState:
     """The last pickled state of a worker's data set, and the positions that the worker has delivered since."""
 
     state: bytes | None = None
@@ -191,30 +191,32 @@ class Workers:
 
     def __init__(self, count: int, saved: dict[str, Any] | None) -> None:
         self.count = count
-        self.told = [Told() for _ in range(max(1, count))]
+        self.states = [WorkerState() for _ in range(max(1, count))]
         self.first = 0  # the worker whose turn it is first
         if saved is not None:
-            self.told = [Told(None if state is None else pickle.dumps(state), list(since)) for state, since in saved["states"]]
+            self.states = [
+                WorkerState(None if state is None else pickle.dumps(state), list(since)) for state, since in saved["states"]
+            ]
             self.first = saved["next"]
         self._next = self.first
 
     def deliver(self, given: Given, position: int) -> None:
         """Note that the batch went to the training loop."""
-        told = self.told[given.worker]
+        worker = self.states[given.worker]
         if given.state is None:
-            told.since.append(position)
+            worker.since.append(position)
         else:
-            told.state, told.since = given.state, []
-        self._next = (given.worker + 1) % len(self.told)
+            worker.state, worker.since = given.state, []
+        self._next = (given.worker + 1) % len(self.states)
 
     def saved(self, between: bool = False) -> dict[str, Any] | None:
         """Return all states; plain data, if the data sets' states are. None if no data set has given one.
 
         ``between``: for a state between two epochs, in which no position counts.
         """
-        if all(told == Told() for told in self.told):
+        if all(worker == WorkerState() for worker in self.states):
             return None
-        states = [[told.plain(), [] if between else list(told.since)] for told in self.told]
+        states = [[worker.plain(), [] if between else list(worker.since)] for worker in self.states]
         return {"num_workers": self.count, "next": 0 if between else self._next, "states": states}
 
 
@@ -270,7 +272,7 @@ class StatefulView(KeyedView):
         """Set the epoch for which the sampler is read next."""
         super().next_epoch(seed, epoch, resume, seed_drawn=seed_drawn)
         self.workers = Workers(self.num_workers, resume.workers or self.between())
-        self._again = {position: worker for worker, told in enumerate(self.workers.told) for position in told.since}
+        self._again = {position: worker for worker, state in enumerate(self.workers.states) for position in state.since}
 
     def read(self, position: int) -> bool:
         """Note that the sampler gave this position's batch. True if a worker must make it."""
@@ -280,7 +282,7 @@ class StatefulView(KeyedView):
     def asks(self) -> tuple[int, bool]:
         """Return which worker makes the batch that was sent last, and whether it takes the data set's state after it."""
         workers = self.workers
-        number, count = len(self._sent) - 1, len(workers.told)
+        number, count = len(self._sent) - 1, len(workers.states)
         at_the_end = self._batches is not None and self._sent[-1] + count >= self._batches
         return (workers.first + number) % count, number // count % self._every == 0 or at_the_end
 

@@ -63,14 +63,14 @@ class _Occurrences:
     """Counts how often each index came in an epoch."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, int] = {}
+        self._times: dict[int, int] = {}
         self._ordinal = 0
 
     def __call__(self, indices: Iterable[Any]) -> list[tuple[int, int]] | None:
         """Return (index, how often it came before) of each; None if all are integers that come for the first time."""
-        indices, seen = list(indices), self._seen
-        if set(map(type, indices)) == {int} and seen.keys().isdisjoint(indices) and len(set(indices)) == len(indices):
-            seen.update(dict.fromkeys(indices, 1))
+        indices, times = list(indices), self._times
+        if set(map(type, indices)) == {int} and times.keys().isdisjoint(indices) and len(set(indices)) == len(indices):
+            times.update(dict.fromkeys(indices, 1))
             self._ordinal += len(indices)
             return None
         return [self._numbered(index) for index in indices]
@@ -81,8 +81,8 @@ class _Occurrences:
             number = int(index)
         except (TypeError, ValueError):  # a data set with keys of its own: use the sample's place in the epoch
             return self._ordinal, 0
-        before = self._seen.get(number, 0)
-        self._seen[number] = before + 1
+        before = self._times.get(number, 0)
+        self._times[number] = before + 1
         return number, before
 
 
@@ -141,7 +141,7 @@ class KeyedView:
         self._built_in = is_built_in(loader._index_sampler)
         self._iterator: weakref.ref[Any] | None = None
         self._base_seed = 0
-        self._ahead = (loader.prefetch_factor or 2) * loader.num_workers
+        self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
         self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
         self.dataset = _samples_of(loader)
         self.collate_fn = _as_it_is
@@ -194,7 +194,7 @@ class KeyedView:
         # Not the last batch, unless it had been read as well: with it a RandomSampler draws once more from the user's
         # generator, and the next epoch's order depends on that draw.
         given = self._batches if resume.finished else len(self._done)
-        read = max(given + self._ahead, self._batches - 1, 1)
+        read = max(given + self._prefetch_batches, self._batches - 1, 1)
         with resume.order_restored(source):
             items = iter(source._index_sampler)
             head = list(itertools.islice(items, read))

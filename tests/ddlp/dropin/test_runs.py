@@ -15,7 +15,7 @@ from torchvision import transforms
 
 import ddlp.epoch.executor
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.epoch.conditions import Waiting
+from ddlp.epoch.conditions import Conditions
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
@@ -86,26 +86,26 @@ def test_an_unreadable_file_raises_in_its_place(paths, tmp_path, lengths, worker
 def test_a_worker_is_woken_for_a_whole_run_or_where_training_waits():
     ledger, rates = Ledger(1000, host_slots=8), Rates()
     strategy = STRATEGIES["cpu"](ledger, rates)
-    runs = ClaimChunker(ledger, strategy, rates.host)
-    waiting = Waiting(ledger, strategy, runs)
+    chunker = ClaimChunker(ledger, strategy, rates.host)
+    conditions = Conditions(ledger, strategy, chunker)
     woken, rests = threading.Event(), threading.Event()
 
     def worker() -> None:
-        with waiting.lock:
+        with conditions.lock:
             rests.set()
-            waiting.rest(waiting.workers, 60)
+            conditions.wait(conditions.workers, 60)
             woken.set()
 
     thread = threading.Thread(target=worker)
     thread.start()
     rests.wait()
-    with waiting.lock:
-        runs.length = 4
+    with conditions.lock:
+        chunker.length = 4
         for position in range(5):
             ledger.claim(position)
-        waiting.wake(False)  # 3 slots
+        conditions.wake(False)  # 3 slots
     assert not woken.wait(0.2)
-    with waiting.lock:
-        waiting.rest(waiting.training, 0.2)
+    with conditions.lock:
+        conditions.wait(conditions.training, 0.2)
     assert woken.wait(20), "training waits: less than a run is worth it"
     thread.join()

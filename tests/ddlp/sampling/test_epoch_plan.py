@@ -209,7 +209,7 @@ def test_batches_read_one_by_one_are_forgotten():
     plan.forget(2)
     assert len(plan) == 3 and [plan.size(k) for k in range(3)] == [2, 0, 2] and plan.largest == 2
     assert plan.items(0) == [(1, 0), (2, 0)]  # which devices are compared by, whenever they join
-    assert plan.items(2) == [(22, 0), (1, 2)] and plan.seen == {1: 3, 2: 1, 22: 1}
+    assert plan.items(2) == [(22, 0), (1, 2)] and plan.times_drawn == {1: 3, 2: 1, 22: 1}
 
 
 class OnTheGpu(torch.Tensor):
