@@ -58,6 +58,7 @@ class _Deployment:
         self._before: tuple[str, str] | None = None  # build and settings to go back to
         self._keeps_another_build = False
         self._started = False  # by this run
+        self._reads: list[str] = []  # the directories that the engine reads
 
     def run(self) -> tuple[DeviceRecord, list[Finding]]:
         with self._steps.step("connect") as step:
@@ -169,11 +170,14 @@ class _Deployment:
                 self._record = record = dataclasses.replace(record, operators={**files, **record.operators})
                 self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[one] for one in new))}")
         if self._keeps_another_build:
+            there = settings.Settings.parse(found.settings)
+            self._reads = [device for _, device in there.roots] if there else []
             return  # that build may have other options than ours
         with self._steps.step("settings") as step:
             place.make_spool(shell, found, record.device_spool)
             place.make_operators(shell, found)
             made, findings = settings.make(found, record, wanted.given_options, ipv6="[" in self._address)
+            self._reads = [device for _, device in made.roots]
             for finding in findings:
                 self._tell(step, finding)
             changed = settings.put(shell, found, record, made.text)
@@ -262,7 +266,7 @@ class _Deployment:
     def _enable(self, step: Step) -> bool:
         """Let the engine start at boot; True if that changed something. If that can't be done, the engine runs all the same."""
         try:
-            return self._service.enable(cron=self._survey.cron is not None)
+            return self._service.enable(self._survey.cron is not None, self._reads)
         except CommandFailed as error:
             self._record = dataclasses.replace(self._record, service="supervised")
             self._tell(step, diagnosis.of_no_boot(self._record, str(error)))

@@ -6,8 +6,11 @@ Either way the supervisor (`csd_engine.supervisor`) runs the engine, keeps its l
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ddlp.deploy import account
+from ddlp.deploy.sandbox import quoted, sandbox
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.devices.address_book import DeviceRecord
 
@@ -41,19 +44,16 @@ def supervisor_command(python: str, home: str) -> str:
     )
 
 
-def unit(name: str, python: str, home: str, *, user: bool) -> str:
-    """Text of the systemd unit: of the user's own systemd, or of the system's."""
-
-    def quoted(text: str) -> str:
-        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-        return f'"{escaped}"'
-
+def unit(name: str, python: str, home: str, limits: str, *, user: bool) -> str:
+    """Text of the systemd unit: of the user's own systemd, or of the system's. `limits`: the lines of `sandbox`."""
+    start = quoted(python).replace("$", "$$")
     return (
         f"[Unit]\nDescription=ddlp engine {name}\nAfter=network-online.target remote-fs.target\n"
         "Wants=network-online.target\n\n"
         f"[Service]\nEnvironment={quoted(f'PYTHONPATH={home}/current')} PYTHONSAFEPATH=1\n"
-        f"ExecStart={quoted(python)} -m csd_engine.supervisor {quoted(home)}\n"
-        "Restart=always\nRestartSec=5\nTimeoutStopSec=30\nWorkingDirectory=/\nLimitNOFILE=16384\n\n"  # connections are files
+        f"ExecStart={start} -m csd_engine.supervisor {quoted(home)}\n"
+        "Restart=always\nRestartSec=5\nTimeoutStopSec=30\nWorkingDirectory=/\nLimitNOFILE=16384\n"  # connections are files
+        f"{limits}\n"
         f"[Install]\nWantedBy={'default.target' if user else 'multi-user.target'}\n"
     )
 
@@ -79,6 +79,8 @@ class Service:
         home: our directory there.
         python: the interpreter there.
         systemd: systemd runs it (the system's for root, else the user's own); else our supervisor alone.
+        spool: there.
+        machine: as `uname -m` says it there.
     """
 
     shell: Shell
@@ -86,11 +88,14 @@ class Service:
     home: str
     python: str
     systemd: bool
+    spool: str
+    machine: str
 
     @staticmethod
     def of(record: DeviceRecord, shell: Shell) -> Service:
         """The service of a device in the address book."""
-        return Service(shell, record.name, record.home, record.python, record.service == "systemd")
+        systemd = record.service == "systemd"
+        return Service(shell, record.name, record.home, record.python, systemd, record.device_spool, record.machine)
 
     @property
     def _unit(self) -> str:
@@ -103,11 +108,12 @@ class Service:
         wait = f"i=0; until [ -e {shlex.quote(self.home + '/current')} ] || [ $i = 60 ]; do sleep 5; i=$((i+1)); done"
         return f"@reboot {wait}; {supervisor_command(self.python, self.home)} --detach".replace("%", r"\%")
 
-    def enable(self, cron: bool) -> bool:
+    def enable(self, cron: bool, reads: Iterable[str] = ()) -> bool:
         """Have it started at boot; True if that changed something.
 
         Args:
             cron: there is a cron to do it, if systemd is missing.
+            reads: the directories that the engine reads, those of all hosts.
 
         Raises:
             CommandFailed: this user may not do that, say. The engine can still run, under our supervisor alone.
@@ -115,16 +121,26 @@ class Service:
         """
         if not self.systemd:
             return cron and self._enable_cron()
-        texts = {kind: shlex.quote(unit(self.name, self.python, self.home, user=kind == "user")) for kind in ("user", "system")}
+        user, own, root = (
+            shlex.quote(unit(self.name, self.python, self.home, limits, user=kind == "user"))
+            for kind in ("user", "account", "root")
+            for limits in [sandbox(kind, self.home, self.spool, [self.python, *reads], self.machine)]
+        )
+        # systemd knows @system-service from version 239 on. An older one would allow next to nothing.
+        version = "systemctl --version | sed -n '1s/^systemd \\([0-9]*\\).*/\\1/p'"
         script = (
-            f'{_SYSTEMD}unit="$units/{self._unit}"; text={texts["system"]}\n'
-            f'[ "$ctl" = systemctl ] || {{ text={texts["user"]}\n'
-            f"{_LINGERS} || {{ {_LINGER}; if {_LINGERS}; then : > {self._lingering_is_ours}; fi; }}; }}\n"
-            f'printf %s "$text" | cmp -s - "$unit" && $ctl -q is-enabled {self._unit} && exit 0\n'
+            f'{_SYSTEMD}unit="$units/{self._unit}"; home={shlex.quote(self.home)}; spool={shlex.quote(self.spool)}; stopped=\n'
+            f'{account.TAKE}if [ "$ctl" = systemctl ]; then text={root}\n'
+            f"take_account {self._unit} > /dev/null 2>&1 && text={own}\n"
+            f"else text={user}\n"
+            f"{_LINGERS} || {{ {_LINGER}; if {_LINGERS}; then : > {self._lingering_is_ours}; fi; }}; fi\n"
+            f'[ "$({version})" -ge 239 ] 2> /dev/null || {{\n'
+            'text=$(printf "%s." "$text" | grep -v "^SystemCall"); text=${text%.}; }\n'
+            f'[ -z "$stopped" ] && printf %s "$text" | cmp -s - "$unit" && $ctl -q is-enabled {self._unit} && exit 0\n'
             'mkdir -p "$units" && printf %s "$text" > "$unit" && $ctl daemon-reload && '
             f"$ctl -q enable {self._unit} && echo changed"
         )
-        return "changed" in self.shell.must(script, "installing the systemd unit", timeout_s=60)
+        return "changed" in self.shell.must(script, "installing the systemd unit", timeout_s=300)
 
     @property
     def _lingering_is_ours(self) -> str:
@@ -218,8 +234,8 @@ class Service:
         """Stop it, and have nothing start it any more."""
         self.stop()
         self.shell.run(
-            f'{_SYSTEMD}unit="$units/{self._unit}"; [ -e "$unit" ] || exit 0; $ctl disable {self._unit}; '
-            'rm -f "$unit"; $ctl daemon-reload',
+            f'{_SYSTEMD}{account.DROP}unit="$units/{self._unit}"; [ -e "$unit" ] || exit 0; $ctl disable {self._unit}; '
+            'rm -f "$unit"; $ctl daemon-reload; [ "$ctl" != systemctl ] || drop_account "$units"',
             timeout_s=60,
         )
         self.shell.run(

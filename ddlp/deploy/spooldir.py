@@ -12,7 +12,7 @@ from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 from ddlp.errors import DDLPError
 
-__all__ = ["FOREIGN", "REMOVE", "clear_replaced", "removal"]
+__all__ = ["FOREIGN", "GIVE", "REMOVE", "clear_replaced", "removal"]
 
 _KEPT = " ".join(KEPT)
 _LIST = f'for one in . {_KEPT}; do (cd "$spool/$one" 2> /dev/null && ls -A) | sed "s,^,$one/,"; done'
@@ -35,6 +35,17 @@ REMOVE = f"""\
 fi
 """
 """Removes what is ours in $spool."""
+
+GIVE = f"""\
+give() {{
+  [ "$(stat -c %U "$spool/.")" != "$1" ] || return 0
+  {{ {_LIST}; }} | {_grep("-E", MADE)} | grep -v '^files/' |
+    while read -r one; do chown -Rh "$1" "$spool/$one" || exit 1; done || return 1
+  for one in {_KEPT} {MARK}; do [ ! -e "$spool/$one" ] || chown -h "$1" "$spool/$one" || return 1; done
+  chown "$1:" "$spool/."
+}}
+"""
+"""Defines `give USER`, which makes what is ours in $spool that user's. What hosts have put below files stays theirs."""
 
 
 def removal(spool: str) -> str:
