@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What the project's environment is made of (an SBOM in CycloneDX), and which of it has known vulnerabilities.
 
-    .venv/bin/python -m scripts.sbom ddlp.cdx.json               # writes the SBOM, then asks PyPI about vulnerabilities
-    .venv/bin/python -m scripts.sbom ddlp.cdx.json --no-audit
+    .venv/bin/python -m scripts.sbom sbom.cdx.json               # writes the SBOM, then asks PyPI about vulnerabilities
+    .venv/bin/python -m scripts.sbom sbom.cdx.json --no-audit
 
 Run it with the Python of the environment. cyclonedx-py and pip-audit are in an environment of their own, with the versions of
 constraints.txt; it is made the first time, which needs the network.
@@ -72,7 +72,7 @@ def installed(names: dict[str, str]) -> dict[str, str]:
 
 def differences(wanted: dict[str, str], sbom: dict[str, Any]) -> Iterator[str]:
     """What the SBOM says otherwise of packages than their pins."""
-    told = {canonicalize_name(one["name"]): one.get("version", "no version") for one in sbom["components"]}
+    told: dict[str, str] = {canonicalize_name(one["name"]): one.get("version", "no version") for one in sbom["components"]}
     for name, pin in sorted(wanted.items()):
         if told.get(name) != pin:
             yield f"{name}: pinned to {pin}, the SBOM has {told.get(name, 'none')}"
@@ -84,7 +84,8 @@ def audit(bin: Path, sbom: dict[str, Any]) -> int:
     packages = [f"{one['name']}=={one['version']}" for one in sbom["components"] if one["name"] != "ddlp" and "version" in one]
     asked = bin.parent / "asked.txt"
     asked.write_text("".join(f"{re.sub('[+].*', '', one)}\n" for one in packages))  # torch 2.14.1+cpu is PyPI's 2.14.1
-    command = [bin / "pip-audit", "-r", asked, "--no-deps", "--disable-pip", "--progress-spinner=off", "--format=json"]
+    quiet = ["--progress-spinner=off", "--format=json"]
+    command = [str(bin / "pip-audit"), "-r", str(asked), "--no-deps", "--disable-pip", *quiet]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_TIMEOUT_S)
         found = json.loads(done.stdout)["dependencies"]
