@@ -57,6 +57,11 @@ class Keyed:
         """Which of the ``views`` views of its sample this stream is for. Views of one sample have consecutive occurrences."""
         return self._key[3] % views
 
+    def of_view(self, view: int, views: int) -> Keyed:
+        """Return a new stream, that of one of the ``views`` views of this stream's sample."""
+        seed, epoch, index, occurrence = self._key
+        return Keyed(seed, epoch, index, occurrence * views + view)
+
     def u64(self) -> int:
         """Next integer, uniform in [0, 2**64)."""
         if not self._numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass
 from html import escape
@@ -120,17 +121,22 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
     count = str(loader.batch_size or "n")
     if found.views > 1:
         ops, count = f"{found.views} views of each sample, {ops}", f"{found.views} x {count}"
+    elif epilogue.sizes:
+        ops = f"{len(epilogue.sizes)} views of each sample, {ops}"
     lines += [
         f"data set   {parts}: images and indices travel, targets stay here and are joined by index",
         f"travels    {ops}: the same code, the same bits on either side",
         *(_behind_the_cut(loader, found.rest, chosen.own_steps) if found.rest is not None else ()),
         f"batches    uint8 ({count}, {height}, {width}, {channels})"
-        + (f" and {found.pipeline.boxes} mask box(es) a sample" if found.pipeline.boxes else ""),
+        + (f" and {found.pipeline.boxes} mask box(es) a sample" if found.pipeline.boxes else "")
+        + (f", in each row the views of {_sizes(epilogue.sizes)}, one after another" if epilogue.sizes else ""),
         "stays      "
         + ("nothing" if epilogue.table is None else "ToTensor, Normalize and type changes, as one table where the batch lands")
         + ("; delivered as " + (str(epilogue.dtype) if found.rest is None else "your code gives it")).replace("torch.", ""),
     ]
-    if found.pipeline.decode == "fast":
+    if found.pipeline.decode == "fast" and epilogue.sizes:
+        lines.append("decode     exact: views of several sizes are made of one image, which is decoded at its full size")
+    elif found.pipeline.decode == "fast":
         lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
     if loader.as_pil:
         lines.append("as_pil     operators behind ToImage run as on PIL images; how far torch's pixels are: docs/operators.md")
@@ -180,6 +186,11 @@ POSTPONED = (
     "decoding   put off in worker processes: JPEGs that PIL.Image.open gives there are decoded, cropped, resized and flipped "
     "in one call of ddlp's kernel, with Pillow's pixels; postpone_decoding=False turns it off"
 )
+def _sizes(sizes: tuple[tuple[int, int], ...]) -> str:
+    """Heights and widths in their order, each run of equal ones once: "2 x (224, 224) and 6 x (96, 96)"."""
+    return " and ".join(f"{len(list(same))} x {size}" for size, same in itertools.groupby(sizes))
+
+
 def _behind_the_cut(loader: Any, rest: Rest, how: str) -> list[str]:
     """Return the line that marks the cut in the list of operators, and the line about the steps after it."""
     collate = getattr(loader.collate_fn, "__qualname__", loader.collate_fn)

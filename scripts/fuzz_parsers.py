@@ -161,6 +161,7 @@ def _pipelines(_: Path) -> list[Any]:
     groups.append([{"op": "RandomChoice", "groups": [[_FLIP], [_crop(8)]], "p": [0.5, 0.5]}, _crop(16)])
     groups.append([{"op": "RandomOrder", "groups": [[_FLIP], [_crop(8)]]}, _crop(16)])
     groups.append([{"op": "Views", "groups": [[_crop(16)], [_FLIP, _crop(16)]]}])
+    groups.append([{"op": "SizedViews", "groups": [[_crop(16)], [_FLIP, _crop(8)]]}])
     return [{"format": 1, "order": "pillow13", "mode": mode, "ops": ops} for ops in groups for mode in ("RGB", "L")]
 
 
@@ -168,7 +169,7 @@ def _read_pipeline(_: Path, data: Any) -> None:
     pipeline = Pipeline.parse(data)
     assert Pipeline.parse(pipeline.to_data()) == pipeline and len(pipeline.digest) == 32
     pipeline.output_shape(None)
-    pipeline.draw(_SIZE, Keyed(1, 2, 3, 0), True)
+    pipeline.draw_row(_SIZE, Keyed(1, 2, 3, 0), True)
 
 
 def _datasets(_: Path) -> list[Any]:

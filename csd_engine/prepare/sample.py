@@ -7,12 +7,13 @@ the same bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
 import time
 import warnings
-from typing import BinaryIO, Callable, Iterator, Optional, Tuple, Union
+from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 from PIL import Image
@@ -22,13 +23,13 @@ from csd_engine.data.image_files import MAX_FILE_BYTES, SampleStream, content, n
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import OperatorFailed, SampleError
 from csd_engine.kernels import kernel
-from csd_engine.kernels.library import Context
+from csd_engine.kernels.library import Context, Job
 from csd_engine.kernels.steps import PackedSteps
 from csd_engine.keyed import Keyed
 from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.compiled import compile_plan
+from csd_engine.transforms.compiled import Compiled, compile_plan
 from csd_engine.transforms.pipeline import CHANNELS
 from csd_engine.transforms.primitives import UserCall, kernel_steps
 
@@ -190,21 +191,60 @@ def _by_kernel(
         return False
     if source.upright and context.turned:
         return False
-    plan = pipeline.draw(size, keyed, jpeg=True)
-    compiled = compile_plan(plan, size, pipeline)
-    if compiled is None:
+    plans = pipeline.draw_row(size, keyed, jpeg=True)
+    found = [compile_plan(plan, size, one) for one, plan in zip(pipeline.each, plans)]
+    compiled = [one for one in found if one is not None]
+    if len(compiled) < len(plans):
         return False
+    places = pipeline.places(plans, out, boxes)
+    window = _window([one.job for one in compiled]) if len(compiled) > 1 else None
+    if before_decoding is not None and (window is not None or context.several_scans):
+        coefficients = _COEFFICIENT_BYTES * size[0] * size[1] if context.several_scans else 0
+        before_decoding(coefficients + (0 if window is None else window.width * window.height * window.channels))
+    decode = context.sample
+    if window is not None:
+        pixels = np.empty((window.height, window.width, window.channels), dtype=np.uint8)
+        if not context.sample(window, pixels):
+            return False
+        decode = functools.partial(_resample, context, pixels, window.left, window.top)
+    return all(
+        _view_by_kernel(context, source, pipeline, one, place, decode) for one, place in zip(compiled, places)
+    )
+
+
+def _window(jobs: List[Job]) -> Job:
+    """The job that decodes all that these jobs need, once, at its full size."""
+    left, top = min(job.left for job in jobs), min(job.top for job in jobs)
+    width, height = max(job.left + job.width for job in jobs) - left, max(job.top + job.height for job in jobs) - top
+    return Job(
+        left=left, top=top, width=width, height=height, full_width=width, full_height=height, out_width=width,
+        out_height=height, reduce=1, channels=jobs[0].channels,
+    )  # fmt: skip
+
+
+def _resample(context: Context, pixels: np.ndarray, left: int, top: int, job: Job, out: np.ndarray) -> bool:
+    """Do a job as `Context.sample`, on an image's part that begins at (left, top)."""
+    job.left -= left
+    job.top -= top
+    return context.resample(pixels, job, out)
+
+
+def _view_by_kernel(
+    context: Context,
+    source: OpenFile,
+    pipeline: Pipeline,
+    compiled: Compiled,
+    out: np.ndarray,
+    decode: Callable[[Job, np.ndarray], bool],
+) -> bool:
+    """Make one image of a sample's row. ``decode`` does its job. False if Pillow must make the sample."""
     job, rest = compiled
-    pipeline.check_output(plan, out)
-    pipeline.place_boxes(plan, boxes)
-    if before_decoding is not None and context.several_scans:
-        before_decoding(_COEFFICIENT_BYTES * size[0] * size[1])
     if not rest:
-        return context.sample(job, out)
+        return decode(job, out)
     shape = (job.out_height, job.out_width, job.channels)
     free = out.shape == shape and out.flags.c_contiguous  # if so, it is used as memory until the last step
     pixels = out if free else np.empty(shape, dtype=np.uint8)
-    if not context.sample(job, pixels):
+    if not decode(job, pixels):
         return False
     steps = kernel_steps(rest, pipeline.order)
     if steps is not None:
@@ -232,13 +272,10 @@ def _pixels_by_kernel(
     pixels = source if source.ndim == 3 else source.reshape(*source.shape, 1)
     if fast is None or pixels.shape[2] != CHANNELS[pipeline.mode] or not pixels.flags.c_contiguous:
         return False
-    plan = pipeline.draw((pixels.shape[1], pixels.shape[0]), keyed)
-    steps = kernel_steps(plan.primitives, pipeline.order)
-    if steps is None:
-        return False
-    pipeline.check_output(plan, out)
-    pipeline.place_boxes(plan, boxes)
-    return fast.context().steps(pixels, PackedSteps(steps), out)
+    plans = pipeline.draw_row((pixels.shape[1], pixels.shape[0]), keyed)
+    each = [kernel_steps(plan.primitives, pipeline.order) for plan in plans]
+    context, places = fast.context(), pipeline.places(plans, out, boxes)
+    return all(steps is not None and context.steps(pixels, PackedSteps(steps), place) for steps, place in zip(each, places))
 
 
 def _read(context: Context, source: OpenFile) -> Optional[Tuple[int, int]]:

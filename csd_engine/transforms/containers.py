@@ -6,10 +6,12 @@ import dataclasses
 import functools
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
+from csd_engine.errors import PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 
-__all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "Views", "common", "group_out", "leaves"]
+__all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "SizedViews", "Views", "common", "group_out",
+           "leaves", "row_size"]
 
 Group = Tuple[Operator, ...]
 
@@ -133,6 +135,44 @@ class Views(Container):
         """Add the view's own steps."""
         for operator in self.groups[keyed.view(len(self.groups))]:
             operator.draw(canvas, keyed)
+
+
+def row_size(sizes: Sequence[Tuple[int, int]]) -> Tuple[int, int]:
+    """(height, width) of a row of a batch that holds views of these (height, width), their pixels one after another.
+
+    The row is as wide as the widest view, so its last line may have room that is not used.
+    """
+    width = max(width for _, width in sizes)
+    return -(-sum(height * width for height, width in sizes) // width), width
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedViews(Container):
+    """Several views of each sample, each of a size of its own, with a group for each view. One row of a batch holds them all.
+
+    It is a pipeline's only operator, and `Pipeline.draw_row` draws it.
+    """
+
+    def validate(self) -> None:
+        """Raise ValueError unless there are several views."""
+        if len(self.groups) < 2:
+            raise ValueError("expected at least two groups")
+
+    def sizes(self, shape: Shape) -> Tuple[Optional[Tuple[int, int]], ...]:
+        """(height, width) of each view, as far as it is known."""
+        return tuple(group_out(group, shape).size for group in self.groups)
+
+    def _out(self, shape: Shape) -> Shape:
+        """The row. It is known if all views are, and if they have the same channels."""
+        sizes = [size for size in self.sizes(shape) if size is not None]
+        channels = {group_out(group, shape).channels for group in self.groups}
+        return Shape(
+            row_size(sizes) if len(sizes) == len(self.groups) else None, channels.pop() if len(channels) == 1 else None
+        )
+
+    def draw(self, canvas: Canvas, keyed: Keyed) -> None:
+        """Raise PipelineError: a plan is of one image."""
+        raise PipelineError("SizedViews makes several images of a sample, and a plan is of one. Call Pipeline.draw_row")
 
 
 def _settled(transfers: Sequence[Callable[[Any], Any]], start: Any) -> Any:

@@ -23,7 +23,7 @@ LEAVES: Dict[str, Type[operators.Operator]] = {
         *crops.OPERATORS, *timm_sizes.OPERATORS, *masks.OPERATORS, user.User,
     )
 }
-CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder", "Views")
+CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder", "Views", "SizedViews")
 
 
 def require_keys(data: Any, keys: List[str], where: str, optional: Sequence[str] = ()) -> None:
@@ -48,6 +48,8 @@ def parse_ops(data: Any, where: str = "ops", calls: Optional[user.Calls] = None)
     """
     parser = _Parser(calls)
     group = parser.group(data, where, 0)
+    if len(group) > 1 and any(isinstance(operator, containers.SizedViews) for operator in group):
+        raise PipelineError(f"{where}: SizedViews stands beside other operators; put these into each of its groups")
     if parser.masked(group) and parser.boxes > MAX_BOXES:
         raise PipelineError(f"{where}: {parser.boxes} mask boxes a sample; at most {MAX_BOXES} are allowed")
     return group, parser.boxes
@@ -111,6 +113,13 @@ class _Parser:
             return choice
         if name == "Views":
             return containers.Views(groups=groups)
+        if name == "SizedViews":
+            if depth > 0 or any(map(self.masked, groups)):
+                raise PipelineError(f"{where}: it stands inside another operator, or a group draws mask boxes; it must be the "
+                                    "pipeline's only operator, without masks")
+            views = containers.SizedViews(groups=groups)
+            _validate(views, data, where)
+            return views
         if any(map(self.masked, groups)):
             # Twice, since in some order a pixel operator of any group could come after a mask.
             self.require_masks_last(tuple(operator for group in groups + groups for operator in group), where)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from PIL import Image
@@ -14,15 +14,15 @@ from PIL import Image
 from csd_engine.errors import PipelineError, quote
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
-from csd_engine.transforms.containers import Group, group_out, leaves
+from csd_engine.transforms.containers import Group, SizedViews, group_out, leaves, row_size
 from csd_engine.transforms.operators import Box, Canvas, Shape
 from csd_engine.transforms.parse import parse_ops, require_keys
-from csd_engine.transforms.primitives import Crop, Primitive, Resize, apply_primitive
+from csd_engine.transforms.primitives import Crop, Primitive, Resize, UserCall, apply_primitive
 from csd_engine.transforms.reduced import DECODES, draft, is_jpeg, reduced
 from csd_engine.transforms.resample import ORDERS, crop_resize
 from csd_engine.transforms.user import Calls, User
 
-__all__ = ["Pipeline", "SamplePlan"]
+__all__ = ["Pipeline", "SamplePlan", "row_shape"]
 
 FORMAT = 1
 CHANNELS = {"RGB": 3, "L": 1}
@@ -42,6 +42,12 @@ class SamplePlan(NamedTuple):
     shape: Tuple[int, int, int]
     boxes: Tuple[Box, ...]
     reduce: int = 1
+
+
+def row_shape(plans: Sequence[SamplePlan]) -> Tuple[int, int, int]:
+    """(height, width, channels) of a sample's row in a batch, from the plans of the images that it holds."""
+    shapes = [plan.shape for plan in plans]
+    return shapes[0] if len(shapes) == 1 else (*row_size([shape[:2] for shape in shapes]), shapes[0][2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +104,21 @@ class Pipeline:
         text = json.dumps(self.to_data(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    @functools.cached_property
+    def each(self) -> Tuple[Pipeline, ...]:
+        """The pipelines of the images that a sample's row holds: of each view if views have sizes of their own, else this one.
+
+        All views are made of one decoded image, so it is decoded at its full size.
+        """
+        first = self.operators[0] if self.operators else None
+        if not isinstance(first, SizedViews):
+            return (self,)
+        return tuple(dataclasses.replace(self, operators=group, decode="exact") for group in first.groups)
+
+    def view_sizes(self, size: Optional[Tuple[int, int]]) -> Tuple[Tuple[int, int], ...]:
+        """(height, width) of each view in a row; empty unless views have sizes of their own. Arguments as of `output_shape`."""
+        return tuple(one.output_shape(size)[:2] for one in self.each) if len(self.each) > 1 else ()
+
     def known_shape(self, size: Optional[Tuple[int, int]]) -> Shape:
         """What is known of the output for sources of (width, height); None: each source has its own size."""
         return group_out(self.operators, Shape(None if size is None else (size[1], size[0]), CHANNELS[self.mode]))
@@ -134,13 +155,37 @@ class Pipeline:
             steps, reduce = reduced(steps, size)
         return SamplePlan(steps, (canvas.height, canvas.width, canvas.channels), tuple(canvas.boxes), reduce)
 
+    def draw_row(self, size: Tuple[int, int], keyed: Keyed, jpeg: bool = False) -> List[SamplePlan]:
+        """Plan each image that the sample's row holds, in the order of `each`. Arguments and errors as of `draw`."""
+        if len(self.each) == 1:
+            return [self.draw(size, keyed, jpeg)]
+        return [one.draw(size, keyed.of_view(view, len(self.each)), jpeg) for view, one in enumerate(self.each)]
+
+    def places(self, plans: Sequence[SamplePlan], out: np.ndarray, boxes: Optional[np.ndarray]) -> List[np.ndarray]:
+        """Return each planned image's place in the sample's row, and write the mask boxes.
+
+        Room that no image fills becomes 0. Raises ValueError if ``out`` is not uint8 of the row's shape, or as `place_boxes`.
+        """
+        _check_output(row_shape(plans), out)
+        if len(plans) == 1:
+            self.place_boxes(plans[0], boxes)
+            return [out]
+        places, flat, at = [], out.reshape(-1), 0
+        for plan in plans:
+            height, width, channels = plan.shape
+            end = at + height * width * channels
+            places.append(flat[at:end].reshape(plan.shape))
+            at = end
+        flat[at:] = 0
+        return places
+
     def apply(self, image: Image.Image, plan: SamplePlan, out: np.ndarray) -> None:
         """Write the plan's result for an opened image into ``out``, uint8 of ``plan.shape``.
 
         The image is converted to the pipeline's mode as torchvision's default_loader does. Errors of decoding
         (OSError and others) are Pillow's own. Raises ValueError if ``out`` has another shape or dtype.
         """
-        self.check_output(plan, out)
+        _check_output(plan.shape, out)
         if plan.reduce > 1:
             draft(image, plan.reduce)
         steps = plan.primitives
@@ -163,15 +208,10 @@ class Pipeline:
 
         ``boxes`` may be None only if the pipeline has no masks, else ValueError.
         """
-        plan = self.draw(image.size, keyed, is_jpeg(image))
-        self.place_boxes(plan, boxes)
-        self.apply(image, plan, out)
-
-    def check_output(self, plan: SamplePlan, out: np.ndarray) -> None:
-        """Raise ValueError if ``out`` is not uint8 of the plan's shape."""
-        if out.shape != plan.shape or out.dtype != np.uint8:
-            raise ValueError(f"the image is uint8 of shape {plan.shape} (height, width, channels), and its place in the batch "
-                             f"{out.dtype} of shape {out.shape}")
+        plans = self.draw_row(image.size, keyed, is_jpeg(image))
+        for one, plan, place in zip(self.each, plans, self.places(plans, out, boxes)):
+            shared = len(plans) > 1 and plan.primitives and isinstance(plan.primitives[0], UserCall)
+            one.apply(image.copy() if shared else image, plan, place)  # a function may draw on the image that it gets
 
     def place_boxes(self, plan: SamplePlan, boxes: Optional[np.ndarray]) -> None:
         """Write the plan's mask boxes, if the pipeline has any, into ``boxes``; ValueError if ``boxes`` is None then."""
@@ -180,3 +220,10 @@ class Pipeline:
                 raise ValueError(f"run: the pipeline draws {self.boxes} mask boxes a sample, but boxes is None; "
                                  f"pass an int32 array of ({self.boxes}, 4)")
             boxes[...] = plan.boxes
+
+
+def _check_output(shape: Tuple[int, int, int], out: np.ndarray) -> None:
+    """Raise ValueError if ``out`` is not uint8 of this shape."""
+    if out.shape != shape or out.dtype != np.uint8:
+        raise ValueError(f"the image is uint8 of shape {shape} (height, width, channels), and its place in the batch "
+                         f"{out.dtype} of shape {out.shape}")

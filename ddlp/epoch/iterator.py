@@ -300,14 +300,15 @@ class EpochIterator(_BaseDataLoaderIter):
         elif prepared.state is BatchState.BYTES:
             images = self._portable.epilogue(images, prepared.boxes, self._device)
         targets = self._targets(position)
-        keys = self._portable.dataset.keys
+        keys, epilogue = self._portable.dataset.keys, self._portable.epilogue
+        several = self._plan.views > 1 or epilogue.sizes
         batch: Any
         if self._auto_collation:
             collated = _collated(self._collate_fn, targets)
-            views = images if self._plan.views == 1 else list(images.chunk(self._plan.views))
+            views = epilogue.views(images, self._plan.views) if several else images
             batch = [views, collated] if keys is None else keys.join(views, collated)
         else:
-            views = images[0] if self._plan.views == 1 else list(images)
+            views = [view[0] for view in epilogue.views(images, self._plan.views)] if several else images[0]
             sample: Any = (views, targets[0]) if keys is None else keys.join(views, targets[0])
             batch = self._collate_fn(sample)
         return self._pinned(batch)

@@ -223,15 +223,15 @@ class EpochCheck(Observer):
             return
         keys = self._portable.dataset.keys
         images, targets = (batch[0], batch[1]) if keys is None else keys.split(batch)
-        if self._spec.plan.views > 1:
-            images = torch.cat(images) if self._batched else torch.stack(images)
-        elif not self._batched:
-            images = images[None]
+        several = self._portable.epilogue.sizes or self._spec.plan.views > 1
+        views = [view if self._batched else view[None] for view in (images if several else [images])]
+        if self._spec.plan.views > 1:  # each view has a row
+            views = [torch.cat(views)]
         close = self._steps[side] < FIRST or sum(self._steps.values()) % self._every == 0
         self._steps[side] += 1
         self._check_labels(position, targets, close)
         if close:
-            self._check_bits(position, side, images)
+            self._check_bits(position, side, views)
             self._keep(position, batch)
 
     def raised(self, delivered: list[tuple[int, int]]) -> None:
@@ -333,17 +333,20 @@ class EpochCheck(Observer):
             for x, y in zip(ours, theirs, strict=True)
         )
 
-    def _check_bits(self, position: int, side: Side, images: torch.Tensor) -> None:
+    def _check_bits(self, position: int, side: Side, views: list[torch.Tensor]) -> None:
+        """``views``: all images of the batch; or, if a row holds several views, those of each view."""
         claim = self.verdict.claims[BITS]
         if (self._dali and side is Side.HOST) or (self._bits_may_differ and side is Side.CSD):
             claim.leave_out("not of DALI's batches, nor of a device's that may make other pixels")
             return
-        n = len(images)
+        n = len(views[0])
         count = n if self._rows is None else min(self._rows, n)
         rows = sorted({(position + k * n // count) % n for k in range(count)})
-        expected = expected_images(self._spec, self._portable, position, rows)
         claim.looked_at += len(rows)
-        found = images.detach().cpu()[rows]
+        for images, expected in zip(views, expected_images(self._spec, self._portable, position, rows), strict=True):
+            self._compare(position, side, rows, images.detach().cpu()[rows], expected)
+
+    def _compare(self, position: int, side: Side, rows: list[int], found: torch.Tensor, expected: torch.Tensor) -> None:
         if found.shape != expected.shape or found.dtype != expected.dtype:
             what = f"{found.dtype} {tuple(found.shape)} instead of {expected.dtype} {tuple(expected.shape)}"
             self._refute(BITS, f"batch {position} ({side.value}) is {what}")

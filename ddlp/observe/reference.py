@@ -60,8 +60,11 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(values.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
-def expected_images(spec: EpochSpec, portable: Portable, position: int, rows: list[int]) -> torch.Tensor:
-    """Some rows of a batch as the pipeline's reference (Pillow's operators, no kernel) and the epilogue make them."""
+def expected_images(spec: EpochSpec, portable: Portable, position: int, rows: list[int]) -> list[torch.Tensor]:
+    """Some rows of a batch as the pipeline's reference (Pillow's operators, no kernel) and the epilogue make them.
+
+    One tensor, or one for each view if a row holds several.
+    """
     items, reader = spec.plan.image_items(position), portable.dataset.reader()
     images = np.empty((len(rows), *spec.shape), np.uint8)
     boxes = np.zeros((len(rows), spec.pipeline.boxes, 4), np.int32) if spec.pipeline.boxes else None
@@ -70,7 +73,8 @@ def expected_images(spec: EpochSpec, portable: Portable, position: int, rows: li
         with reader.image(index) as image:
             keyed = Keyed(spec.seed, spec.epoch, index, occurrence)
             spec.pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
-    return portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+    made = portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+    return portable.epilogue.views(made, 1)
 
 
 def expected_targets(spec: EpochSpec, portable: Portable, position: int) -> list[Any]:

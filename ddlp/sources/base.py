@@ -98,7 +98,7 @@ class PreparedBatch:
 
     Attributes:
         images: (batch, height, width, channels) uint8 in `BatchState.BYTES`; later (batch, channels, height, width) in the
-            epilogue's dtype. Empty if the batch failed or is whole.
+            epilogue's dtype, flat if views have several sizes (`Epilogue.sizes`). Empty if the batch failed or is whole.
         boxes: int32 (batch, masks, 4), which the epilogue fills; None: there are none, or the epilogue has filled them.
         event: in `BatchState.ON_DEVICE`: the images may be used after it.
         error: in `BatchState.FAILED`: raised in the batch's place.

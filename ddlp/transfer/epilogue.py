@@ -63,6 +63,11 @@ class Epilogue:
         dtype: of the result: float32, float16, bfloat16 or uint8. uint8 leaves the table out.
         memory_format: torch.contiguous_format or torch.channels_last.
         noise: the masks that are filled with noise instead.
+        sizes: (height, width) of the views that lie one after another in each image, if they differ; (): each image is one
+            view. There are no masks then.
+
+    With ``sizes`` a result is one flat tensor in which all first views lie, then all second ones, each as a batch of its own.
+    `views` tells them apart.
 
     Raises:
         ValueError: another dtype or memory format, shapes that don't match, or uint8 with noise or a fill that is no
@@ -74,6 +79,7 @@ class Epilogue:
     dtype: torch.dtype = torch.float32
     memory_format: torch.memory_format = torch.contiguous_format
     noise: tuple[Noise, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -85,6 +91,8 @@ class Epilogue:
         channels = self.fills.shape[1]
         if self.table is not None and (self.table.dtype, *self.table.shape) != (torch.float32, channels, 256):
             raise ValueError(f"table: {self.table.dtype} of {tuple(self.table.shape)}, not float32 ({channels}, 256)")
+        if self.sizes and len(self.fills):
+            raise ValueError(f"{len(self.fills)} masks: views of several sizes have none")
         if self.dtype == torch.uint8:
             if self.noise:
                 raise ValueError(f"output=torch.uint8: {self.noise[0].name} fills with normal noise, which no byte holds; "
@@ -121,8 +129,9 @@ class Epilogue:
             pool: where memory on the CPU comes from; None: fresh memory.
 
         Returns:
-            (batch, channels, height, width) in this dtype and memory format. uint8 in channels_last is a view of
-            ``images`` unless a mask was drawn or they were moved; anything else is memory of its own.
+            (batch, channels, height, width) in this dtype and memory format; flat if there are `sizes`. uint8 in
+            channels_last is a view of ``images`` unless a mask was drawn, they were moved, or there are `sizes`; anything else
+            is memory of its own.
 
         Raises:
             ValueError: dtypes or shapes other than these.
@@ -182,7 +191,7 @@ class Epilogue:
     @property
     def keeps_bytes(self) -> bool:
         """Whether images are delivered as they are made: uint8, a pixel's channels side by side."""
-        return self.dtype == torch.uint8 and self.memory_format == torch.channels_last
+        return self.dtype == torch.uint8 and self.memory_format == torch.channels_last and not self.sizes
 
     @property
     def by_table(self) -> tuple[np.ndarray, bool] | None:
@@ -197,11 +206,15 @@ class Epilogue:
     def empty(self, samples: int, height: int, width: int, pool: MemoryPool | None = None) -> np.ndarray:
         """Memory of a result on the CPU: (samples, channels, height, width), or with the channels last, as integers.
 
+        With `sizes` it is flat.
+
         Without a pool numpy allocates it and asks for huge pages. Small pages take longer to map than the images to compute.
         """
         channels = self.fills.shape[1]
         last = self.memory_format == torch.channels_last
-        shape = (samples, height, width, channels) if last else (samples, channels, height, width)
+        shape: tuple[int, ...] = (samples, height, width, channels) if last else (samples, channels, height, width)
+        if self.sizes:
+            shape = (samples * self._numbers,)
         kind = _NUMPY[self.dtype.itemsize]
         return np.empty(shape, kind) if pool is None else pool.empty(shape, kind)
 
@@ -209,10 +222,20 @@ class Epilogue:
         """An array of `empty` as the delivered tensor: (samples, channels, height, width) in this dtype and memory format."""
         result = torch.from_numpy(bits)
         result = result if self.dtype == torch.uint8 else result.view(self.dtype)
-        return result.permute(0, 3, 1, 2) if self.memory_format == torch.channels_last else result
+        return result.permute(0, 3, 1, 2) if self.memory_format == torch.channels_last and not self.sizes else result
 
-    def convert(self, images: np.ndarray, bits: np.ndarray) -> None:
-        """Convert images, uint8 (samples, height, width, channels), into as many samples of an array of `empty`."""
+    def convert(self, images: np.ndarray, bits: np.ndarray, first: int = 0) -> None:
+        """Convert images, uint8 (samples, height, width, channels), into an array of `empty`, its samples from ``first`` on."""
+        if not self.sizes:
+            self._convert(images, bits[first : first + len(images)])
+            return
+        results = list(self._results(bits))
+        for k in range(len(images)):  # of a single image each view's bytes lie in one piece
+            for view, result in zip(self._bytes(images[k : k + 1]), results, strict=True):
+                self._convert(view, result[first + k : first + k + 1])
+
+    def _convert(self, images: np.ndarray, bits: np.ndarray) -> None:
+        """Convert images into as many samples of an array that has the shape of one view's results."""
         last = self.memory_format == torch.channels_last
         fast = kernel()
         if self.dtype == torch.uint8 and (last or fast is None):
@@ -288,7 +311,51 @@ class Epilogue:
                 plane = result[part, :, :, c] if last else result[part, c]
                 np.take(values, source[part, :, :, c], out=plane, mode="clip")
 
+    def views(self, result: Tensor, views: int) -> list[Tensor]:
+        """The views of a result's samples, each (samples, channels, height, width): parts of the result.
+
+        Args:
+            result: of this epilogue.
+            views: their number. Without `sizes` the first views of all samples are the first images of the result.
+        """
+        if not self.sizes:
+            return list(result.chunk(views))
+        last = self.memory_format == torch.channels_last
+        return [view.permute(0, 3, 1, 2) if last else view for view in self._results(result)]
+
+    @property
+    def _numbers(self) -> int:
+        """The numbers of a sample with views of several sizes."""
+        return self.fills.shape[1] * sum(map(math.prod, self.sizes))
+
+    def _results(self, flat: Any) -> Iterator[Any]:
+        """The part of each view in a flat result, (samples, channels, height, width), or with the channels last."""
+        channels, samples, at = self.fills.shape[1], len(flat) // self._numbers, 0
+        for height, width in self.sizes:
+            end = at + samples * channels * height * width
+            last = self.memory_format == torch.channels_last
+            shape = (samples, height, width, channels) if last else (samples, channels, height, width)
+            yield flat[at:end].reshape(shape)
+            at = end
+
+    def _bytes(self, images: Any) -> Iterator[Any]:
+        """The bytes of each view, (samples, height, width, channels), of images whose views lie one after another."""
+        samples, channels, at = len(images), images.shape[3], 0
+        flat = images.reshape(samples, -1)
+        for height, width in self.sizes:
+            end = at + height * width * channels
+            yield flat[:, at:end].reshape(samples, height, width, channels)
+            at = end
+
     def _on_device(self, images: Tensor) -> Tensor:
+        if not self.sizes:
+            return self._one_size_on_device(images)
+        result = torch.empty(len(images) * self._numbers, dtype=self.dtype, device=images.device)
+        for view, place in zip(self._bytes(images), self.views(result, len(self.sizes)), strict=True):
+            place.copy_(self._one_size_on_device(view))
+        return result
+
+    def _one_size_on_device(self, images: Tensor) -> Tensor:
         planes = images.permute(0, 3, 1, 2)
         if self.dtype == torch.uint8:
             return planes.contiguous(memory_format=self.memory_format)

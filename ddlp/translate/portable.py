@@ -31,7 +31,7 @@ class Portable:
     pipeline: Pipeline
     epilogue: Epilogue
     shape: tuple[int, int, int]
-    views: int = 1  # images of each sample
+    views: int = 1  # rows of each sample, one for each view; views of several sizes share a row (`Epilogue.sizes`)
     rest: Rest | None = None
 
 
@@ -123,7 +123,8 @@ def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatabl
     known, of_targets = found.known, tuple(part.target_transform for part in parts.parts)
     rest = Rest(found.views, found.gathered, known.crops, found.tensor, of_targets, why)
     pipeline = dataclasses.replace(known.pipeline, decode=decode)
-    return Portable(parts, pipeline, known.epilogue, found.shape, known.views, rest)
+    epilogue = dataclasses.replace(known.epilogue, sizes=pipeline.view_sizes(size))
+    return Portable(parts, pipeline, epilogue, found.shape, known.views, rest)
 
 
 def _wholly(
@@ -148,14 +149,16 @@ def _wholly(
             type(dataset).__name__, "its parts have samples with different keys", ("give all parts the same columns",)
         )
     sizes = {part.size for part in parts.parts}
+    size = sizes.pop() if len(sizes) == 1 else None
     try:
-        shape = first.pipeline.output_shape(sizes.pop() if len(sizes) == 1 else None)
+        shape = first.pipeline.output_shape(size)
     except PipelineError as error:
         raise Untranslatable(
             "the pipeline", f"its images have no common size ({error})", ("end it with a crop or a Resize((h, w))",)
         ) from None
     pipeline = dataclasses.replace(first.pipeline, decode=decode)
-    return Portable(parts, pipeline, first.epilogue.with_output(output, memory_format), shape, first.views)
+    epilogue = dataclasses.replace(first.epilogue.with_output(output, memory_format), sizes=pipeline.view_sizes(size))
+    return Portable(parts, pipeline, epilogue, shape, first.views)
 
 
 def _same(a: Any, b: Any) -> bool:

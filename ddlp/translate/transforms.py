@@ -37,7 +37,7 @@ class Translation:
 
     pipeline: Pipeline
     epilogue: Epilogue
-    views: int = 1  # images of each sample
+    views: int = 1  # rows of each sample, one for each view; 1 if a row holds views of several sizes
     crops: int = 1  # in each of these images, one below the other
 
 
@@ -83,7 +83,7 @@ def translate_views_steps(
 def _merged(each: Sequence[_Translator], found: Sequence[Translation]) -> Translation:
     """Join the views' translations to one pipeline, with a group for each view if they differ.
 
-    Values and masks belong to the whole batch, so they must be the same for all views.
+    Values and masks belong to the whole batch, so they must be the same for all views. Views of several sizes share a row.
     """
     first = found[0]
     if all(one.pipeline.digest == first.pipeline.digest and one.epilogue.does_what(first.epilogue) for one in found):
@@ -92,14 +92,16 @@ def _merged(each: Sequence[_Translator], found: Sequence[Translation]) -> Transl
         raise Untranslatable("the views", "they turn bytes into different values, or erase differently, and one table "
                              "must hold for the whole batch",
                              ["end all views with the same ToTensor and Normalize, without masks", KEEP])
-    if any(one.pipeline.known_shape(None) != first.pipeline.known_shape(None) for one in found):
-        raise Untranslatable("the views", "they have different sizes or channels, and one batch holds them all",
-                             ["give all views one size (DINO's small crops stay on the host)", KEEP])
+    shapes = {one.pipeline.known_shape(None) for one in found}
+    if len({shape.channels for shape in shapes}) > 1:
+        raise Untranslatable("the views", "they have different channels, and one table must hold for the whole batch",
+                             ["give all views the same channels", KEEP])
     merged = _Translator(each[0].mode, each[0].as_pil)
     for translator in each:
         merged.files.update(translator.files)
-    ops = [{"op": "Views", "groups": [translator.ops for translator in each]}]
-    return Translation(merged.pipeline("the views", ops), first.epilogue, len(found))
+    ops = [{"op": "Views" if len(shapes) == 1 else "SizedViews", "groups": [translator.ops for translator in each]}]
+    rows = len(found) if len(shapes) == 1 else 1
+    return Translation(merged.pipeline("the views", ops), first.epilogue, rows)
 
 
 def _no_transform() -> Untranslatable:

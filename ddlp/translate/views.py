@@ -66,6 +66,23 @@ class _Unlike:
         return first, second
 
 
+class _MultiCrop:
+    """DINO's DataAugmentationDINO."""
+
+    t: Any
+    u: Any
+    n: int
+    v: Any
+
+    def appended(self, x: Any) -> Any:
+        found = []
+        found.append(self.t(x))
+        found.append(self.u(x))
+        for _ in range(self.n):
+            found.append(self.v(x))
+        return found
+
+
 class _Several:
     each: Any
 
@@ -89,7 +106,7 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 _FORMS: dict[_Form, tuple[tuple[str, ...], type]] = {
     _form(function.__code__): (_names(function.__code__), tuple if function.__name__ in ("paired", "named_pair") else list)
-    for kind in (_Alike, _Unlike, _Several)
+    for kind in (_Alike, _Unlike, _MultiCrop, _Several)
     for function in vars(kind).values()
     if isinstance(function, types.FunctionType)
 }
@@ -100,7 +117,8 @@ def views_of(transform: Any) -> ViewTransforms | None:
 
     The known forms return a list or a pair of results for one image. One or two attributes make them: ``[self.t(x),
     self.t(x)]``, the same with two variables, or ``[self.t(x) for _ in range(self.n)]``. Or each transform in one attribute
-    makes one: ``[one(x) for one in self.each]``. None: the object has none of these forms.
+    makes one: ``[one(x) for one in self.each]``. Or a list gets those of two attributes, and some of a third one, by
+    ``append``, as DINO's own class does. None: the object has none of these forms.
     """
     kind = type(transform)
     if kind is Views:
@@ -117,6 +135,9 @@ def views_of(transform: Any) -> ViewTransforms | None:
         if meant == "range":
             if name != "range" or "range" in call.__globals__:
                 return None
+        elif meant == "append":  # of the list that the function has made
+            if name != "append":
+                return None
         elif kind.__getattribute__ is not usual or hasattr(kind, name) or name not in vars(transform):
             return None
         else:
@@ -124,6 +145,10 @@ def views_of(transform: Any) -> ViewTransforms | None:
     if "each" in held:
         each = held["each"]
         return ViewTransforms(tuple(each), gathered) if type(each) in (list, tuple) and 0 < len(each) <= _MOST else None
+    if "v" in held:
+        n = held["n"]
+        several = (held["t"], held["u"], *(held["v"],) * n) if type(n) is int and 0 <= n <= _MOST else None
+        return None if several is None else ViewTransforms(several, gathered)
     if "n" in held:
         n = held["n"]
         return ViewTransforms((held["t"],) * n, gathered) if type(n) is int and 0 < n <= _MOST else None

@@ -19,8 +19,8 @@ from ddlp.sources.host.native import EpochSpec
 
 __all__ = ["first_difference"]
 
-Ask = Callable[[Pipeline, tuple[int, int, int]], str]
-"""(pipeline, (height, width, channels) of its result) -> digest of the item as the device makes it."""
+Ask = Callable[[Pipeline, tuple[int, int], tuple[int, int, int]], str]
+"""(pipeline, item, (height, width, channels) of its result) -> digest of the item as the device makes it."""
 
 
 def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
@@ -31,12 +31,23 @@ def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
     Args:
         spec: the epoch whose pipeline makes other bits on the device.
         item: (source index, occurrence) of a sample that has other bits there.
-        ask: has the device make the item with another pipeline; raises EngineRefused if the device refuses that one.
+        ask: has the device make an item with another pipeline; raises EngineRefused if the device refuses that one.
     """
+    each = spec.pipeline.each
+    index, occurrence = item
+    for view, pipeline in enumerate(each):  # of a row that holds several
+        found = _of_one(spec, pipeline, (index, occurrence * len(each) + view), ask)
+        if found:
+            return found
+    return ""
+
+
+def _of_one(spec: EpochSpec, whole: Pipeline, item: tuple[int, int], ask: Ask) -> str:
+    """Do the same for a pipeline that makes one image."""
     with spec.reader.image(item[0]) as image:
         size, kind = image.size, image.format
     unknown: list[str] = []
-    for pipeline, last in _steps(spec.pipeline):
+    for pipeline, last in _steps(whole):
         image_itself = f"the {kind or 'array'} itself, which is another one there or is read otherwise"
         name = image_itself if last is None else _name(last)
         key = Keyed(spec.seed, spec.epoch, *item)
@@ -46,7 +57,7 @@ def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
             operators = (*pipeline.operators, CenterCrop((height, width)))
             pipeline = dataclasses.replace(pipeline, operators=operators)
         try:
-            theirs = ask(pipeline, (height, width, channels))
+            theirs = ask(pipeline, item, (height, width, channels))
         except EngineRefused:
             unknown.append(name)
             continue

@@ -346,7 +346,7 @@ def _both_sides(theirs: dict[str, str]) -> str:
 def _what_differs(spec: EpochSpec, item: tuple[int, int], open_job: _OpenJob) -> str:
     """Return a sentence that names the operator whose pixels differ."""
 
-    def ask(pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
+    def ask(pipeline: Pipeline, item: tuple[int, int], shape: tuple[int, int, int]) -> str:
         job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)
         try:
             return job.probe(spec.seed, spec.epoch, [item])[0].digest

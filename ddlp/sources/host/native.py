@@ -123,7 +123,7 @@ class Rows(Destination):
         """See `Destination.done`."""
         if self._bits is not None:
             samples = part.stop - part.start
-            self._epilogue.convert(self._images(samples)[:samples], self._bits[part])
+            self._epilogue.convert(self._images(samples)[:samples], self._bits, part.start)
 
     def finished_place(self, part: slice) -> FinishedPlace | None:
         """See `Destination.finished_place`."""
@@ -137,7 +137,7 @@ class Rows(Destination):
         if self._bits is None:
             self._images(self._samples)[part] = made
         else:
-            self._epilogue.convert(made, self._bits[part])
+            self._epilogue.convert(made, self._bits, part.start)
 
     def pixels(self) -> PreparedBatch:
         """Return the batch."""

@@ -22,7 +22,7 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -97,22 +97,21 @@ class _Samples:
     def __init__(self, rest: Rest) -> None:
         self.views, self.target_transforms, self._gathered = rest.views, rest.target_transforms, rest.gathered
         self._tensor, self._crops = rest.tensor, rest.crops
-        self._images = torch.empty(0)
+        self._images: list[torch.Tensor] = []
         self._batch: Bytes | None = None
 
-    def take(self, images: torch.Tensor, batch: Bytes) -> None:
-        """Set the batch whose samples are asked for next. ``images``: the epilogue's result for it."""
+    def take(self, images: list[torch.Tensor], batch: Bytes) -> None:
+        """Set the batch whose samples are asked for next. ``images``: of each view, the epilogue's result for it."""
         self._images, self._batch = images, batch
 
     def drop(self) -> None:
         """Forget the batch, which is made."""
-        self._images, self._batch = torch.empty(0), None
+        self._images, self._batch = [], None
 
     def __getitem__(self, k: int) -> tuple[Any, Any]:
         assert self._batch is not None
         try:
-            samples = len(self._batch.items)  # the first views of all samples come first, then the second ones
-            views = [self._view(steps, self._images[view * samples + k]) for view, steps in enumerate(self.views)]
+            views = [self._view(steps, images[k]) for steps, images in zip(self.views, self._images, strict=True)]
             image = views[0] if self._gathered is None else self._gathered(views)
             target, transform = self._batch.targets[k], self.target_transforms[self._batch.parts[k]]
             return image, target if transform is None else transform(target)
@@ -153,7 +152,7 @@ class _Placed:
     """
 
     dtype: torch.dtype
-    shape: tuple[int, ...]  # (n, ...), or with views (views, n, ...)
+    shapes: list[tuple[int, ...]]  # (n, ...), of each view
     views: bool
     targets: Any  # a tensor is sent as an array
 
@@ -172,23 +171,33 @@ class _Join:
             return self.collate(made)
         views = type(made[0][0]) in (list, tuple)
         images = [image for image, _ in made]
-        if views:
-            if any(type(one) is not type(images[0]) or len(one) != len(images[0]) for one in images):
-                return self.collate(made)
-            images = [image for view in zip(*images, strict=True) for image in view]
-        alike = {(type(one), getattr(one, "dtype", None), getattr(one, "shape", None)) for one in images}
-        first = images[0] if images else None
-        if len(alike) > 1 or type(first) is not torch.Tensor or first.requires_grad or first.device.type != "cpu":
+        if views and any(type(one) is not type(images[0]) or len(one) != len(images[0]) for one in images):
             return self.collate(made)
-        size = len(images) * first.numel() * first.element_size()
-        if not 0 < size <= len(block):
+        each = list(zip(*images, strict=True)) if views else [images]
+        if not each or not all(map(_stackable, each)) or len({view[0].dtype for view in each}) > 1:
             return self.collate(made)
-        shape = (len(images), *first.shape)
-        torch.stack(images, out=block[:size].view(first.dtype).view(shape))
-        if views:
-            shape = (len(images) // len(made), len(made), *first.shape)
+        dtype, shapes = each[0][0].dtype, [(len(view), *view[0].shape) for view in each]
+        if not 0 < sum(map(math.prod, shapes)) * dtype.itemsize <= len(block):
+            return self.collate(made)
+        for view, place in zip(each, _in_block(block, dtype, shapes), strict=True):
+            torch.stack(list(view), out=place)
         targets = default_collate([target for _, target in made])
-        return _Placed(first.dtype, shape, views, targets.numpy() if type(targets) is torch.Tensor else targets)
+        return _Placed(dtype, shapes, views, targets.numpy() if type(targets) is torch.Tensor else targets)
+
+
+def _stackable(images: Sequence[Any]) -> bool:
+    """Whether these are plain tensors on the CPU of one dtype and shape."""
+    first = images[0]
+    if type(first) is not torch.Tensor or first.requires_grad or first.device.type != "cpu":
+        return False
+    return all(type(one) is torch.Tensor and (one.dtype, one.shape) == (first.dtype, first.shape) for one in images)
+
+
+def _in_block(block: torch.Tensor, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Tensors of these shapes, one after another at the beginning of a block of bytes."""
+    numbers = list(map(math.prod, shapes))
+    parts = block[: sum(numbers) * dtype.itemsize].view(dtype).split(numbers)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -280,7 +289,8 @@ class OwnSteps:
     @contextlib.contextmanager
     def _taken(self, batch: Bytes) -> Iterator[None]:
         boxes = None if batch.boxes is None else torch.from_numpy(batch.boxes)
-        self._samples.take(self._epilogue(batch.images, boxes), batch)
+        made = self._epilogue(batch.images, boxes)
+        self._samples.take(self._epilogue.views(made, len(self._samples.views)), batch)
         try:
             yield
         finally:
@@ -494,9 +504,9 @@ class _Process:
         made = pickle.loads(answer)
         if isinstance(made, _Placed):
             assert lent is not None
-            images = torch.from_numpy(lent)[: math.prod(made.shape) * made.dtype.itemsize].view(made.dtype).view(made.shape)
+            images = _in_block(torch.from_numpy(lent), made.dtype, made.shapes)
             targets = torch.from_numpy(made.targets) if isinstance(made.targets, np.ndarray) else made.targets
-            return [list(images) if made.views else images, targets]
+            return [images if made.views else images[0], targets]
         first = made[0] if isinstance(made, list) and made else None
         views: list[Any] = first if isinstance(first, list) else [first]
         if all(type(view) is torch.Tensor for view in views):

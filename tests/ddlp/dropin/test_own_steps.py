@@ -78,6 +78,13 @@ DETERMINISTIC = {
     ),
     "views of tensors": Views(*[v1.Compose([v1.Resize((20, 24)), v1.ToTensor(), Halve()])] * 3),
     "views of many sizes": Views(v1.Compose([v1.Resize((20, 24)), Shift(), v1.Resize((8, 9)), v1.ToTensor()]), SHIFTED),
+    "views of two sizes": Views(
+        v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()]),
+        *[v1.Compose([v1.Resize((9, 7)), v1.Grayscale(3), Shift(), v1.ToTensor()])] * 2,
+    ),
+    "views of two sizes, tensors": Views(
+        *(v1.Compose([v1.Resize((size, 9)), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3), Halve()]) for size in (12, 7))
+    ),
     "five crops": v1.Compose([v1.Resize(20), v1.FiveCrop((13, 17)), v1.Lambda(stacked)]),
     "ten crops": v1.Compose([v1.Resize((20, 24)), v1.Grayscale(), v1.TenCrop(15, vertical_flip=True), v1.Lambda(stacked)]),
     "ten crops, v2": v2.Compose([v2.Resize(20), v2.TenCrop(12), stacked]),

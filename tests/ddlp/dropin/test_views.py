@@ -25,8 +25,21 @@ def view(*more, size=24):
     return T.Compose([T.RandomResizedCrop(size), T.RandomHorizontalFlip(), *more, T.ToTensor(), T.Normalize(0.4, 0.2)])
 
 
-def fixed(*more):
-    return T.Compose([T.Resize((24, 24)), *more, T.ToTensor()])
+def fixed(*more, size=(24, 24)):
+    return T.Compose([T.Resize(size), *more, T.ToTensor()])
+
+
+def dino(small=13, number=3):
+    """All of DINO's steps."""
+
+    def crop(size, scale, *more):
+        jitter = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
+        steps = [T.RandomResizedCrop(size, scale, interpolation=T.InterpolationMode.BICUBIC), T.RandomHorizontalFlip(), jitter]
+        return T.Compose([*steps, T.RandomGrayscale(0.2), *more, T.ToTensor(), T.Normalize(0.4, 0.2)])
+
+    blur = T.GaussianBlur(5)
+    first, second = crop(24, (0.4, 1.0), blur), crop(24, (0.4, 1.0), T.RandomApply([blur], 0.1), T.RandomSolarize(128, 0.2))
+    return MultiCrop(first, second, crop(small, (0.05, 0.4), T.RandomApply([blur], 0.5)), number)
 
 
 class Listed:
@@ -69,6 +82,32 @@ class Turned(Unlike):
         return self.second(x), self.first(x)
 
 
+class MultiCrop:
+    """As DINO's repository writes it."""
+
+    def __init__(self, first, second, small, number):
+        self.global_transfo1, self.global_transfo2 = first, second
+        self.local_transfo, self.local_crops_number = small, number
+
+    def __call__(self, image):
+        crops = []
+        crops.append(self.global_transfo1(image))
+        crops.append(self.global_transfo2(image))
+        for _ in range(self.local_crops_number):
+            crops.append(self.local_transfo(image))
+        return crops
+
+
+class Extended(MultiCrop):
+    def __call__(self, image):
+        crops = []
+        crops.extend(self.global_transfo1(image))
+        crops.extend(self.global_transfo2(image))
+        for _ in range(self.local_crops_number):
+            crops.extend(self.local_transfo(image))
+        return crops
+
+
 class NotQuite(Listed):
     def __call__(self, image):
         q = self.base_transform(image)
@@ -88,6 +127,9 @@ BOTH = [
     lambda: Several(fixed(), fixed(T.Grayscale(3)), fixed()),
     lambda: Unlike(fixed(), fixed(T.RandomInvert(p=1.0))),
     lambda: Turned(fixed(), fixed(T.RandomInvert(p=1.0))),
+    lambda: MultiCrop(fixed(), fixed(T.RandomInvert(p=1.0)), fixed(size=(13, 15)), 3),
+    lambda: MultiCrop(fixed(), fixed(), fixed(T.Grayscale(3)), 0),
+    lambda: Unlike(fixed(size=(7, 9)), fixed()),
 ]
 
 
@@ -123,6 +165,31 @@ def test_each_view_has_its_own_draws_on_either_side(paths, engine, strategy):
     assert sorted(seen) == list(range(len(paths)))
 
 
+@pytest.mark.parametrize("way", [
+    {"strategy": "cpu"}, {"strategy": "wrr"}, {"strategy": "csd", "output": torch.uint8}, {"memory_format": torch.channels_last},
+], ids=str)  # fmt: skip
+def test_views_of_two_sizes_draw_as_each_does_alone(paths, engine, way):
+    given = dino()
+    views = [given.global_transfo1, given.global_transfo2, *[given.local_transfo] * 3]
+    spool = engine if "strategy" in way and way["strategy"] != "cpu" else None
+    loader = DDLPLoader(files(paths, given), 5, shuffle=True, seed=9, num_workers=1, audit=1, spool=spool, **way)
+    assert "2 x (24, 24) and 3 x (13, 13)" in loader.explain()
+    each, seen = [translate(one) for one in views], []
+    for made, numbers in checked(loader, every=1, rows=None, raises=True, say=None):
+        assert type(made) is list and [tuple(one.shape[1:]) for one in made] == [(3, 24, 24)] * 2 + [(3, 13, 13)] * 3
+        for k, number in enumerate(numbers.tolist()):
+            seen.append(number)
+            for v, one in enumerate(each):
+                out = np.empty(one.pipeline.output_shape(None), np.uint8)
+                with Image.open(paths[number]) as image:
+                    one.pipeline.run(image, Keyed(9, 0, number, v), out, None)
+                epilogue = one.epilogue.with_output(way.get("output"), way.get("memory_format"))
+                assert torch.equal(made[v][k], epilogue(torch.from_numpy(out[None]))[0])
+        format_ = way.get("memory_format", torch.contiguous_format)
+        assert all(one.is_contiguous(memory_format=format_) for one in made)
+    assert sorted(seen) == list(range(len(paths)))
+
+
 def test_an_epoch_goes_on_where_it_was(paths):
     def loader():
         return DDLPLoader(files(paths, Views(view(), view())), 4, sampler=[3, 1, 3, 2, 3, 0, 1, 5, 4, 3, 9, 8], seed=2)
@@ -153,15 +220,17 @@ def test_a_folder_and_a_pickle(tmp_path, paths):
 
 
 def test_what_cannot_be_views():
-    with pytest.raises(Untranslatable, match="different sizes"):
-        translate(Views(view(), view(size=12)))
+    with pytest.raises(Untranslatable, match="different channels"):
+        translate(Views(fixed(), fixed(T.Grayscale(), size=12)))
     with pytest.raises(Untranslatable, match="different values"):
         translate(Views(view(), fixed()))
     with pytest.raises(Untranslatable, match="the whole transform"):
         translate(T.Compose([T.Resize(30), Views(view(), view())]))
     with pytest.raises(Untranslatable, match="not one of the operators"):
         translate(NotQuite(view()))
-    assert [len(obstacles_in(given)) for given in (Views(view(), view(size=12)), Views(view(), view()))] == [1, 0]
+    with pytest.raises(Untranslatable, match="not one of the operators"):
+        translate(Extended(view(), view(), view(), 2))
+    assert [len(obstacles_in(given)) for given in (Views(view(), fixed()), Views(view(), view(size=12)))] == [1, 0]
     assert len(obstacles_in(Views(view(T.Lambda(abs)), view(T.Lambda(abs))))) == 2
     with pytest.raises(ValueError, match="no transform"):
         Views()
