@@ -38,7 +38,6 @@ from csd_engine.keyed import Keyed
 from csd_engine.machine.versions import libjpeg
 from csd_engine.prepare.sample import prepare_sample, sample_digest
 from csd_engine.transforms import Pipeline, native_order
-from csd_engine.transforms.pipeline import row_shape
 
 __all__ = ["Case", "Result", "pack_cases", "read_results", "run_cases", "versions"]
 
@@ -142,8 +141,8 @@ def _run(source: np.ndarray, case: Case) -> Tuple[np.ndarray, Optional[np.ndarra
         data = dict(data, order=native_order())
     pipeline = Pipeline.parse(data)
     with pillow_open(io.BytesIO(source.tobytes())) if source.ndim == 1 else Image.fromarray(source) as image:
-        plans = pipeline.draw_row(image.size, Keyed(0, 0, case.index, 0))
-    out = np.empty(row_shape(plans), np.uint8)
+        plan = pipeline.draw(image.size, Keyed(0, 0, case.index, 0))
+    out = np.empty(plan.shape, np.uint8)
     boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
     prepare_sample(_OneSource(source), pipeline, (case.index, 0), 0, 0, out, boxes)
     return out, boxes

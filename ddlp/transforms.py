@@ -58,7 +58,8 @@ class Views:
 
     ``Views(t, t)`` draws twice from one transform, ``Views(t1, t2)`` has one transform for each view. It is the whole transform
     of a data set. A loader's batch is then ``[[first views, second views, ...], targets]``, and each of the views is (batch,
-    channels, height, width). It can travel only if all views have one size, and end with the same ToTensor and Normalize.
+    channels, height, width); the views may have several sizes. It can travel only if all views have the same channels, and end
+    with the same ToTensor and Normalize.
 
     Args:
         transforms: at least one, each a callable on a PIL image. ValueError if there is none.

@@ -186,8 +186,6 @@ def operator_rows() -> dict[str, list[Data]]:
     rows["RandomChoice"] = [{"op": "RandomChoice", "groups": flips, "p": [0.2, 0.5, 0.3]}]
     rows["RandomOrder"] = [{"op": "RandomOrder", "groups": flips}]
     rows["Views (the first)"] = [{"op": "Views", "groups": flips}]
-    small = _op("RandomResizedCrop", size=[25, 31], scale=[0.05, 0.4], ratio=[0.75, 4 / 3], interpolation="bicubic")
-    rows["SizedViews, RandomResizedCrop"] = [{"op": "SizedViews", "groups": [flips[0], [small, *flips[2]], [small]]}]
     return {**rows, **augmentation_rows(), **timm_rows()}
 
 

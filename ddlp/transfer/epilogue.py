@@ -110,7 +110,7 @@ class Epilogue:
         tables = [one.table if one.table is not None else torch.zeros(0) for one in (self, other)]
         noise = [[mask[1:] for mask in one.noise] for one in (self, other)]
         same_fills = torch.equal(self.fills, other.fills) and noise[0] == noise[1]
-        return torch.equal(*tables) and same_fills and self.dtype == other.dtype
+        return torch.equal(*tables) and same_fills and (self.dtype, self.sizes) == (other.dtype, other.sizes)
 
     def __call__(
         self,

@@ -92,10 +92,7 @@ def _merged(each: Sequence[_Translator], found: Sequence[Translation]) -> Transl
         raise Untranslatable("the views", "they turn bytes into different values, or erase differently, and one table "
                              "must hold for the whole batch",
                              ["end all views with the same ToTensor and Normalize, without masks", KEEP])
-    shapes = {one.pipeline.known_shape(None) for one in found}
-    if len({shape.channels for shape in shapes}) > 1:
-        raise Untranslatable("the views", "they have different channels, and one table must hold for the whole batch",
-                             ["give all views the same channels", KEEP])
+    shapes = {one.pipeline.known_shape(None) for one in found}  # their channels are those of the table, so they are the same
     merged = _Translator(each[0].mode, each[0].as_pil)
     for translator in each:
         merged.files.update(translator.files)

@@ -1,4 +1,4 @@
-"""Views of several sizes in one row: the kernel makes Pillow's pixels of one decoded image. What may be such a row, and what not."""
+"""Views of several sizes in one row: the kernel makes Pillow's pixels of one decoded image. What may be such a row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from PIL import Image
 
 from csd_engine.data.base import Reader
 from csd_engine.errors import PipelineError
-from csd_engine.keyed import Keyed
 from csd_engine.kernels import kernel
+from csd_engine.keyed import Keyed
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms import Pipeline

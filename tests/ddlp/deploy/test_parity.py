@@ -26,7 +26,8 @@ from tests.ddlp.deploy.sshd import Sshd
 
 
 def test_every_operator_has_a_row():
-    names = {name for name in [*LEAVES, *CONTAINERS] if name != "User"}  # User: what a user's own file does, nobody knows
+    # User: nobody knows what a user's own file does. SizedViews: it only puts the images of other operators one after another.
+    names = {name for name in [*LEAVES, *CONTAINERS] if name not in ("User", "SizedViews")}
     text = json.dumps(operator_rows())
     assert {name for name in names if f'"op": "{name}"' in text} == names
 

@@ -166,7 +166,8 @@ def test_each_view_has_its_own_draws_on_either_side(paths, engine, strategy):
 
 
 @pytest.mark.parametrize("way", [
-    {"strategy": "cpu"}, {"strategy": "wrr"}, {"strategy": "csd", "output": torch.uint8}, {"memory_format": torch.channels_last},
+    {"strategy": "cpu"}, {"strategy": "wrr"}, {"strategy": "csd", "output": torch.uint8},
+    {"memory_format": torch.channels_last},
 ], ids=str)  # fmt: skip
 def test_views_of_two_sizes_draw_as_each_does_alone(paths, engine, way):
     given = dino()
@@ -220,7 +221,7 @@ def test_a_folder_and_a_pickle(tmp_path, paths):
 
 
 def test_what_cannot_be_views():
-    with pytest.raises(Untranslatable, match="different channels"):
+    with pytest.raises(Untranslatable, match="different values"):
         translate(Views(fixed(), fixed(T.Grayscale(), size=12)))
     with pytest.raises(Untranslatable, match="different values"):
         translate(Views(view(), fixed()))

@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import pickle
 import weakref
@@ -112,6 +113,25 @@ def test_sample_by_sample_is_the_same_as_the_batch(dtype, layout):
     for k, image in enumerate(images.numpy()):
         epilogue.convert(image[None], bits[k : k + 1])
     assert torch.equal(epilogue.tensor(bits), epilogue(images, pool=pool))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8])
+def test_views_of_several_sizes_are_finished_each_as_by_itself(dtype, layout):
+    table, sizes = TABLES["divide"], ((9, 7), (5, 3), (9, 7))
+    each = [batch(size=size) for size in sizes]
+    rest = torch.full((3, 3 * 6), 255, dtype=torch.uint8)  # the row's last line is not full: 141 pixels in 21 lines of 7
+    images = torch.cat([*(one.reshape(3, -1) for one in each), rest], 1).view(3, 21, 7, 3)
+    alone = Epilogue(table, no_fills(table), dtype, layout)
+    wanted = [alone(one) for one in each]
+    epilogue = dataclasses.replace(alone, sizes=sizes)
+    by_sample = epilogue.empty(3, 21, 7)
+    for k, image in enumerate(images.numpy()):
+        epilogue.convert(image[None], by_sample, k)
+    for flat in (epilogue(images), epilogue._on_device(images), epilogue.tensor(by_sample)):
+        assert flat.ndim == 1 and flat.dtype == dtype
+        for found, view in zip(epilogue.views(flat, 3), wanted, strict=True):
+            assert torch.equal(bits(found), bits(view)) and found.is_contiguous(memory_format=layout)
 
 
 def test_wrong_arguments_are_quoted():
