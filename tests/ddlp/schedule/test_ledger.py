@@ -295,9 +295,14 @@ def test_an_epoch_of_unknown_length():
     ledger.made(ledger.claim(1))
     ledger.deliver(1)
     assert not ledger.done
+    ledger.extend()
+    assert ledger.length == 3 and list(ledger.free) == [2]
     ledger.close()
+    assert not ledger.done
+    ledger.made(ledger.claim(2))
+    ledger.deliver(2)
     assert ledger.done
-    with pytest.raises(LedgerError):
+    with pytest.raises(LedgerError, match="the epoch is closed"):
         ledger.extend()
 
 
@@ -307,3 +312,183 @@ def test_the_tables_hold_every_legal_step_and_no_other():
     assert (CsdCopy.READY, Event.DROP) not in CSD
     assert (CsdCopy.READY, Event.LOSE) in CSD, "but by distrust"
     assert {s for (s, e) in CSD if e is Event.DELIVER} == {CsdCopy.READY}
+
+
+def test_two_slots_of_each_kind_are_the_fewest():
+    for host_slots, fetch_slots in ((1, 2), (2, 1)):
+        with pytest.raises(ValueError, match=f"got {host_slots} and {fetch_slots}"):
+            Ledger(4, host_slots=host_slots, fetch_slots=fetch_slots)
+    ledger = Ledger(4, host_slots=2, fetch_slots=2)
+    assert (ledger.free_host_slots, ledger.free_fetch_slots, ledger.host_in_work) == (2, 2, 0)
+
+
+def test_without_a_free_slot_nothing_is_claimed():
+    ledger = Ledger(4, host_slots=2)
+    claims = [ledger.claim(0), ledger.claim(1)]
+    assert ledger.free_host_slots == 0 and ledger.host_in_work == 2
+    with pytest.raises(LedgerError, match="no host slot for batch 2"):
+        ledger.claim(2)
+    with pytest.raises(LedgerError, match="batch 0: DELIVER of the device's copy, NONE"):
+        ledger.deliver(0)
+    assert ledger.made(claims[0]) and (ledger.free_host_slots, ledger.host_in_work) == (0, 1), "a ready batch has a slot too"
+    ledger.deliver(0)
+    with pytest.raises(LedgerError, match="batch 1: CLAIM of the host's copy, CLAIMED"):
+        ledger.claim(1)
+    with pytest.raises(LedgerError, match="batch 9 was delivered or is not in the epoch"):
+        ledger.claim(9)
+
+
+def test_a_claim_is_wanted_until_it_is_made_or_dropped():
+    ledger = ledger_with_device()
+    claim = ledger.claim(0)
+    assert ledger.wanted(claim) and not ledger.wanted(claim + 1)
+    ledger.made(claim)
+    assert not ledger.wanted(claim)
+
+
+def test_a_claim_that_was_dropped_is_not_the_claim_that_came_after_it():
+    """The device's copy won, was found to be of wrong pixels, and the host began anew while its first worker was still at it."""
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, now=0.0)
+    first = ledger.claim(3)
+    ledger.published("d", lease)
+    ledger.fetch(3)
+    assert ledger.verified(lease)
+    ledger.distrust("d", now=0.0)
+    second = ledger.claim(3)
+    assert not ledger.wanted(first) and ledger.wanted(second)
+    assert not ledger.made(first) and ledger.free_host_slots == 2 and ledger.host_in_work == 1
+    assert ledger.made(second) and ledger.deliver(3) is Side.HOST and ledger.free_host_slots == 3
+
+
+def test_what_one_device_does_leaves_the_others_batches():
+    ledger = Ledger(6, host_slots=3, fetch_slots=4)
+    leases = {}
+    for device, positions in (("a", (5, 4)), ("b", (3, 2))):
+        ledger.join(device, quota=4, window=4)
+        for position in positions:
+            leases[position] = ledger.lease(device, position, 0.0)
+            ledger.published(device, leases[position])
+    ledger.fetch(5)
+    ledger.fetch(3)
+    ledger.join("a", quota=4, window=4)
+    assert list(ledger.in_spool) == [2] and list(ledger.returned) == [4], "a's file is gone, b's is there"
+    assert ledger.give_up(leases[3]) == "b"
+    assert list(ledger.returned) == [2, 3, 4] and ledger.devices_there == ["a"]
+    ledger.distrust("a", now=1.0)
+    assert list(ledger.returned) == [2, 3, 4, 5] and ledger.devices_there == []
+    assert not ledger.verified(leases[5]) and ledger.devices_there == [], "a is not trusted"
+    assert not ledger.damaged(leases[3]) and ledger.devices_there == ["b"], "its fetch has ended"
+    assert (ledger.came_back, ledger.taken_back, ledger.free_fetch_slots) == (4, 0, 4)
+    assert {name: account.held for name, account in ledger.devices.items()} == {"a": 0, "b": 0}
+
+
+def test_wrong_pixels_of_one_device_cost_no_other_its_batches():
+    ledger = Ledger(4, host_slots=2)
+    for device, position in (("a", 3), ("b", 2)):
+        ledger.join(device, quota=2, window=2)
+        ledger.published(device, ledger.lease(device, position, 0.0))
+    ledger.distrust("a", now=0.0)
+    assert list(ledger.returned) == [3] and list(ledger.in_spool) == [2]
+
+
+def test_leases_taken_back_and_batches_that_came_back_are_counted():
+    ledger = ledger_with_device(6, window=6)
+    leases = [ledger.lease("d", position, 0.0) for position in range(4)]
+    assert [(one.position, one.lease) for one in ledger.leased()] == list(enumerate(leases))
+    ledger.made(ledger.claim(0))
+    assert (ledger.taken_back, ledger.came_back) == (1, 0)
+    ledger.published("d", leases[1])
+    ledger.made(ledger.claim(1))
+    assert (ledger.taken_back, ledger.came_back) == (1, 0), "it was made already"
+    assert list(ledger.effects) == [Cancel("d", leases[0]), Release("d", leases[1])] and not ledger.in_spool
+    ledger.failed("d", leases[2])
+    assert ledger.leave("d", now=0.0) == 1 and (ledger.taken_back, ledger.came_back) == (1, 2)
+    assert ledger.devices["d"].held == 0
+
+
+def test_a_hanging_fetch_cancels_its_devices_leases_once():
+    ledger = ledger_with_device(4, window=4)
+    first, second = ledger.lease("d", 3, 0.0), ledger.lease("d", 2, 0.0)
+    ledger.published("d", first)
+    ledger.fetch(3, now=0.0)
+    assert ledger.free_fetch_slots == 1
+    ledger.give_up(first)
+    assert list(ledger.effects) == [Release("d", first), Cancel("d", second)]
+    assert ledger.free_fetch_slots == 2 and not ledger.fetching and ledger.came_back == 2
+
+
+def test_a_device_is_shut_out_only_while_it_holds_no_published_batch():
+    ledger = ledger_with_device()
+    account = ledger.devices["d"]
+    assert not account.shut_out
+    ledger.hold_back("d", True)
+    lease = ledger.lease("d", 3, 0.0)
+    assert account.shut_out
+    ledger.published("d", lease)
+    assert not account.shut_out, "its delivery will free space"
+    ledger.fetch(3)
+    ledger.verified(lease)
+    assert account.shut_out
+    ledger.hold_back("d", False)
+    assert not account.shut_out
+
+
+def test_progress_counts_when_it_moves():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, now=1.0)
+    entry = ledger.entry(3)
+    assert (entry.progress, entry.progress_s) == (0.0, 1.0)
+    ledger.progressed("d", lease, 0.0, now=2.0)
+    assert entry.progress_s == 1.0, "nothing was done"
+    ledger.progressed("d", lease, 0.5, now=3.0)
+    ledger.progressed("d", lease, 0.5, now=4.0)
+    ledger.progressed("d", lease, 0.25, now=5.0)
+    ledger.progressed("unknown", lease, 0.75, now=6.0)
+    ledger.progressed("d", lease + 1, 0.75, now=7.0)
+    assert (entry.progress, entry.progress_s) == (0.5, 3.0)
+
+
+def test_what_nobody_leased_is_released_and_fails_nothing():
+    ledger = ledger_with_device()
+    assert not ledger.published("unknown", 7) and list(ledger.effects) == [Release("unknown", 7)]
+    ledger.failed("d", 7, fatal=True)
+    assert not ledger.devices["d"].failing
+
+
+def test_a_device_that_may_take_any_time_is_never_late_nor_is_a_fetch_that_cannot_hang():
+    ledger = Ledger(4, host_slots=3)
+    strategy = STRATEGIES["wrr"](ledger, Rates())
+    ledger.expect("d")
+    assert strategy.late_device(1e9) is None and ledger.devices_there == ["d"]
+    ledger.join("d", quota=2, window=2)
+    ledger.published("d", ledger.lease("d", 3, 0.0))
+    ledger.fetch(3)
+    assert strategy.hanging_fetch(1e9) is None
+
+
+def test_a_ready_batch_of_either_side_is_ready():
+    ledger = ledger_with_device()
+    assert not ledger.is_ready(0) and ledger.entry(0) is None
+    claim = ledger.claim(0)
+    assert not ledger.is_ready(0)
+    ledger.made(claim)
+    assert ledger.is_ready(0) and list(ledger.ready_host) == [0]
+    lease = ledger.lease("d", 3, 0.0)
+    ledger.published("d", lease)
+    assert ledger.fetch(3, now=2.0) == ("d", lease) and ledger.fetching == {lease: ("d", 2.0)}
+    assert not ledger.is_ready(3)
+    ledger.verified(lease)
+    assert ledger.is_ready(3) and list(ledger.ready_csd) == [3] and ledger.free_fetch_slots == 1
+    ledger.deliver(3)
+    assert not ledger.is_ready(3) and not ledger.ready_csd and ledger.free_fetch_slots == 2
+
+
+def test_no_step_but_those_of_the_tables():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, 0.0)
+    with pytest.raises(LedgerError, match="batch 3: FETCH of the device's copy, LEASED"):
+        ledger.fetch(3)
+    ledger.published("d", lease)
+    with pytest.raises(LedgerError, match="batch 3 is not free"):
+        ledger.lease("d", 3, 0.0)

@@ -1,8 +1,10 @@
 """What the sides' rates are told, and by whom: durations by those that measured, the rest by an epoch."""
 
+import math
+
 import pytest
 
-from ddlp.schedule.rates import Rates
+from ddlp.schedule.rates import Rate, Rates
 
 
 def test_a_full_batch_is_what_the_loader_says_else_the_largest_of_the_first():
@@ -25,3 +27,88 @@ def test_a_devices_rate_counts_its_workers_and_the_ranks_that_share_it():
     assert rates.device("d").per_s == pytest.approx(2.0)
     rates.shared("d", ranks=2)
     assert rates.device("d").per_s == pytest.approx(1.0)
+
+
+def test_the_mean_follows_the_last_sixteen_batches():
+    rate = Rate()
+    assert rate.per_s is None and not rate.known()
+    for seconds in (2.0, 4.0):
+        rate.add(seconds)
+    assert (rate.count, rate.seconds) == (2, 3.0), "so far the plain mean"
+    for _ in range(14):
+        rate.add(3.0)
+    assert rate.seconds == pytest.approx(3.0)
+    rate.add(19.0)
+    assert rate.seconds == pytest.approx(4.0), "and the seventeenth counts a sixteenth"
+    rate.parallel = 2
+    assert rate.per_s == pytest.approx(0.5)
+
+
+def test_a_part_of_a_batch_counts_as_a_part():
+    rate = Rate()
+    rate.add(1.0, part=0.25)
+    assert rate.seconds == 4.0
+    for nothing in (0.0, -0.5):
+        rate.add(1.0, nothing)
+    assert rate.count == 1, "no sample, no speed"
+    rate = Rate()
+    rate.add(0.0)
+    assert rate.seconds == 1e-9, "a clock that has not moved divides nothing by zero"
+
+
+def test_a_rate_is_known_by_its_standard_error_or_after_ten_batches():
+    steady = Rate()
+    for count in range(1, 4):
+        assert not steady.known()
+        steady.add(2.0)
+        assert steady.count == count
+    assert steady.known(), "three that are alike"
+    values = (1.0, 2.0, 3.0, 2.0)
+    spread = Rate()
+    for seconds in values:
+        spread.add(seconds)
+    # Of their mean 2.0; the variance of the four is (1 + 0 + 1 + 0) / 3.
+    error = math.sqrt(2 / 3 / 4) / 2.0
+    assert spread.known(within=error * 1.001) and not spread.known(within=error * 0.999)
+    assert not spread.known(at_most=5) and spread.known(at_most=4)
+    wild = Rate()
+    for seconds in (1.0, 100.0) * 5:
+        assert not wild.known()
+        wild.add(seconds)
+    assert wild.known(), "ten, however they vary"
+    near = Rate()
+    for seconds in (1.0, 1.0, 1.0, 1.2):  # the mean's error is 4.8 %
+        near.add(seconds)
+    far = Rate()
+    for seconds in (1.0, 1.0, 1.0, 1.25):  # 5.9 %
+        far.add(seconds)
+    assert near.known() and not far.known()
+
+
+def test_a_pause_in_training_counts_as_four_steps():
+    rates = Rates()
+    for seconds in (1.0, 100.0, 1.0):
+        rates.trained(seconds)
+    assert rates.training.seconds == pytest.approx(34.0), "the first three as they are"
+    rates = Rates()
+    for _ in range(3):
+        rates.trained(1.0)
+    rates.trained(1000.0)
+    assert rates.training.seconds == pytest.approx(1.75), "(3 + 4) / 4"
+    rates = Rates()
+    for _ in range(3):
+        rates.trained(1.0)
+    rates.trained(1000.0, part=0.5)
+    assert rates.training.seconds == pytest.approx(1.75), "half a batch's pause is of half a step"
+    rates.trained(0.875, part=0.5)
+    assert rates.training.seconds == pytest.approx(1.75) and rates.training.count == 5
+
+
+def test_the_devices_rates_add_up_where_they_are_known():
+    rates = Rates()
+    assert rates.csd_per_s(["a", "b"]) is None and rates.devices == {}, "asking makes none"
+    rates.device("a").add(2.0)
+    rates.device("b")
+    assert rates.csd_per_s(["b"]) is None and rates.csd_per_s([]) is None
+    rates.device("c").add(4.0)
+    assert rates.csd_per_s(["a", "b", "c", "unknown"]) == 0.75 and rates.csd_per_s(["c"]) == 0.25

@@ -1,6 +1,7 @@
 """Promise 1 and the promises of the strategies, over random schedules of the real ledger and strategies."""
 
 import math
+import os
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Order
 
-SCHEDULES = 2500  # for each of the five strategies
+SCHEDULES = int(os.environ.get("DDLP_TEST_SCHEDULES", 2500))  # for each of the five strategies
 
 
 class Watched(Simulation):

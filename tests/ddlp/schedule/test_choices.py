@@ -1,0 +1,471 @@
+"""Each choice of the strategies at its limits, by numbers that can be reckoned by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlp.schedule.claim_chunks import ClaimChunker
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.rates import Rate, Rates
+from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy, Wrr, called, strategy_class
+
+
+def scene(name: str, batches: int | None, *, host_slots: int = 3, fetch_slots: int = 2, host_s=None, device_s=None, **options):
+    """A ledger with a device "d" that has room for all, and its strategy; the rates are those of one batch, if they are given."""
+    ledger, rates = Ledger(batches, host_slots=host_slots, fetch_slots=fetch_slots), Rates()
+    ledger.join("d", quota=1000, window=1000)
+    for rate, seconds in ((rates.host, host_s), (rates.device("d"), device_s)):
+        if seconds is not None:
+            rate.add(seconds)
+    return ledger, STRATEGIES[name](ledger, rates, **options)
+
+
+def publish(ledger: Ledger, *positions: int, device: str = "d") -> None:
+    for position in positions:
+        assert ledger.published(device, ledger.lease(device, position, 0.0))
+
+
+# -- when a leased batch whose turn it is counts as late
+
+
+def late_from(host_s, device_s, times, progress=None, begun=0.0):
+    """Whether the host claims the batch whose turn it is, 0, at each of these times; else it claims the next one."""
+    ledger, strategy = scene("ordered", 10, host_s=host_s, device_s=device_s)
+    lease = ledger.lease("d", 0, now=0.0)
+    if progress is not None:
+        ledger.progressed("d", lease, progress, begun)
+    claims = [strategy.next_claim(now) for now in times]
+    assert set(claims) <= {0, 1}
+    return [claim == 0 for claim in claims]
+
+
+def test_a_lease_without_progress_is_stalled_after_half_a_minute_or_four_batches():
+    assert late_from(None, None, [0.0, 30.0, 30.1]) == [False, False, True], "its speed is not known"
+    assert late_from(None, 2.0, [8.0, 8.1]) == [False, True], "four batches of 2 s"
+    assert late_from(None, 1.0, [5.0, 5.1]) == [False, True], "but 5 s at least"
+    assert late_from(None, 2.0, [18.0, 18.1], progress=0.9, begun=10.0) == [False, True], "from the last progress on"
+
+
+def test_a_lease_is_late_where_the_host_would_be_ready_first():
+    assert late_from(1.0, None, [0.0]) == [True], "nobody knows how long the device will take"
+    assert late_from(1.0, 4.0, [10.0, 10.5], progress=0.5, begun=10.0) == [True, True], "2 s are left, and then 1.5"
+    assert late_from(1.0, 4.0, [11.0], progress=0.5, begun=10.0) == [False], "as long as the host would take"
+    assert late_from(1.0, 4.0, [10.0, 18.0, 18.1], progress=0.75, begun=10.0) == [False, False, True], "twice its time is over"
+
+
+def test_a_device_whose_spool_others_fill_is_not_waited_for():
+    ledger, strategy = scene("ordered", 10)
+    ledger.lease("d", 0, now=0.0)
+    assert strategy.next_claim(0.0) == 1
+    ledger.hold_back("d", True)
+    assert strategy.next_claim(0.0) == 0
+
+
+# -- fetches and devices that hang
+
+
+def test_a_fetch_hangs_after_half_a_minute_or_four_of_the_devices_batches():
+    for device_s, limit in ((None, 30.0), (7.0, 30.0), (10.0, 40.0)):
+        ledger, strategy = scene("wrr", 10, device_s=device_s)
+        publish(ledger, 9, 8)
+        ledger.fetch(9, now=50.0)
+        _, hanging = ledger.fetch(8, now=2.0)
+        assert strategy.hanging_fetch(2.0 + limit) is None and strategy.hanging_fetch(2.1 + limit) == hanging
+    ledger.leave("d", now=4.0)
+    assert strategy.hanging_fetch(9.0) is None and strategy.hanging_fetch(9.1) == hanging, "5 s from its loss on"
+
+
+def test_a_fetch_that_begins_after_its_device_was_lost_has_five_seconds():
+    ledger, strategy = scene("wrr", 10)
+    publish(ledger, 9)
+    ledger.leave("d", now=20.0)
+    _, lease = ledger.fetch(9, now=30.0)
+    assert strategy.hanging_fetch(35.0) is None and strategy.hanging_fetch(35.1) == lease
+
+
+def test_half_a_mebibyte_a_second_is_the_slowest_link():
+    ledger, strategy = scene("wrr", 10)
+    strategy.rates.epoch_begins(workers=1, full_batch=100, sample_bytes=1 << 19)
+    publish(ledger, 9)
+    _, lease = ledger.fetch(9, now=0.0)
+    assert strategy.hanging_fetch(100.0) is None and strategy.hanging_fetch(100.1) == lease
+
+
+def test_a_device_may_take_half_a_minute_to_join():
+    ledger = Ledger(10, host_slots=3)
+    strategy = STRATEGIES["wrr"](ledger, Rates())
+    for device, now in (("a", 5.0), ("b", 1.0)):
+        ledger.expect(device, now)
+    assert strategy.late_device(31.0) is None and strategy.late_device(31.1) == "b"
+    ledger.join("b", quota=1, window=1)
+    assert strategy.late_device(31.1) is None
+
+
+# -- what a device is given
+
+
+def test_a_device_is_given_what_it_makes_before_the_host_has_made_all_others():
+    for free, in_work, worth in ((3, 0, True), (2, 0, False), (2, 1, False), (2, 2, True)):
+        ledger, strategy = scene("wrr", free + in_work, host_s=1.0, device_s=3.0)
+        for position in range(in_work):
+            ledger.claim(position)
+        assert strategy.worth_leasing("d") is worth
+        assert strategy.next_lease("d") == (free + in_work - 1 if worth else None)
+    for host_s, device_s in ((None, 3.0), (1.0, None), (None, None)):
+        assert scene("wrr", 1, host_s=host_s, device_s=device_s)[1].worth_leasing("d"), "a speed is not known"
+    ledger, strategy = scene("wrr", 0)
+    assert strategy.next_lease("d") is None and strategy.next_claim(0.0) is None, "nothing is free"
+
+
+def test_a_devices_leases_take_their_time():
+    ledger, strategy = scene("wrr", 100, host_s=1.0, device_s=4.0)
+    assert strategy._ready_s("d") == 4.0
+    lease = ledger.lease("d", 99, 0.0)
+    ledger.lease("d", 98, 0.0)
+    ledger.progressed("d", lease, 0.5, 1.0)
+    assert strategy._backlog("d") == 1.5 and strategy._ready_s("d") == 10.0
+    strategy.rates.joined("d", workers=2)
+    assert strategy._ready_s("d") == 7.0, "two at once; the last one takes as long as ever"
+
+
+def test_a_batch_is_leased_so_far_ahead_that_it_is_ready_at_its_turn():
+    for free, ahead in ((100, 16), (33, 16), (20, 10), (1, 0)):
+        assert scene("ordered", free)[1].made_meanwhile("d") == ahead, "the host is taken to be 16 times as fast"
+    for host_s, device_s in ((None, 3.0), (1.0, None)):
+        assert scene("ordered", 100, host_s=host_s, device_s=device_s)[1].made_meanwhile("d") == 16
+    ledger, strategy = scene("ordered", 100)
+    ledger.lease("d", 99, 0.0)
+    assert strategy.made_meanwhile("d") == 32
+    ledger, strategy = scene("ordered", 100, host_s=1.0, device_s=3.0)
+    assert strategy.made_meanwhile("d") == 6, "3 s for the batch, half of that for safety, rounded up, and one"
+    assert strategy.next_lease("d") == 6
+    ledger, strategy = scene("ordered", 6, host_s=1.0, device_s=3.0)
+    assert strategy.next_lease("d") == 5, "none comes so late: the last one, as that saves time"
+    ledger, strategy = scene("ordered", 2, host_s=1.0, device_s=3.0)
+    assert strategy.next_lease("d") is None, "it does not"
+
+
+def test_a_device_without_room_is_given_nothing():
+    ledger, strategy = scene("wrr", 10)
+    ledger.join("d", quota=1, window=1)
+    assert strategy.next_lease("d") == 9
+    ledger.lease("d", 9, 0.0)
+    assert strategy.next_lease("d") is None
+
+
+# -- what the host claims
+
+
+def test_what_came_back_is_claimed_first_but_in_the_order_of_delivery_where_that_is_fixed():
+    for name, claim in (("wrr", 5), ("ordered", 0), ("mte", 0)):
+        ledger, strategy = scene(name, 10)
+        ledger.failed("d", ledger.lease("d", 5, 0.0))
+        assert strategy.next_claim(0.0) == claim
+        for position in range(5):
+            ledger.made(ledger.claim(position))
+            ledger.deliver(position)
+        assert strategy.next_claim(0.0) == 5
+
+
+def test_one_slot_is_kept_for_the_batch_whose_turn_it_is():
+    ledger, strategy = scene("ordered", 10, host_slots=3)
+    lease = ledger.lease("d", 0, now=0.0)
+    for position in (1, 2):
+        assert strategy.next_claim(0.0) == position
+        ledger.claim(position)
+    assert ledger.free_host_slots == 1 and strategy.next_claim(0.0) is None
+    ledger.published("d", lease)
+    ledger.fetch(0)
+    ledger.verified(lease)
+    assert strategy.next_claim(0.0) is None, "also where the device's copy is ready"
+    ledger.deliver(0)
+    assert strategy.next_claim(0.0) == 3, "the host has the batch whose turn it is"
+    ledger.claim(3)
+    assert strategy.next_claim(0.0) is None
+
+
+def test_the_last_slot_goes_to_the_batch_whose_turn_it_is():
+    ledger, strategy = scene("ordered", 10, host_slots=2)
+    ledger.claim(1)
+    assert strategy.next_claim(0.0) == 0
+    ledger.claim(0)
+    assert strategy.next_claim(0.0) is None
+
+
+def test_a_host_with_nothing_to_claim_takes_the_least_advanced_lease():
+    ledger, strategy = scene("wrr", 3, host_slots=5)
+    for position, progress in ((0, 0.5), (1, 0.25), (2, 0.75)):
+        ledger.progressed("d", ledger.lease("d", position, 0.0), progress, 1.0)
+    for position in (1, 0, 2):
+        assert strategy.next_claim(0.0) == position
+        ledger.claim(position)
+    assert strategy.next_claim(0.0) is None
+
+
+# -- what is fetched and delivered
+
+
+def test_a_devices_ready_batch_comes_before_the_hosts_where_any_may_come():
+    ledger, strategy = scene("wrr", 10)
+    assert strategy.next_delivery() is None
+    ledger.made(ledger.claim(0))
+    assert strategy.next_delivery() == 0
+    publish(ledger, 9)
+    _, lease = ledger.fetch(9)
+    assert strategy.next_delivery() == 0
+    ledger.verified(lease)
+    assert strategy.next_delivery() == 9
+
+
+def test_in_the_samplers_order_no_batch_comes_before_its_turn():
+    ledger, strategy = scene("ordered", 2)
+    ledger.made(ledger.claim(1))
+    assert strategy.turn() == 0 and strategy.next_delivery() is None
+    ledger.made(ledger.claim(0))
+    for position in (0, 1):
+        assert strategy.next_delivery() == position
+        ledger.deliver(position)
+    assert strategy.turn() is None and strategy.next_delivery() is None
+    ledger, strategy = scene("ordered", None)
+    assert strategy.turn() is None
+    ledger.extend()
+    assert strategy.turn() == 0
+
+
+def test_the_last_fetch_slot_is_for_the_batch_whose_turn_it_is():
+    ledger, strategy = scene("ordered", 10, fetch_slots=3)
+    assert strategy.next_fetch() is None
+    publish(ledger, 7, 6, 5)
+    for position in (5, 6):
+        assert strategy.next_fetch() == position
+        ledger.fetch(position)
+    assert ledger.free_fetch_slots == 1 and strategy.next_fetch() is None, "the host has not begun with 0"
+    lease = ledger.lease("d", 0, 0.0)
+    assert strategy.next_fetch() is None
+    ledger.published("d", lease)
+    assert strategy.next_fetch() == 0
+    ledger.fetch(0)
+    assert strategy.next_fetch() is None, "no slot is left"
+    ledger, strategy = scene("ordered", 10, fetch_slots=3)
+    publish(ledger, 7, 5, 0)
+    _, lease = ledger.fetch(0)
+    ledger.fetch(5)
+    assert strategy.next_fetch() == 7, "that batch is being fetched already"
+    ledger.verified(lease)
+    assert strategy.next_fetch() == 7, "or is ready"
+    ledger, strategy = scene("wrr", 10)
+    publish(ledger, 7, 5)
+    ledger.fetch(7)
+    assert strategy.next_fetch() == 5, "where any may come, the last slot is for any"
+
+
+# -- cpu and csd
+
+
+def test_cpu_leases_nothing():
+    ledger, strategy = scene("cpu", 10)
+    assert strategy.next_lease("d") is None and strategy.next_claim(0.0) == 0
+
+
+def test_csd_leaves_all_to_the_device_but_what_it_can_not_make():
+    ledger, strategy = scene("csd", 10, device_s=2.0)
+    assert strategy.next_claim(0.0) is None and strategy.next_lease("d") == 0
+    lease = ledger.lease("d", 0, 0.0)
+    assert strategy.next_lease("d") == 1
+    assert strategy.next_claim(8.0) is None and strategy.next_claim(8.1) == 0, "it is stalled"
+    assert strategy._take_back(0.0) is None
+    ledger.failed("d", lease)
+    assert strategy.next_claim(0.0) == 0
+    publish(ledger, 1)
+    ledger.made(ledger.claim(0))
+    ledger.deliver(0)
+    assert strategy.next_claim(1e9) is None, "it is published"
+    ledger.leave("d", now=0.0)
+    assert strategy.next_claim(0.0) == 2
+    _, published = ledger.fetch(1)
+    ledger.verified(published)
+    ledger.deliver(1)
+    assert strategy.next_claim(0.0) == 2, "no device is there"
+    ledger, strategy = scene("csd", 0)
+    assert strategy.next_lease("d") is None
+
+
+# -- mte
+
+
+def known(strategy: Strategy) -> None:
+    for rate in (strategy.rates.host, *strategy.rates.devices.values()):
+        rate.count = 10
+
+
+def test_mte_takes_the_split_that_it_is_given_within_the_epoch():
+    for ratio, split in ((0.0, 0), (0.3, 3), (0.26, 3), (1.0, 10), (None, None)):
+        strategy = Mte.make(Ledger(10, host_slots=3), Rates(), ratio)
+        assert strategy.host_batches == split
+    assert Mte(Ledger(10, host_slots=3), Rates(), -1).host_batches == 0
+    assert Mte(Ledger(10, host_slots=3), Rates(), 11).host_batches == 10
+    assert type(Wrr.make(Ledger(10, host_slots=3), Rates(), 0.5)) is Wrr
+
+
+def test_mtes_split_by_the_formula():
+    def split(train_s, quota=10**6, n=1000):
+        rates = Rates()
+        rates.host.add(1.0)
+        rates.device("d").add(3.0)
+        if train_s is not None:
+            rates.trained(train_s)
+        return Mte.split(n, rates, ["d"], quota)
+
+    # T = 1000 / (1 + 1/3) = 750; 0.9 * (0.95 * 750 - 1000 t) / (1 - t)
+    assert split(0.3) == round(0.9 * (712.5 - 300) / 0.7) == 530
+    assert split(0.7125) == 0 and split(0.999) == 0 and split(1.0) == 750
+    assert split(0.01, n=10) == round(0.9 * (7.125 - 0.1) / 0.99) == 6
+    assert split(None, quota=100) == 270, "0.9 of the spool's 100, which the devices fill while the host makes three times as many"
+    only_host = Rates()
+    only_host.host.add(1.0)
+    assert Mte.split(1000, only_host, ["d"], 100) is None
+
+
+def test_mte_calibrates_with_what_is_left_and_takes_nothing_back():
+    ledger, strategy = scene("mte", 100, host_slots=80, host_s=1.0, device_s=1.0)
+    assert strategy.turn() == 0 and strategy.host_batches is None, "the rates are not known well enough"
+    known(strategy)
+    for position in range(60):
+        ledger.claim(position)
+    strategy.turn()
+    assert strategy.host_batches == 60, "it would be 50; these the host has begun"
+    ledger = Ledger(100, host_slots=3, delivered=[(0, 10)])
+    rates = strategy.rates
+    ledger.join("d", quota=1000, window=1000)
+    strategy = Mte(ledger, rates)
+    assert strategy.turn() == 10 and strategy.host_batches == 55, "half of the 90 that are left"
+    ledger = Ledger(100, host_slots=3)
+    rates.device("e").add(1.0)
+    rates.device("e").count = 10
+    for name in ("d", "e"):
+        ledger.join(name, quota=10, window=10)
+    strategy = Mte(ledger, rates)
+    assert strategy.turn() == 0 and strategy.host_batches == 9, "both spools have 20, and are filled by two"
+
+
+def test_mte_too_short_to_calibrate_stays_ascending():
+    ledger, strategy = scene("mte", 3)
+    ledger.lease("d", 2, 0.0)
+    claims = [ledger.claim(0)]
+    ledger.failed("d", ledger.lease("d", 1, 0.0))
+    strategy.turn()
+    assert strategy.host_batches is None, "1 came back, and nobody has it"
+    claims.append(ledger.claim(1))
+    strategy.turn()
+    assert strategy.host_batches == 3
+    ledger = Ledger(3, host_slots=3)
+    strategy = Mte(ledger, Rates())
+    assert strategy.turn() == 0 and strategy.host_batches is None, "no device"
+
+
+def test_mtes_turn_goes_up_to_the_split_and_then_down_from_the_end():
+    ledger, strategy = scene("mte", 6, host_batches=2, host_slots=6)
+    for position in range(6):
+        ledger.made(ledger.claim(position))
+    turns = []
+    while (turn := strategy.next_delivery()) is not None:
+        turns.append(turn)
+        ledger.deliver(turn)
+    assert turns == [0, 1, 5, 4, 3, 2] and ledger.done and strategy.turn() is None
+
+
+def test_mtes_host_and_fetches_follow_the_order_of_delivery():
+    ledger, strategy = scene("mte", 10, host_batches=2, host_slots=6, fetch_slots=4)
+    for position in (0, 1, 9, 8):
+        assert strategy.next_claim(0.0) == position
+        ledger.claim(position)
+    publish(ledger, 3, 5)
+    assert strategy.next_fetch() == 5
+
+
+def test_mte_leaves_the_hosts_part_of_the_second_part_to_it_evenly_spread():
+    """The host makes two batches while the device makes one: of 100, 67 are the host's, 50 of these before the split."""
+    ledger, strategy = scene("mte", 100, host_s=0.5, device_s=1.0, host_batches=50)
+    leased = []
+    for _ in range(12):
+        leased.append(strategy.next_lease("d"))
+        ledger.lease("d", leased[-1], 0.0)
+    left = sorted(set(range(leased[-1], 100)) - set(leased), reverse=True)
+    assert leased == sorted(leased, reverse=True) and leased[0] == 99
+    assert left == [97, 94, 91, 88, 85], "one of three"
+    assert strategy._hosts_part(100, 10) == 0.0 and strategy._hosts_part(0, 10) == 1.0, "neither less than none nor more than all"
+    assert strategy._hosts_part(0, 0) == 1.0 and scene("mte", 9)[1]._hosts_part(0, 9) == 0.0
+
+
+def test_mte_gives_a_device_what_is_due_soon_only_while_that_saves_time():
+    ledger, strategy = scene("mte", 4, host_s=1.0, device_s=3.0, host_batches=2)
+    # 3 s for the batch, half of that and one: six must come before it, and no batch comes so late.
+    assert strategy.made_meanwhile("d") == 6
+    assert strategy.next_lease("d") == 2, "the last one in the order of delivery"
+    for position in (3, 2):
+        ledger.claim(position)
+    assert strategy.next_lease("d") == 1, "none of the second part is free"
+    ledger, strategy = scene("mte", 2, host_s=1.0, device_s=3.0, host_batches=1)
+    assert strategy.next_lease("d") is None
+    ledger, strategy = scene("mte", 4)
+    assert strategy.next_lease("d") == 3, "not calibrated yet"
+    ledger, strategy = scene("mte", 0, host_batches=0)
+    assert strategy.next_lease("d") is None
+
+
+# -- how many batches a worker claims at a time
+
+
+@pytest.mark.parametrize(
+    "batches, parallel, host_s, length",
+    [
+        (400, 1, None, 1),  # not known yet
+        (400, 1, 0.003, 1), (400, 1, 0.001, 2), (400, 1, 0.0005, 4), (400, 1, 1e-6, 16),
+        (9, 2, 1e-6, 2), (7, 2, 1e-6, 1), (3, 2, 1e-6, 1),  # all workers get some
+    ],
+)  # fmt: skip
+def test_a_run_takes_two_milliseconds_and_sixteen_batches_at_most(batches, parallel, host_s, length):
+    host = Rate(parallel=parallel)
+    if host_s is not None:
+        host.add(host_s)
+    ledger = Ledger(batches, host_slots=3)
+    chunker = ClaimChunker(ledger, STRATEGIES["cpu"](ledger, Rates()), host)
+    assert chunker.length == 1
+    run = chunker.claim(0.0)
+    assert [position for position, _ in run] == list(range(length)) and chunker.length == length
+    assert all(ledger.wanted(claim) for _, claim in run)
+    assert ledger.host_slots == 3 + 2 * (length - 1) * parallel
+
+
+# -- which strategy is meant
+
+
+class Own(Strategy):
+    name = "own"
+
+
+class Nameless(Strategy):
+    pass
+
+
+class Taken(Strategy):
+    name = "wrr"
+
+
+def test_a_strategy_is_given_by_its_name_or_as_a_class():
+    for given, found in (("mte", Mte), (Mte, Mte), (Own, Own)):
+        assert strategy_class(given) is found
+    for given in ("own", None, 3, int, Own.__name__, Wrr(Ledger(1, host_slots=2), Rates())):
+        with pytest.raises(ValueError, match="expected one of cpu, csd, mte, wrr, ordered, a subclass of ddlp.*Strategy, or None"):
+            strategy_class(given)
+    for given, name in ((Nameless, ""), (Taken, "wrr"), (Strategy, "")):
+        with pytest.raises(ValueError, match=f"strategy={given.__name__}: its name is '{name}'.*no other strategy has"):
+            strategy_class(given)
+    assert called("wrr") is Wrr and called("own") is Strategy
+    assert [(one.uses_device, one.needs_device, one.needs_length, one.takes_ratio, one.rank_after_rank) for one in STRATEGIES.values()] == [
+        (False, False, False, False, False),  # cpu
+        (True, True, False, False, False),  # csd
+        (True, False, True, True, True),  # mte
+        (True, False, False, False, False),  # wrr
+        (True, False, False, False, False),  # ordered
+    ]
