@@ -27,3 +27,5 @@ def test_nothing_is_left_that_a_terminal_obeys(text: str, shown: str) -> None:
 def test_a_long_text_is_cut() -> None:
     assert printable("x" * 9000, 100) == "x" * 97 + "..."
     assert printable("x" * 100, 100) == "x" * 100
+    assert printable("x" * 101, 100) == "x" * 97 + "..." and printable("x" * 501) == "x" * 497 + "..."
+    assert printable("x" * 500) == "x" * 500 and printable("xxxxx", 4) == "x..." and printable("xxx", 2) == "..."

@@ -204,3 +204,140 @@ def test_a_file_name_cannot_leave_the_spool():
     ):
         with pytest.raises(BadMessage, match="file"):
             say.encode(say.Published("j", 3, name, 5, 0.5))
+
+
+def refusal_of(*frames):
+    with pytest.raises(BadMessage) as refusal:
+        say.decode(list(frames))
+    return str(refusal.value)
+
+
+def test_a_refusal_says_what_is_wrong():
+    ping = b'{"say":"Ping","waiting":[]}'
+    assert refusal_of() == "0 frames of [] bytes are not a message."
+    assert refusal_of(b"1", b"22", b"", b"", b"") == "5 frames of [1, 2, 0, 0] bytes are not a message."
+    assert refusal_of(b'{"say":"Part"}', bytes((1 << 20) + (64 << 10) + 1)) == (
+        f"the second frame has {(1 << 20) + (64 << 10) + 1} bytes; at most {(1 << 20) + (64 << 10)} are allowed."
+    )
+    assert re.fullmatch(r"the first frame is not JSON \(.+\): b'{'\.", refusal_of(b"{"))
+    assert "NaN is not allowed" in refusal_of(b'{"say":"Ping","waiting":NaN}')
+    same = " does not say which message it is. Do both sides run the same version?"
+    assert refusal_of(b"[]") == f"[]{same}" and refusal_of(b'{"say":"Eval"}') == f"{{'say': 'Eval'}}{same}"
+    assert refusal_of(b'{"say":"Ping","b":1,"a":2}') == "message Ping has fields ['a', 'b'], expected were ['waiting']."
+    assert refusal_of(ping, b"") == "message Ping came with 2 frames."
+    part = say.encode(say.Part(7, 4096), b"x")
+    assert refusal_of(part[0]) == "message Part came with 1 frames."
+    assert refusal_of(b'{"say":"Ping","waiting":3}') == "message Ping: waiting is 3; it must be a list of at most 1024."
+    with pytest.raises(BadMessage, match=r"message Ping: waiting is 3; it must be a list of at most 1024\."):
+        say.encode(say.Ping(3))
+
+
+def test_a_message_is_as_short_as_json_can_be_and_its_texts_are_kept():
+    assert say.encode(say.Ping(("j", "k"))) == [b'{"say":"Ping","waiting":["j","k"]}']
+    payload = memoryview(b"part")
+    frames = say.encode(say.Part(7, 4096), payload)
+    assert frames == [b'{"say":"Part","number":7,"offset":4096}', payload] and say.decode(frames)[1] is payload
+    assert say.decode([b' { "say" : "Ping" , "waiting" : [] } '])[0] == say.Ping(())
+    with pytest.raises(ValueError):
+        say.encode(say.OpenJob("j", {"a": float("nan")}, {}, {}))
+
+
+def long_message(name, most):
+    """A message of so many bytes, whose text is all that is wrong with it."""
+    head = b'{"say":"%s","x":"' % name
+    return head + b"x" * (most - len(head) - 2) + b'"}'
+
+
+@pytest.mark.parametrize(
+    "name, most", [(b"Ping", 128 << 10), (b"OpenJob", 4 << 20), (b"Lease", 4 << 20), (b"Pong", 8 << 20), (b"Hello", 128 << 10)]
+)
+def test_each_message_has_its_greatest_length(name, most):
+    assert "has fields ['x']" in refusal_of(long_message(name, most))
+    too_long = refusal_of(long_message(name, most + 1))
+    if most == say.MAX_FRAME_BYTES:
+        assert too_long == f"1 frames of [{most + 1}] bytes are not a message."
+    else:
+        assert too_long == f"message {name.decode()} has {most + 1} bytes; at most {most} are allowed."
+
+
+def test_a_long_message_says_first_which_it_is():
+    text = b'{"waiting":[%s"x"],"say":"Ping"}'
+    short = b'"x",' * 5
+    assert say.decode([text % short])[0] == say.Ping(("x",) * 6), "a short one need not"
+    padded = b" " * (4096 - len(text % short))
+    assert say.decode([(text % short) + padded])[0] == say.Ping(("x",) * 6)
+    refused = refusal_of((text % short) + padded + b" ")
+    assert refused.startswith("b'{\"waiting\":[") and "does not say first which message it is. Do both sides" in refused
+    assert len(refused) < 250
+    spaced = b' \n{ "say" : "Ping", "waiting":[]}' + b" " * 5000
+    assert say.decode([spaced])[0] == say.Ping(())
+    assert "does not say first" in refusal_of(b'{"say":"%s"}' % (b"x" * 33) + b" " * 5000)
+
+
+@pytest.mark.parametrize("kind, allowed", [("OpenJob", 1 << 18), ("Lease", (1 << 18) + 3 * (1 << 17))])
+def test_a_message_has_so_many_values_at_most(kind, allowed, monkeypatch):
+    head, tail = b'{"say":"%s","x":[' % kind.encode(), b"]}"
+    other = (head + tail).count(b":") + head.count(b",") + head.count(b"[") + head.count(b"{")
+    for between in (b",", b":", b"[", b"{"):
+        text = head + between * (allowed - other) + tail
+        assert "values" not in refusal_of(text)
+        assert refusal_of(text + between) == f"message {kind} has {allowed + 1} values; at most {allowed} are allowed."
+
+
+def test_a_number_of_399_digits_is_no_long_one(monkeypatch):
+    monkeypatch.setattr(say, "_LONG_NUMBER", re.compile(rb"[0-9]{400}"))
+    message = b'{"say":"Lease","lease":%s}' + b" " * 5000
+    assert "has fields ['lease']" in refusal_of(message % (b"1" * 399))
+    assert refusal_of(message % (b"1" * 400)) == "message Lease has a number of more than 400 digits."
+
+
+def test_a_text_is_cut_to_what_a_message_may_hold():
+    assert say.shorten("x" * 4096) == "x" * 4096
+    assert say.shorten("x" * 4097) == "x" * 4093 + "..."
+
+
+LIMITS = [
+    (say.Ping(("j",) * 1024), {"waiting": ("j",) * 1025}),
+    (say.Pong((("j", 3, 4),) * 4096, 0, 0, 0, ""), {"progress": (("j", 3, 4),) * 4097}),
+    (say.Probe("j", 1, 0, ((1, 0),) * 256), {"items": ((1, 0),) * 257}),
+    (say.ProbeDone("j", ("x",) * 256, {}), {"digests": ("x",) * 257}),
+    (say.Measured("j", ((1, 0.5),) * 256), {"batches": ((1, 0.5),) * 257}),
+    (say.Fetch(7, "j", 3, 0, 1), {"length": 0}),
+    (say.Refused("x" * 64, ""), {"job": "x" * 65}),
+    (say.Refused("aZ09_-", ""), {"job": "a b"}),
+    (say.Sensors((say.Reading("a", "cpu", 0.0, -1e6, 1.0),) * 256), {"readings": (say.Reading("a", "cpu", 0.0, 0.0, 1.0),) * 257}),
+    (say.Sensors((say.Reading("a", "", 0.0, 0.0, 1.0),)), {"readings": (say.Reading("a", "toaster", 0.0, 0.0, 1.0),)}),
+    (say.Sensors((say.Reading("a", "", 0.0, 0.0, 1.0),)), {"readings": (say.Reading("a", "", -1.0, 0.0, 1.0),)}),
+]
+
+
+@pytest.mark.parametrize("message, more", LIMITS, ids=lambda one: type(one).__name__)
+def test_lists_and_numbers_end_where_the_protocol_says(message, more):
+    assert say.decode(say.encode(message))[0] == message
+    with pytest.raises(BadMessage, match=next(iter(more))):
+        say.encode(dataclasses.replace(message, **more))
+
+
+def test_a_status_has_its_limits():
+    status = next(message for message in MESSAGES if isinstance(message, say.Status))
+    job = status.jobs[0]
+    for good, bad in (
+        ({"temperature_c": -273.15}, {"temperature_c": -273.16}),
+        ({"temperature_c": 1000}, {"temperature_c": 1000.1}),
+        ({"jobs": (job,) * 1024}, {"jobs": (job,) * 1025}),
+        ({"jobs": (job._replace(host=""),)}, {"jobs": (job._replace(host="0" * 9),)}),
+    ):
+        again = say.decode(say.encode(dataclasses.replace(status, **good)))[0]
+        assert again == dataclasses.replace(status, **good) and isinstance(again.jobs[0], say.JobStatus)
+        with pytest.raises(BadMessage):
+            say.encode(dataclasses.replace(status, **bad))
+
+
+def test_what_open_job_leaves_out_is_no_rank_of_a_run():
+    job = say.OpenJob("j", {}, {}, {})
+    assert (job.run, job.rank, job.after_lower) == ("", 0, False)
+
+
+def test_each_message_is_of_one_side_and_named_to_the_other():
+    assert set(say.MESSAGES) == {type(message) for message in MESSAGES} | {say.Measured}
+    assert set(say.__all__) > {kind.__name__ for kind in say.MESSAGES}

@@ -1,0 +1,148 @@
+"""Which hosts may connect and what each may read, by the files of a key directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import zmq.auth
+
+from csd_engine.errors import EngineError
+from csd_engine.protocol import allow_list, keys
+from csd_engine.protocol.allow_list import AllowList
+from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_pair
+
+
+def listed(directory: Path, name: str, roots: "str | bytes | None" = None) -> bytes:
+    clients = directory / "clients"
+    public = make_pair(clients, name)
+    if roots is not None:
+        clients.joinpath(f"{name}.roots").write_bytes(roots if isinstance(roots, bytes) else roots.encode())
+    return load_public(public)
+
+
+def test_without_roots_each_may_read_all(tmp_path: Path) -> None:
+    first, second = listed(tmp_path, "a"), listed(tmp_path, "b")
+    assert allowed_clients(tmp_path) == {first: None, second: None}
+    allowed = AllowList(tmp_path)
+    assert first in allowed and b"another" not in allowed
+    assert allowed.roots(first) is None and allowed.roots(b"another") is None
+
+
+def test_with_one_hosts_roots_each_may_read_its_own(tmp_path: Path) -> None:
+    first, second = listed(tmp_path, "a", '[["/host", "/device"], ["/b", "/c"]]'), listed(tmp_path, "b")
+    assert allowed_clients(tmp_path) == {first: (("/host", "/device"), ("/b", "/c")), second: ()}
+    allowed = AllowList(str(tmp_path))
+    assert allowed.roots(first) == (("/host", "/device"), ("/b", "/c"))
+    assert allowed.roots(second) == () and allowed.roots(b"another") == ()
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", "null", '["ab", "abc"]', '[["a"]]', "[3]", '[["a", "b", "c"]]', b"\xff"])
+def test_roots_that_make_no_sense_allow_nothing(tmp_path: Path, text: "str | bytes") -> None:
+    key, other = listed(tmp_path, "a", text), listed(tmp_path, "b", "[]")
+    assert allowed_clients(tmp_path) == {key: (), other: ()}
+    (tmp_path / "clients" / "b.roots").unlink()
+    assert allowed_clients(tmp_path) == {key: (), other: ()}, "and the others no more than that"
+
+
+def test_what_is_no_key_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "a.key").write_text("no key")
+    (tmp_path / "clients" / "b.key").mkdir()
+    (tmp_path / "clients" / "c.key").symlink_to("nowhere")
+    key = listed(tmp_path, "d")
+    assert allowed_clients(tmp_path) == {key: None}
+    assert allowed_clients(tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO])
+def test_where_descriptors_or_memory_are_short_the_last_keys_hold(tmp_path: Path, number: int, monkeypatch) -> None:
+    key = listed(tmp_path, "a")
+    allowed = AllowList(tmp_path)
+
+    def short(path: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(zmq.auth, "load_certificate", short)
+    (tmp_path / "clients" / "a.key").touch()
+    os.utime(tmp_path / "clients" / "a.key", ns=(1, 1))
+    allowed.refresh()
+    assert (key in allowed) is (number != errno.EIO)
+    if number != errno.EIO:
+        with pytest.raises(OSError, match="a.key"):
+            allowed_clients(tmp_path)
+        monkeypatch.undo()
+        (tmp_path / "clients" / "a.key").write_text("no key any more")
+        allowed.refresh()
+        assert key not in allowed, "read as soon as that can be"
+
+
+def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, monkeypatch) -> None:
+    first = listed(tmp_path, "a")
+    reads = []
+
+    def counted(directory):
+        reads.append(directory)
+        return keys.allowed_clients(directory)
+
+    monkeypatch.setattr(allow_list, "allowed_clients", counted)
+    allowed = AllowList(tmp_path)
+    allowed.refresh()
+    (tmp_path / "clients" / "notes.txt").write_text("no key")
+    allowed.refresh()
+    assert reads == [tmp_path] and set(allowed.keys) == {first}
+    second = listed(tmp_path, "b")
+    allowed.refresh()
+    assert set(allowed.keys) == {first, second} and len(reads) == 2
+    (tmp_path / "clients" / "b.roots").write_text('[["/a", "/b"]]')
+    allowed.refresh()
+    assert allowed.roots(second) == (("/a", "/b"),) and len(reads) == 3
+    status = (tmp_path / "clients" / "b.roots").stat()
+    (tmp_path / "clients" / "b.roots").write_text('[["/a", "/c"]]')
+    os.utime(tmp_path / "clients" / "b.roots", ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # as long as before
+    allowed.refresh()
+    assert allowed.roots(second) == (("/a", "/c"),)
+    (tmp_path / "clients" / "a.key").unlink()
+    allowed.refresh()
+    assert set(allowed.keys) == {second}
+    (tmp_path / "clients").rename(tmp_path / "elsewhere")
+    allowed.refresh()
+    assert not allowed.keys, "without the directory nobody may connect"
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_gone(tmp_path: Path, monkeypatch) -> None:
+    key = listed(tmp_path, "a")
+    allowed = AllowList(tmp_path)
+    (tmp_path / "clients" / "a.roots").symlink_to("nowhere")  # listed, and has no status
+    allowed.refresh()
+    assert key in allowed and allowed.roots(key) is None
+
+    def failing(path):
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(os, "scandir", failing)
+    allowed.refresh()
+    assert key in allowed
+
+
+def test_a_key_file_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+    public = make_pair(tmp_path / "new" / "keys", "host")
+    for load in (load_public, load_pair):
+        with pytest.raises(EngineError, match=r"key file .*/missing cannot be used: .*See --make-keys"):
+            load(tmp_path / "missing")
+    with pytest.raises(EngineError, match=rf"key file {public} holds no secret key. Give the .key_secret file."):
+        load_pair(public)
+    pair = load_pair(f"{public}_secret")
+    assert (len(pair.public), len(pair.secret)) == (40, 40) and pair.public == load_public(f"{public}_secret")
+    with pytest.raises(EngineError, match="host.key_secret exists: keys are never overwritten. Choose another directory"):
+        make_pair(tmp_path / "new" / "keys", "host")
+    assert load_public(make_pair(tmp_path / "new" / "keys", "server")) != pair.public, "a directory holds several pairs"
+
+
+def test_without_curve_no_keys_are_made(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
+    with pytest.raises(EngineError, match="built without CURVE: install pyzmq's wheel"):
+        make_pair(tmp_path / "keys", "host")
+    assert not (tmp_path / "keys").exists()
