@@ -15,7 +15,7 @@ from csd_engine.protocol.allow_list import AllowList
 from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_pair
 
 
-def listed(directory: Path, name: str, roots: "str | bytes | None" = None) -> bytes:
+def listed(directory: Path, name: str, roots: str | bytes | None = None) -> bytes:
     clients = directory / "clients"
     public = make_pair(clients, name)
     if roots is not None:
@@ -40,7 +40,7 @@ def test_with_one_hosts_roots_each_may_read_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "3", "null", '["ab", "abc"]', '[["a"]]', "[3]", '[["a", "b", "c"]]', b"\xff"])
-def test_roots_that_make_no_sense_allow_nothing(tmp_path: Path, text: "str | bytes") -> None:
+def test_roots_that_make_no_sense_allow_nothing(tmp_path: Path, text: str | bytes) -> None:
     key, other = listed(tmp_path, "a", text), listed(tmp_path, "b", "[]")
     assert allowed_clients(tmp_path) == {key: (), other: ()}
     (tmp_path / "clients" / "b.roots").unlink()

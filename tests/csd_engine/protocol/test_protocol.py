@@ -305,7 +305,10 @@ LIMITS = [
     (say.Fetch(7, "j", 3, 0, 1), {"length": 0}),
     (say.Refused("x" * 64, ""), {"job": "x" * 65}),
     (say.Refused("aZ09_-", ""), {"job": "a b"}),
-    (say.Sensors((say.Reading("a", "cpu", 0.0, -1e6, 1.0),) * 256), {"readings": (say.Reading("a", "cpu", 0.0, 0.0, 1.0),) * 257}),
+    (
+        say.Sensors((say.Reading("a", "cpu", 0.0, -1e6, 1.0),) * 256),
+        {"readings": (say.Reading("a", "cpu", 0.0, -1e6, 1.0),) * 257},
+    ),
     (say.Sensors((say.Reading("a", "", 0.0, 0.0, 1.0),)), {"readings": (say.Reading("a", "toaster", 0.0, 0.0, 1.0),)}),
     (say.Sensors((say.Reading("a", "", 0.0, 0.0, 1.0),)), {"readings": (say.Reading("a", "", -1.0, 0.0, 1.0),)}),
 ]

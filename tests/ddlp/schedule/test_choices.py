@@ -11,7 +11,7 @@ from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy, Wrr, called, str
 
 
 def scene(name: str, batches: int | None, *, host_slots: int = 3, fetch_slots: int = 2, host_s=None, device_s=None, **options):
-    """A ledger with a device "d" that has room for all, and its strategy; the rates are those of one batch, if they are given."""
+    """A ledger with a device "d" that has room for all, and its strategy; the rates are those of one batch, if given."""
     ledger, rates = Ledger(batches, host_slots=host_slots, fetch_slots=fetch_slots), Rates()
     ledger.join("d", quota=1000, window=1000)
     for rate, seconds in ((rates.host, host_s), (rates.device("d"), device_s)):
@@ -99,6 +99,21 @@ def test_a_device_may_take_half_a_minute_to_join():
     assert strategy.late_device(31.0) is None and strategy.late_device(31.1) == "b"
     ledger.join("b", quota=1, window=1)
     assert strategy.late_device(31.1) is None
+
+
+def test_a_batch_that_is_read_hangs_by_no_device():
+    """What the user's own steps take afterwards is not the device's fault."""
+    ledger = Ledger(10, host_slots=3)
+    strategy = STRATEGIES["wrr"](ledger, Rates())
+    ledger.join("csd0", quota=4, window=2)
+    lease = ledger.lease("csd0", 9, now=0.0)
+    ledger.published("csd0", lease)
+    ledger.fetch(9, now=0.0)
+    ledger.read(lease)
+    ledger.leave("csd0", now=1.0)
+    assert strategy.hanging_fetch(1e6) is None and ledger.verified(lease)
+    ledger.read(lease)  # it was given up, or is over: nothing to note
+    assert not ledger.fetching
 
 
 # -- what a device is given
@@ -320,7 +335,7 @@ def test_mtes_split_by_the_formula():
     assert split(0.3) == round(0.9 * (712.5 - 300) / 0.7) == 530
     assert split(0.7125) == 0 and split(0.999) == 0 and split(1.0) == 750
     assert split(0.01, n=10) == round(0.9 * (7.125 - 0.1) / 0.99) == 6
-    assert split(None, quota=100) == 270, "0.9 of the spool's 100, which the devices fill while the host makes three times as many"
+    assert split(None, quota=100) == 270, "the devices fill 0.9 of their spool while the host makes three times as many"
     only_host = Rates()
     only_host.host.add(1.0)
     assert Mte.split(1000, only_host, ["d"], 100) is None
@@ -393,7 +408,7 @@ def test_mte_leaves_the_hosts_part_of_the_second_part_to_it_evenly_spread():
     left = sorted(set(range(leased[-1], 100)) - set(leased), reverse=True)
     assert leased == sorted(leased, reverse=True) and leased[0] == 99
     assert left == [97, 94, 91, 88, 85], "one of three"
-    assert strategy._hosts_part(100, 10) == 0.0 and strategy._hosts_part(0, 10) == 1.0, "neither less than none nor more than all"
+    assert strategy._hosts_part(100, 10) == 0.0 and strategy._hosts_part(0, 10) == 1.0, "from none to all"
     assert strategy._hosts_part(0, 0) == 1.0 and scene("mte", 9)[1]._hosts_part(0, 9) == 0.0
 
 
@@ -456,13 +471,14 @@ def test_a_strategy_is_given_by_its_name_or_as_a_class():
     for given, found in (("mte", Mte), (Mte, Mte), (Own, Own)):
         assert strategy_class(given) is found
     for given in ("own", None, 3, int, Own.__name__, Wrr(Ledger(1, host_slots=2), Rates())):
-        with pytest.raises(ValueError, match="expected one of cpu, csd, mte, wrr, ordered, a subclass of ddlp.*Strategy, or None"):
+        with pytest.raises(ValueError, match="one of cpu, csd, mte, wrr, ordered, a subclass of ddlp.*Strategy, or None"):
             strategy_class(given)
     for given, name in ((Nameless, ""), (Taken, "wrr"), (Strategy, "")):
         with pytest.raises(ValueError, match=f"strategy={given.__name__}: its name is '{name}'.*no other strategy has"):
             strategy_class(given)
     assert called("wrr") is Wrr and called("own") is Strategy
-    assert [(one.uses_device, one.needs_device, one.needs_length, one.takes_ratio, one.rank_after_rank) for one in STRATEGIES.values()] == [
+    flags = ("uses_device", "needs_device", "needs_length", "takes_ratio", "rank_after_rank")
+    assert [tuple(getattr(one, flag) for flag in flags) for one in STRATEGIES.values()] == [
         (False, False, False, False, False),  # cpu
         (True, True, False, False, False),  # csd
         (True, False, True, True, True),  # mte

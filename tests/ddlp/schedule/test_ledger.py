@@ -347,7 +347,7 @@ def test_a_claim_is_wanted_until_it_is_made_or_dropped():
 
 
 def test_a_claim_that_was_dropped_is_not_the_claim_that_came_after_it():
-    """The device's copy won, was found to be of wrong pixels, and the host began anew while its first worker was still at it."""
+    """The device's copy won, was found to be of wrong pixels, and the host began anew while its first worker was at it."""
     ledger = ledger_with_device()
     lease = ledger.lease("d", 3, now=0.0)
     first = ledger.claim(3)
