@@ -109,7 +109,7 @@ def mutants_of(source: str) -> list[str]:
     visitor = Mutations()
     module = cst.MetadataWrapper(cst.parse_module(source)).visit(visitor)
     begins = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
-    texts = {}
+    texts: dict[str, None] = {}
     for mutation, span in zip(visitor.mutations, visitor.spans, strict=True):
         start, stop = (begins[at.line - 1] + at.column for at in (span.start, span.end))
         texts[source[:start] + module.code_for_node(mutation.mutated_node) + source[stop:]] = None

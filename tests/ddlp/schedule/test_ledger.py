@@ -492,3 +492,11 @@ def test_no_step_but_those_of_the_tables():
     ledger.published("d", lease)
     with pytest.raises(LedgerError, match="batch 3 is not free"):
         ledger.lease("d", 3, 0.0)
+
+
+def test_a_batch_that_the_host_is_making_stays_with_it_when_the_device_fails():
+    ledger = ledger_with_device()
+    lease, claim = ledger.lease("d", 3, 0.0), ledger.claim(3)
+    ledger.failed("d", lease)
+    assert not ledger.returned and ledger.entry(3).lease is None and ledger.wanted(claim)
+    assert ledger.made(claim) and not ledger.effects and ledger.deliver(3) is Side.HOST
