@@ -1,6 +1,6 @@
 """A worker process of the engine: takes one lease at a time from its pipe and fills the batch file, a few samples at a time.
 
-`python -m csd_engine.service.worker [--slowdown F] [--large-image-lock FILE --large-bytes N] [--memory N]`, JSON lines on
+`python -m csd_engine.service.worker_start [--slowdown F] [--large-image-lock FILE --large-bytes N] [--memory N]`, JSON lines on
 standard input and output. After each few samples it looks whether the lease was cancelled. When its pipe closes, it drops
 its lease and exits.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
 import os
 import resource
@@ -42,7 +41,6 @@ from csd_engine.transforms import Pipeline
 
 __all__ = ["Slowdown", "Worker", "WrittenRows", "main"]
 
-_PR_SET_PDEATHSIG = 1
 PROGRESS_S = 0.1  # at least this long between two reports of progress
 _CHUNK_BYTES = 1 << 20  # memory for samples that are made at once: it stays in a core's cache
 _MOST_PARTS = 4096  # of open jobs: each part has an open file or a mapping, of which Linux allows a process 65,530
@@ -359,14 +357,6 @@ class Worker:
         self._report("probed", job=command["job"], digests=digests)
 
 
-def die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies: a process that hangs does not see its pipe close."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    except (OSError, AttributeError, TypeError):
-        pass
-
-
 def limit_memory(memory_bytes: int) -> None:
     """Have this process get a MemoryError before it takes half of `memory_bytes` (0: not known, no limit).
 
@@ -384,22 +374,17 @@ def limit_memory(memory_bytes: int) -> None:
 
 def main(arguments: Optional[List[str]] = None) -> None:
     """Run a worker on this process's standard input and output."""
-    parser = argparse.ArgumentParser(prog="python -m csd_engine.service.worker", description="The engine starts these.")
+    parser = argparse.ArgumentParser(prog="python -m csd_engine.service.worker_start", description="The engine starts these.")
     parser.add_argument("--slowdown", type=float, default=1.0)
     parser.add_argument("--large-image-lock", default="", metavar="FILE")
     parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
     parser.add_argument("--memory", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
-    die_with_parent()
     limit_memory(options.memory)
     commands, reports = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a forgotten breakpoint() in a user's operator must not read commands
     os.dup2(2, 1)  # a stray print must not garble the reports
     large_image_lock = LargeImageLock(options.large_image_lock, options.large_bytes, most_bytes(options.memory))
     Worker(WorkerChannel(commands, reports), options.slowdown, large_image_lock).run()
-
-
-if __name__ == "__main__":
-    main()
     sys.stdout.flush()

@@ -40,7 +40,7 @@ class WorkerProcess:
 
     def __init__(self, arguments: List[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "csd_engine.service.worker", *arguments],
+            [sys.executable, "-m", "csd_engine.service.worker_start", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",

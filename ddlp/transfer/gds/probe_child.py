@@ -41,7 +41,7 @@ class Outcome:
 
 def main(arguments: list[str]) -> int:
     """Read, and print the outcome."""
-    from csd_engine.service.worker import die_with_parent
+    from csd_engine.service.worker_start import die_with_parent
 
     die_with_parent()
     path, offset, size, digest, mode, gpu = arguments

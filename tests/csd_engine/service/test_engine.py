@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
@@ -26,7 +27,7 @@ from csd_engine.protocol.keys import load_pair, load_public, make_keys, make_pai
 from ddlp.sources.engine import fetch as fetching
 from ddlp.sources.engine.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
 from ddlp.sources.engine.link import EngineLink
-from tests.engine_process import EPOCH, SEED, Recipe, batch_files, until, wait_for
+from tests.engine_process import EPOCH, SEED, Recipe, alive, batch_files, until, wait_for
 
 
 @pytest.mark.parametrize("listen", [None, "tcp://127.0.0.1:*"])
@@ -285,6 +286,20 @@ def test_a_killed_worker_fails_its_lease_and_is_replaced(start, recipe):
     wait_for(events, LeaseProgress)
     assert engine.children() not in ([], [worker])
     link.close()
+
+
+def test_a_worker_that_hangs_while_it_starts_dies_with_its_engine(start):
+    """It is stopped amid its imports, as by a file system that does not answer."""
+    engine = start("--root", "/")
+    (worker,) = until(engine.children)
+    until(lambda: "numpy" in Path(f"/proc/{worker}/maps").read_text())
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        engine.process.kill()
+        until(lambda: not alive(worker), 10, "the end of its worker")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGCONT)
 
 
 def _two_free(pid):

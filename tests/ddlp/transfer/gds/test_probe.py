@@ -86,7 +86,7 @@ def test_a_read_that_crashes_is_an_outcome(code: str, why: str) -> None:
 def test_the_read_dies_with_whoever_waits_for_it() -> None:
     """It may hang inside cuFile, where nothing of its own would notice."""
     child = (
-        "import os; from csd_engine.service.worker import die_with_parent\n"
+        "import os; from csd_engine.service.worker_start import die_with_parent\n"
         "die_with_parent(); print(os.getpid(), flush=True)\n"
         "while True: pass"
     )
