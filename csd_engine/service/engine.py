@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Type
 
 import zmq
@@ -82,8 +83,9 @@ class Service:
         )
         self._workers: List[WorkerProcess] = []
         try:
-            manifests = FileCache(self._spool.kept("manifests"), MANIFEST, MAX_MANIFEST_BYTES, self._manifest_room)
-            arrays = FileCache(self._spool.kept("arrays"), ARRAY, options.upload_bytes, self._spool.room_bytes)
+            kept = self._spool.kept
+            manifests = FileCache(partial(kept, "manifests"), MANIFEST, MAX_MANIFEST_BYTES, self._manifest_room)
+            arrays = FileCache(partial(kept, "arrays"), ARRAY, options.upload_bytes, self._spool.room_bytes)
             self._socket = AuthSocket(options.listen, options.keys, memory_bytes=options.memory_bytes)
         except BaseException:
             self._spool.close()

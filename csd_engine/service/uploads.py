@@ -66,7 +66,7 @@ class FileCache:
     """The received files of one kind, in one directory. Other files in the directory are not removed, counted or served.
 
     Args:
-        directory: the files' directory.
+        open_directory: opens the files' directory, and makes it if it is missing. Called again if somebody removes it.
         kind: MANIFEST or ARRAY.
         limit_bytes: the most bytes of all files together, as they come, and twice the most of one host's. The least recently
             used file is removed first; a file in use is never removed. The number of files is limited in the same way.
@@ -74,8 +74,11 @@ class FileCache:
             take, stays free: batches need it.
     """
 
-    def __init__(self, directory: Directory, kind: str, limit_bytes: int, room_bytes: Callable[[], int]) -> None:
-        self.directory = directory
+    def __init__(
+        self, open_directory: Callable[[], Directory], kind: str, limit_bytes: int, room_bytes: Callable[[], int]
+    ) -> None:
+        self._open_directory = open_directory
+        self.directory = open_directory()
         self._kind = kind
         self._suffix = ARRAY_SUFFIX if kind == ARRAY else ""
         self._name_pattern = re.compile(FINGERPRINT + re.escape(self._suffix))
@@ -86,12 +89,12 @@ class FileCache:
         self._hosts: Dict[str, Hashable] = {}  # by fingerprint: who has sent the file, or used it first since the start
         self._count = 0
         try:
-            for left in directory.names():
+            for left in self.directory.names():
                 if re.fullmatch(PART, left):
-                    directory.unlink(left)
+                    self.directory.unlink(left)
             self._sizes = {self._fingerprint(name): size for _, size, name in self._stored()}
         except OSError as error:
-            why = f"the directory {directory.path} cannot be used: {error.strerror}. Check --spool."
+            why = f"the directory {self.directory.path} cannot be used: {error.strerror}. Check --spool."
             raise SpoolError(why) from None
 
     def path(self, fingerprint: str) -> Path:
@@ -166,7 +169,12 @@ class FileCache:
         self._make_room(0, 1, host, in_use)
         self._count += 1
         name = f"{key[1]}.{self._count}.part"
-        descriptor = self.directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            descriptor = self.directory.open(name, flags)
+        except FileNotFoundError:  # the directory was removed, with its files
+            self.directory, self._sizes = self._open_directory(), {}
+            descriptor = self.directory.open(name, flags)
         incoming = _Incoming(name, open(descriptor, "wb", buffering=0), hashlib.blake2b(digest_size=16), host, total)
         self._incoming[key] = incoming
         return incoming

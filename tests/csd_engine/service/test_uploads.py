@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 import zlib
 from pathlib import Path
@@ -33,8 +34,11 @@ def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST, h
 
 
 def cache_of(directory, kind=MANIFEST, limit_bytes=1 << 30, room_bytes=1 << 40):
-    directory.mkdir(exist_ok=True)
-    return FileCache(Directory(str(directory)), kind, limit_bytes, lambda: room_bytes)
+    def open_directory():
+        directory.mkdir(exist_ok=True)
+        return Directory(str(directory))
+
+    return FileCache(open_directory, kind, limit_bytes, lambda: room_bytes)
 
 
 def test_parts_make_the_manifest(tmp_path):
@@ -46,6 +50,18 @@ def test_parts_make_the_manifest(tmp_path):
     receive(cache, path, fingerprint)
     assert cache.has(fingerprint, "host") and cache.path(fingerprint).read_bytes() == path.read_bytes()
     assert os.listdir(tmp_path / "c") == [fingerprint]
+
+
+def test_a_directory_that_is_removed_is_made_again(tmp_path):
+    """Somebody clears the spool while the engine runs."""
+    cache = cache_of(tmp_path / "c")
+    first, second = (write_manifest(tmp_path / name, [name]) for name in ("a", "b"))
+    receive(cache, tmp_path / "a", first)
+    shutil.rmtree(tmp_path / "c")
+    assert not cache.has(first, "host")
+    receive(cache, tmp_path / "b", second)
+    receive(cache, tmp_path / "a", first)
+    assert sorted(os.listdir(tmp_path / "c")) == sorted([first, second])
 
 
 def test_what_is_not_the_manifest_is_dropped(tmp_path):
@@ -90,7 +106,7 @@ def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
     names = [array_file(tmp_path / str(number), number, 2 * MAX_PART_BYTES + number) for number in range(4)]
     room = [1 << 40]
     (tmp_path / "c").mkdir()
-    cache = FileCache(Directory(str(tmp_path / "c")), ARRAY, 5 * MAX_PART_BYTES, lambda: room[0])
+    cache = FileCache(lambda: Directory(str(tmp_path / "c")), ARRAY, 5 * MAX_PART_BYTES, lambda: room[0])
     for number in (0, 1):
         receive(cache, tmp_path / str(number), names[number], kind=ARRAY)
         os.utime(cache.path(names[number]), (number, number))
@@ -147,7 +163,7 @@ def test_a_host_has_its_share_and_an_announced_file_takes_nothing(tmp_path):
 def test_a_quarter_of_the_disk_stays_for_batches(tmp_path):
     room = [4 * MAX_PART_BYTES]
     (tmp_path / "c").mkdir()
-    cache = FileCache(Directory(str(tmp_path / "c")), ARRAY, 1 << 40, lambda: room[0] - held())
+    cache = FileCache(lambda: Directory(str(tmp_path / "c")), ARRAY, 1 << 40, lambda: room[0] - held())
     names = [array_file(tmp_path / str(number), number, MAX_PART_BYTES - 1) for number in range(4)]
 
     def held():
