@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import faulthandler
 import gc
 import os
@@ -12,13 +13,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import uuid
 import warnings
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from csd_engine.errors import EngineError
+from csd_engine.errors import EngineError, EngineUnreachable
+from ddlp.errors import DDLPError
 from scripts.chaos.faults import FAULTS, Fault, wait_for_engines
 from scripts.chaos.planted import PLANTED
 from scripts.chaos.training import ENDINGS, Plan, draw_ending
@@ -36,7 +41,7 @@ Trains while faults strike. Checks that every sample comes exactly once, with it
   python -m scripts.chaos --plant skipped-checksum         plant a bug first: the run must find it (exit status 1)
 
 Two engines run as processes of their own, each with a small spool; one of them is reached through a bad network. Each round
-makes a loader by chance (strategy, workers, devices, transfer, order), trains one or more epochs, and strikes up to six times.
+makes a loader by chance (strategy, workers, devices, transfer, order), trains one or more epochs, and strikes up to nine times.
 What is checked: the samples and their bits against what the host alone makes; the time of a round; afterwards descriptors,
 threads, processes, shared memory and the engines' spools. As root the spools are file systems of their own (mounted in a mount
 namespace of the run): without that, faults of a full or read-only spool are left out. Without a C compiler no clock jumps.
@@ -56,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rounds", type=int, help="so many rounds at most")
     add("--only", action="append", metavar="NAME", help="faults and endings whose name contains this; may be given again")
     add("--plant", choices=PLANTED, help="plant this bug first")
-    add("--patience", type=float, default=90.0, metavar="S", help="a round that takes longer hangs (90)")
+    add("--patience", type=float, default=90.0, metavar="S", help="a round that takes longer hangs, an end a third of it (90)")
     add("--list", action="store_true", help="print the names of all faults and endings")
     add("--inner", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -107,20 +112,18 @@ def _run(options: argparse.Namespace, home: Path) -> int:
     faults = [fault for fault in FAULTS if any(part in fault.name for part in only)]
     endings = [name for name in ENDINGS if any(part in name for part in only)] or ["two whole epochs"]
     began, number, finding = time.monotonic(), 0, None
-    world = World(home, options.seed)
+    world = World(home, options.seed, options.patience)
     world.add_engines()
     try:
         while time.monotonic() - began < 60 * options.minutes and number != options.rounds:
             number += 1
             ending = draw_ending(world.random, endings)
             print(f"{time.monotonic() - began:7.1f} s  round {number}: {ending}", end="", flush=True)
-            before = struck.copy()
-            faulthandler.dump_traceback_later(options.patience, exit=True)
-            _round(world, ending, faults, number, struck)
-            faulthandler.cancel_dump_traceback_later()
+            with _patience(options.patience, f"in round {number} of seed {options.seed}"):
+                _round(world, ending, faults, number, struck)
             if ending != "two whole epochs":
                 struck[ending] += 1
-            print(f" | {', '.join((struck - before).elements()) or 'no fault'}", flush=True)
+            print(flush=True)
         world.close()
     except KeyboardInterrupt:
         print("\nchaos: interrupted")
@@ -130,7 +133,6 @@ def _run(options: argparse.Namespace, home: Path) -> int:
     except Exception:
         finding = f"training raised\n{traceback.format_exc()}"
     finally:
-        faulthandler.cancel_dump_traceback_later()
         if world.engines:
             _close_quietly(world)
     minutes = (time.monotonic() - began) / 60
@@ -150,20 +152,47 @@ def _round(world: World, ending: str, faults: list[Fault], number: int, struck: 
     for one in (epoch, epoch + 1):  # before an image is replaced
         world.truth.of(one), world.other_truth.of(one)
     with world.leaves_nothing():
-        plan = Plan(world, faults, world.random.randrange(0, 7), lambda name: struck.update([name]))
+        plan = Plan(world, faults, world.random.randrange(0, 10), partial(_note, struck))
         plan.begin()
         before = struck.total()
         try:
             ENDINGS[ending][0](world, epoch, plan)
-        except EngineError as error:  # of a device that was never met, which is an error of the training run
+        except (EngineError, DDLPError) as error:  # of a device that was never met, which is an error of the training run
             if struck.total() == before and not plan.engines_were_down:
-                raise
-            print(f" | raised at the first meeting: {str(error)[:60]}...", end="", flush=True)
+                if not (isinstance(error, EngineUnreachable) and all(engine.answers() for engine in world.engines)):
+                    raise  # else this computer is slow
+            print(f", raised at the first meeting: {str(error)[:60]}...", end="", flush=True)
         finally:
             plan.mend()
             world.changed.clear()
         wait_for_engines(world)
         gc.collect()
+
+
+def _note(struck: collections.Counter[str], name: str) -> None:
+    struck[name] += 1
+    print(f", {name}", end="", flush=True)
+
+
+@contextlib.contextmanager
+def _patience(seconds: float, where: str) -> Iterator[None]:
+    """End this process, with the stacks of its threads, if this takes longer."""
+
+    def end() -> None:
+        print(f"\nchaos: FOUND {where}: it hangs, {seconds:g} s were not enough", flush=True)
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.name, timer.daemon = "patience", True
+    timer.start()
+    faulthandler.dump_traceback_later(seconds + 10, exit=True)  # where no thread gets to run
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _close_quietly(world: World) -> None:

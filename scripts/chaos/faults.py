@@ -94,7 +94,7 @@ def _late(world: World, engine: Engine) -> Mend | None:
 
 def _to_worker(number: int) -> Callable[[World, Engine], Mend | None]:
     def strike(world: World, engine: Engine) -> Mend | None:
-        workers = engine.workers()
+        workers = [pid for pid in engine.workers() if number == signal.SIGKILL or _has_begun(pid)]
         if not workers:
             return None
         with contextlib.suppress(ProcessLookupError):
@@ -102,6 +102,14 @@ def _to_worker(number: int) -> Callable[[World, Engine], Mend | None]:
         return _nothing if number == signal.SIGKILL else lambda: _signal(workers[0], signal.SIGCONT)
 
     return strike
+
+
+def _has_begun(pid: int) -> bool:
+    """Whether a worker asked to die with its engine, see worker_start.py. One that is stopped before can't, so it stays."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0") == os.devnull  # it makes this its input later
+    except OSError:
+        return False
 
 
 def _signal(pid: int, number: int) -> None:
@@ -150,6 +158,10 @@ def _clock(world: World, engine: Engine) -> Mend | None:
     jump = world.random.choice([-1, 1]) * world.random.choice([5, 3600, 86400, 365 * 86400])
     engine.set_clock(jump)
     return lambda: engine.set_clock(0)
+
+
+def _preloaded(engine: Engine) -> bool:
+    return engine.preloads is not None
 
 
 # -- the network -------------------------------------------------------------------------------------------------------
@@ -203,6 +215,12 @@ def _replace(path: Path, files: list[Path]) -> None:
     os.replace(temporary, path)
 
 
+def _double(path: Path, files: list[Path]) -> None:
+    """It is there once more, as the next lease's file."""
+    identity, number, suffix = path.name.split(".")
+    os.link(path, path.with_name(f"{identity}.{int(number) + 1}.{suffix}"))
+
+
 def _late_file(world: World, engine: Engine) -> Mend | None:
     files = engine.batch_files()
     if not files:
@@ -228,17 +246,32 @@ def _full(world: World, engine: Engine) -> Mend | None:
             with contextlib.suppress(OSError):
                 while True:
                     stream.write(bytes(size))
-    return lambda: filler.unlink(missing_ok=True)
+
+    def mend() -> None:
+        _remount(engine, "rw")  # it may have become read-only since
+        filler.unlink(missing_ok=True)
+
+    return mend
+
+
+def _remount(engine: Engine, how: str) -> bool:
+    command = ["mount", "-o", f"remount,{how}", str(engine.spool)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _read_only(world: World, engine: Engine) -> Mend | None:
-    if subprocess.run(["mount", "-o", "remount,ro", str(engine.spool)], capture_output=True, check=False).returncode:
+    if not _remount(engine, "ro"):
         return None  # a file is open for writing
 
     def mend() -> None:
-        subprocess.run(["mount", "-o", "remount,rw", str(engine.spool)], check=True)
+        assert _remount(engine, "rw")
 
     return mend
+
+
+def _slow_spool(world: World, engine: Engine) -> Mend | None:
+    engine.slow_spool(world.random.choice([0.005, 0.02, 0.1]))
+    return lambda: engine.slow_spool(0)
 
 
 def _mounted(engine: Engine) -> bool:
@@ -250,6 +283,15 @@ def _remove_jobs(world: World, engine: Engine) -> Mend | None:
     for job in jobs:
         shutil.rmtree(job, ignore_errors=True)
     return _nothing if jobs else None
+
+
+def _remove_all(world: World, engine: Engine) -> Mend | None:
+    """The spool is emptied: its mark, its lock, the files that hosts have sent, and those of the jobs."""
+    entries = list(engine.spool.iterdir())
+    for one in entries:
+        with contextlib.suppress(OSError):  # it is read-only at the moment
+            shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink()
+    return _nothing if entries and not list(engine.spool.iterdir()) else None
 
 
 def _stale(world: World, engine: Engine) -> Mend | None:
@@ -299,7 +341,7 @@ FAULTS = (
     Fault("worker killed", _to_worker(signal.SIGKILL)),
     Fault("worker stopped", _to_worker(signal.SIGSTOP)),
     Fault("worker out of memory", _no_memory),
-    Fault("engine's clock jumps", _clock, fits=lambda engine: engine.clock_library is not None),
+    Fault("engine's clock jumps", _clock, fits=_preloaded),
     Fault("network cut", _network("cut"), fits=_relayed),
     Fault("connections reset", _network("reset"), fits=_relayed),
     Fault("network half open", _network("half"), fits=_relayed),
@@ -308,11 +350,14 @@ FAULTS = (
     Fault("batch file flipped", _damage(_flip)),
     Fault("batch file torn", _damage(_tear)),
     Fault("batch file of another batch", _damage(_replace)),
+    Fault("batch file doubled", _damage(_double)),
     Fault("batch file removed", _damage(lambda path, files: path.unlink())),
     Fault("batch file late", _late_file),
     Fault("spool full", _full, fits=_mounted),
     Fault("spool read-only", _read_only, fits=_mounted),
+    Fault("spool slow", _slow_spool, fits=_preloaded),
     Fault("job directories removed", _remove_jobs),
+    Fault("spool emptied", _remove_all),
     Fault("stale files", _stale),
     Fault("image replaced", _changed_image),
 )

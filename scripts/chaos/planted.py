@@ -8,19 +8,20 @@ from typing import Any
 import csd_engine.batchfile.reader
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.states import CsdCopy, Entry, HostCopy
 
 __all__ = ["PLANTED"]
 
 
 def _forgotten_reclaim() -> None:
-    """What a lost device had leased never comes back."""
+    """A batch that a lost device held is given back to nobody, and counts as delivered."""
 
-    def leave(self: Ledger, device: str, now: float) -> int:
-        account = self.devices[device]
-        account.alive = account.joining = account.held_back = False
-        return 0
+    def settle(self: Ledger, entry: Entry) -> None:
+        if entry.host is HostCopy.NONE and entry.csd is CsdCopy.NONE:
+            del self._open[entry.position]
+            self.delivered.add(entry.position)
 
-    Ledger.leave = leave  # type: ignore[method-assign]
+    Ledger._settle = settle  # type: ignore[method-assign]
 
 
 def _skipped_checksum() -> None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ddlp import DDLPLoader
 from scripts.chaos.faults import Fault, Mend
-from scripts.chaos.world import BATCH, IMAGES, REPOSITORY, Engine, Finding, World
+from scripts.chaos.world import BATCH, IMAGES, REPOSITORY, Engine, Finding, Setting, World, ends_within_s
 
 __all__ = ["ENDINGS", "Plan", "draw_options", "train"]
 
 STEPS = IMAGES // BATCH
 STRATEGIES = ("csd", "mte", "wrr", "ordered")
-PATIENCE_S = 40.0  # for a child process
 
 
 class Plan:
@@ -74,12 +73,12 @@ class Plan:
             engine.start()
 
 
-def draw_options(world: World) -> dict[str, Any]:
+def draw_options(world: World, strategies: tuple[str, ...] = STRATEGIES) -> dict[str, Any]:
     """A loader's strategy and options, by chance."""
     draw = world.random
     devices = [engine.device for engine in draw.sample(world.engines, draw.randrange(1, len(world.engines) + 1))]
     return {
-        "strategy": draw.choice(STRATEGIES),
+        "strategy": draw.choice(strategies),
         "csd": devices if len(devices) > 1 or draw.random() < 0.5 else devices[0],
         "transfer": draw.choice([None, "stream"]),
         "num_workers": draw.choice([0, 1, 2]),
@@ -142,18 +141,32 @@ def resumed(world: World, epoch: int, plan: Plan) -> None:
             loader.load_state_dict(state)
         batches += train(world, loader, plan, None if last else world.random.randrange(1, STEPS // 3))
         state = loader.state_dict()
-        options = {**draw_options(world), "shuffle": shuffle}
+        options = {**draw_options(world, (*STRATEGIES, "cpu")), "shuffle": shuffle}
+        if options["strategy"] == "cpu":
+            del options["csd"]
     world.check(batches, epoch)
 
 
 def dropped(world: World, epoch: int, plan: Plan) -> None:
     """Loaders are made and dropped, some in mid-epoch; then one trains."""
-    for number in range(20):
+    for number in range(200):
         options = draw_options(world)
         loader = world.loader(options.pop("strategy"), **options)
-        if number % 2:
+        if number % 10 == 0:
             next(iter(loader))
     to_the_end(world, epoch, plan)
+
+
+def restarted(world: World, epoch: int, plan: Plan) -> None:
+    """All engines are killed and started again between two epochs."""
+    options = draw_options(world)
+    loader = world.loader(options.pop("strategy"), **options)
+    loader.set_epoch(epoch)
+    world.check(train(world, loader, plan), epoch)
+    for engine in world.engines:
+        engine.kill()
+        engine.start()
+    world.check(train(world, loader, plan), epoch + 1)
 
 
 def by_own_engine(world: World, epoch: int, plan: Plan) -> None:
@@ -170,77 +183,161 @@ def by_own_engine(world: World, epoch: int, plan: Plan) -> None:
     world.check(batches, epoch)
 
 
-_CHILD = """
-import sys, time
+_STAGES = ("imported", "made", "begun", "batch", "trained", "dropped")  # what the second host tells, in this order
+_SECOND_HOST = """
+import json, sys, time
 from ddlp import DDLPLoader, Device
+from scripts.chaos.world import checksum
 from tests.ddlp.faults.scene import dataset
-paths, epoch = {paths!r}, {epoch}
-loader = DDLPLoader(dataset(paths), {batch}, seed=3, strategy={strategy!r}, num_workers=1,
+def tell(*words): print(*words, flush=True)
+tell("imported")
+loader = DDLPLoader(dataset({paths!r}), {batch}, seed=3, strategy={strategy!r}, num_workers=1,
                     csd=[Device(address, keys) for address, keys in {devices!r}])
-loader.set_epoch(epoch)
-for step, batch in enumerate(loader):
-    print(step, flush=True)
+loader.set_epoch({epoch})
+tell("made")
+batches, got = iter(loader), []
+tell("begun")
+for images, targets in batches:
+    tell("batch")
+    got += [(int(target), checksum(image)) for image, target in zip(images, targets)]
     time.sleep(0.02)
+tell("trained")
+del loader, batches
+tell("dropped")
+tell(json.dumps(got))
 """
 
 
-def _child(world: World, epoch: int, plan: Plan, number: int | None) -> None:
-    """Train in another process, and beside it here; send the signal to that process in mid-epoch."""
-    devices = [(engine.device.address, str(engine.device.keys)) for engine in world.engines]
-    script = textwrap.dedent(_CHILD).format(
-        paths=world.paths, epoch=epoch, batch=BATCH, strategy=world.random.choice(STRATEGIES[1:]), devices=devices
-    )  # fmt: skip
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=REPOSITORY,
-    )  # fmt: skip
-    try:
-        assert child.stdout is not None
-        for _ in range(world.random.randrange(1, STEPS) if number else STEPS):
-            if not child.stdout.readline():
-                break
-        if number:
-            child.send_signal(number)
-        to_the_end(world, epoch, plan)
-        _, err = child.communicate(timeout=PATIENCE_S)
-        expected: dict[int | None, tuple[int, ...]] = {
-            None: (0,), signal.SIGKILL: (-signal.SIGKILL,), signal.SIGINT: (-signal.SIGINT, 1, 130),
-        }  # fmt: skip
-        if child.returncode not in expected[number] and "EngineUnreachable" not in err and "EngineRefused" not in err:
-            raise Finding(f"a second host ended with {child.returncode} after signal {number}:\n{err[-3000:]}")
-        if err.count("Traceback") > (number == signal.SIGINT):
+class _SecondHost:
+    """Another process that trains with the same engines. It must end in the end, with one of the statuses given.
+
+    Args:
+        world: has the engines.
+        epoch: it trains this one.
+        environment: more of its environment.
+    """
+
+    def __init__(self, world: World, epoch: int, environment: dict[str, str]) -> None:
+        self._world, self._epoch = world, epoch
+        devices = [(engine.device.address, str(engine.device.keys)) for engine in world.engines]
+        script = _SECOND_HOST.format(
+            paths=world.paths, epoch=epoch, batch=BATCH, strategy=world.random.choice(STRATEGIES[1:]), devices=devices
+        )
+        self._out, self._err = world.home / "second host.out", world.home / "second host.err"
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            command = [sys.executable, "-W", "ignore", "-c", script]
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, cwd=REPOSITORY, env={**os.environ, **environment})
+
+    def wait_for(self, stage: str) -> None:
+        """Wait until it has come to a stage, or has ended."""
+        times = self._world.random.randrange(1, STEPS) if stage == "batch" else 1
+        while self.process.poll() is None and self._out.read_text().split().count(stage) < times:
+            time.sleep(0.02)
+
+    def check_end(self, *statuses: int) -> None:
+        """Wait for its end. Raises Finding unless it ends as it should, with all samples right if it came so far."""
+        within_s = ends_within_s(self._world.patience_s)
+        try:
+            self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise Finding(f"a second host did not end within {within_s:g} s") from None
+        out, err = self._out.read_text(), self._err.read_text()
+        status, whole = self.process.returncode, out.endswith("]]\n")
+        met = "EngineUnreachable" not in err and "EngineRefused" not in err  # else an engine was down, which is an error
+        if met and status not in statuses and not (whole and status == 0):
+            raise Finding(f"a second host ended with {status}:\n{err[-3000:]}")
+        chained = err.count("During handling of the above") + err.count("was the direct cause of the following")
+        if met and err.count("Traceback") - chained > (-signal.SIGINT in statuses):
             raise Finding(f"a second host told more than one traceback:\n{err[-3000:]}")
-    except subprocess.TimeoutExpired:
-        raise Finding(f"a second host did not end within {PATIENCE_S:g} s of signal {number}") from None
+        if whole:
+            self._world.check_told(json.loads(out.splitlines()[-1]), self._epoch)
+
+    def close(self) -> None:
+        """End it, if it is there."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _with_second_host(
+    world: World,
+    epoch: int,
+    plan: Plan,
+    stages: tuple[str, ...],
+    strike: Callable[[_SecondHost], Mend],
+    statuses: tuple[int, ...],
+    environment: dict[str, str] | None = None,
+) -> None:
+    """Train here while a second host does; something happens to it at one of the stages, and is mended at this one's end."""
+    host = _SecondHost(world, epoch, environment or {})
+    try:
+        host.wait_for(world.random.choice(stages))
+        time.sleep(world.random.choice([0.0, 0.1]))
+        mend = strike(host)
+        to_the_end(world, epoch, plan)
+        mend()
+        host.check_end(*statuses)
     finally:
-        child.kill()
-        child.communicate()
+        host.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _send(number: int, then: int | None = None) -> Callable[[_SecondHost], Mend]:
+    def strike(host: _SecondHost) -> Mend:
+        host.process.send_signal(number)
+        return _nothing if then is None else lambda: host.process.send_signal(then)
+
+    return strike
 
 
 def beside_another(world: World, epoch: int, plan: Plan) -> None:
     """Two hosts train with the same engines."""
-    _child(world, epoch, plan, None)
+    _with_second_host(world, epoch, plan, ("begun",), lambda host: _nothing, (0,))
 
 
 def another_killed(world: World, epoch: int, plan: Plan) -> None:
     """A host that trains with the same engines is killed."""
-    _child(world, epoch, plan, signal.SIGKILL)
+    _with_second_host(world, epoch, plan, _STAGES, _send(signal.SIGKILL), (-signal.SIGKILL,))
 
 
 def another_interrupted(world: World, epoch: int, plan: Plan) -> None:
     """A host that trains with the same engines gets Ctrl-C."""
-    _child(world, epoch, plan, signal.SIGINT)
+    _with_second_host(world, epoch, plan, _STAGES, _send(signal.SIGINT), (-signal.SIGINT, 1, 130))
+
+
+def another_stopped(world: World, epoch: int, plan: Plan) -> None:
+    """A host that trains with the same engines is stopped for longer than they wait for it, and goes on."""
+    _with_second_host(world, epoch, plan, _STAGES[1:4], _send(signal.SIGSTOP, signal.SIGCONT), (0,))
+
+
+def clock_of_another(world: World, epoch: int, plan: Plan) -> None:
+    """The clock of a host that trains with the same engines jumps."""
+    if world.preloads is None:
+        return beside_another(world, epoch, plan)
+    clock = Setting(world.home / "clock of the second host")
+
+    def jump(host: _SecondHost) -> Mend:
+        clock.set(world.random.choice([-1, 1]) * world.random.choice([5, 3600, 86400, 365 * 86400]))
+        return _nothing
+
+    environment = {"LD_PRELOAD": str(world.preloads[0]), "DDLP_CLOCK": str(clock.path)}
+    _with_second_host(world, epoch, plan, _STAGES[1:4], jump, (0,), environment)
 
 
 ENDINGS: dict[str, tuple[Callable[[World, int, Plan], None], float]] = {
     "two whole epochs": (to_the_end, 6.0),
     "loop left": (broken_off, 2.0),
     "state saved and resumed": (resumed, 2.0),
-    "20 loaders dropped": (dropped, 0.5),
+    "200 loaders dropped": (dropped, 0.5),
     "own engine killed": (by_own_engine, 1.0),
-    "two hosts": (beside_another, 0.5),
+    "engines restarted between epochs": (restarted, 0.7),
+    "two hosts": (beside_another, 0.4),
     "other host killed": (another_killed, 0.7),
-    "other host interrupted": (another_interrupted, 0.7),
+    "other host interrupted": (another_interrupted, 0.9),
+    "other host stopped": (another_stopped, 0.5),
+    "other host's clock jumps": (clock_of_another, 0.4),
 }
 """What a round does, and its weight. All but the first count as a fault themselves."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import random
@@ -12,19 +13,22 @@ import socket
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from csd_engine.errors import EngineError
 from csd_engine.protocol.keys import make_keys
 from ddlp import DDLPLoader, Device
+from ddlp.sources.engine.device_link import link_to
 from tests.ddlp.faults.scene import Truth, alive, dataset, descendants, listing
 from tests.engine_process import EngineProcess, until
 from tests.small_images import make_images
 
-__all__ = ["BATCH", "IMAGES", "Engine", "Finding", "World"]
+__all__ = ["BATCH", "IMAGES", "Engine", "Finding", "Setting", "World", "checksum", "ends_within_s"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGES, BATCH = 120, 4
@@ -35,6 +39,24 @@ class Finding(Exception):
     """A promise was broken; the text says which."""
 
 
+def ends_within_s(patience_s: float) -> float:
+    """How long the end of a process may take, or of what a loader leaves, in a run of that patience."""
+    return max(30.0, patience_s / 3)
+
+
+class Setting:
+    """A number in a file that a preloaded library maps (clock.c, slow_spool.c), 0 at first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(bytes(8))
+
+    def set(self, number: int) -> None:
+        """Set it."""
+        with open(self.path, "r+b") as file:
+            file.write(struct.pack("=q", number))
+
+
 class Engine:
     """An engine that is started, killed and started again, always at one address; a relay may stand before it.
 
@@ -43,17 +65,20 @@ class Engine:
         images: the directory that it may read.
         relayed: whether hosts reach it through `scripts.chaos.proxy`.
         slowdown: makes its samples take so many times as long.
-        clock_library: clock.c, compiled; None: its clock can't be set.
+        preloads: clock.c and slow_spool.c, compiled; None without a compiler: its clock can't be set, and no spool is slow.
+        patience_s: it must begin and end within parts of this.
     """
 
-    def __init__(self, home: Path, images: Path, relayed: bool, slowdown: float, clock_library: Path | None) -> None:
+    def __init__(
+        self, home: Path, images: Path, relayed: bool, slowdown: float, preloads: tuple[Path, Path] | None, patience_s: float
+    ) -> None:
         home.mkdir()
-        self.clock_library = clock_library
+        self.preloads = preloads
+        self._ends_within_s = ends_within_s(patience_s)
         self.home, self.spool, self.relayed = home, home / "spool", relayed
         self.spool.mkdir()
         self.mounted = _mount(self.spool)
-        self.clock = home / "clock"
-        self.set_clock(0)
+        self._clock, self._delay = Setting(home / "clock"), Setting(home / "delay")
         self.package = REPOSITORY  # the directory with the csd_engine that it runs
         self._keys = make_keys(home / "keys")
         self._arguments = ["--root", str(images), "--slowdown", str(slowdown), "--lease-timeout", "2"]
@@ -68,12 +93,22 @@ class Engine:
             )  # fmt: skip
             assert self._relay.stdout is not None
             address = f"tcp://127.0.0.1:{int(self._relay.stdout.readline())}"
-        self.device = Device(address, self._keys, connect_timeout_s=3.0, name=home.name)
+        self.device = Device(address, self._keys, connect_timeout_s=min(10.0, max(3.0, patience_s / 30)), name=home.name)
 
     @property
     def runs(self) -> bool:
         """Whether its process is there, stopped or not."""
         return self.process is not None and self.process.process.poll() is None
+
+    def answers(self) -> bool:
+        """Whether it answers a host that waits for long."""
+        patient = dataclasses.replace(self.device, connect_timeout_s=self._ends_within_s)
+        with contextlib.closing(link_to(patient)) as link:
+            try:
+                link.open()
+            except EngineError:
+                return False
+        return True
 
     def start(self) -> None:
         """Start it, unless it runs. While its spool is full or read-only it can't start: it is started at the round's end."""
@@ -81,16 +116,20 @@ class Engine:
             return
         self._collect()
         within = ["env", f"PYTHONPATH={self.package}"]
-        if self.clock_library is not None:
-            within += [f"LD_PRELOAD={self.clock_library}", f"DDLP_CLOCK={self.clock}"]
+        if self.preloads is not None:
+            within += [f"LD_PRELOAD={self.preloads[0]} {self.preloads[1]}", f"DDLP_CLOCK={self._clock.path}"]
+            within += [f"DDLP_SPOOL={self.spool}", f"DDLP_SPOOL_DELAY={self._delay.path}"]
         self.process = EngineProcess(
             self.home, *self._arguments, listen=self._address, keys=self._keys, within=tuple(within)
         )
 
     def set_clock(self, ahead_s: int) -> None:
         """Set its clock, in seconds from the computer's."""
-        with open(self.clock, "r+b" if self.clock.exists() else "wb") as file:
-            file.write(struct.pack("=q", ahead_s))
+        self._clock.set(ahead_s)
+
+    def slow_spool(self, delay_s: float) -> None:
+        """Make each change of a file in its spool take so much longer."""
+        self._delay.set(int(delay_s * 1e6))
 
     def signal(self, number: int) -> None:
         """Send a signal to its process, if that runs."""
@@ -105,7 +144,11 @@ class Engine:
         workers = self.workers()
         self.signal(signal.SIGKILL)
         self._collect()
-        until(lambda: not any(map(alive, workers)), 10, "the end of a killed engine's workers")
+        with contextlib.suppress(AssertionError):
+            until(lambda: not any(map(alive, workers)), self._ends_within_s)
+            return
+        left = [Path(f"/proc/{pid}/status").read_text() for pid in workers if alive(pid)]
+        raise Finding(f"{self.home.name}: workers of a killed engine were there {self._ends_within_s:g} s later:\n{left}")
 
     def workers(self) -> list[int]:
         """Its worker processes."""
@@ -139,11 +182,11 @@ class Engine:
         if self.process is None:
             return
         try:
-            self.process.process.wait(15)
+            self.process.process.wait(self._ends_within_s)
         except subprocess.TimeoutExpired:
             self.process.process.kill()
             self.process.process.wait()
-            raise Finding(f"{self.home.name}: the engine did not end within 15 s of SIGTERM") from None
+            raise Finding(f"{self.home.name}: the engine did not end within {self._ends_within_s:g} s of SIGTERM") from None
         if self.process.process.stdout is not None:
             self.process.process.stdout.close()
         self.process = None
@@ -155,14 +198,18 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _clock_library(home: Path) -> Path | None:
-    """clock.c, compiled; None without a compiler."""
-    made = home / "clock.so"
-    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(Path(__file__).with_name("clock.c")), "-ldl"]
-    try:
-        return made if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None
-    except OSError:
-        return None
+def _preloads(home: Path) -> tuple[Path, Path] | None:
+    """clock.c and slow_spool.c, compiled; None without a compiler."""
+    clock, slow_spool = home / "clock.so", home / "slow_spool.so"
+    for made in (clock, slow_spool):
+        source = Path(__file__).with_name(f"{made.stem}.c")
+        command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"]
+        try:
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                return None
+        except OSError:
+            return None
+    return clock, slow_spool
 
 
 def _mount(directory: Path) -> bool:
@@ -171,11 +218,17 @@ def _mount(directory: Path) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-class World:
-    """Everything that a run uses, below one directory."""
+def checksum(image: torch.Tensor) -> int:
+    """A sample's bits as one number, for another process to tell."""
+    return zlib.crc32(image.numpy().tobytes())
 
-    def __init__(self, home: Path, seed: int) -> None:
-        self.home, self.random = home, random.Random(seed)
+
+class World:
+    """Everything that a run uses, below one directory. What takes longer than a part of ``patience_s`` hangs."""
+
+    def __init__(self, home: Path, seed: int, patience_s: float) -> None:
+        self.home, self.random, self.patience_s = home, random.Random(seed), patience_s
+        self.preloads = _preloads(home)
         self.images, self.others = home / "images", home / "others"
         self.paths = make_images(self.images, IMAGES)
         self._make_others()
@@ -194,10 +247,10 @@ class World:
 
     def add_engines(self) -> None:
         """Two engines, one of them behind a relay."""
-        library = _clock_library(self.home)
         for number, relayed in enumerate((False, True)):
             slowdown = self.random.choice([1.0, 3.0, 8.0])
-            self.engines.append(Engine(self.home / f"e{number}", self.images, relayed, slowdown, library))
+            home = self.home / f"e{number}"
+            self.engines.append(Engine(home, self.images, relayed, slowdown, self.preloads, self.patience_s))
             self.engines[-1].start()
 
     def loader(self, strategy: str, **options: Any) -> DDLPLoader:
@@ -224,17 +277,28 @@ class World:
                 if not right and not (target in self.changed and torch.equal(image, others[target])):
                     raise Finding(f"epoch {epoch}: sample {target} has wrong bits")
 
+    def check_told(self, told: list[list[int]], epoch: int) -> None:
+        """The same of what another process tells: each sample's target and `checksum`."""
+        truth, others = self.truth.of(epoch), self.other_truth.of(epoch)
+        if sorted(target for target, _ in told) != list(range(IMAGES)):
+            different = len({target for target, _ in told})
+            raise Finding(f"epoch {epoch}: a second host got {len(told)} samples, {different} different ones")
+        for target, found in told:
+            right = [checksum(truth[target])] + ([checksum(others[target])] if target in self.changed else [])
+            if found not in right:
+                raise Finding(f"epoch {epoch}: a second host's sample {target} has wrong bits")
+
     @contextlib.contextmanager
     def leaves_nothing(self) -> Iterator[None]:
         """Raise Finding if this process has more than before: descriptors, threads, processes, shared memory, files of jobs."""
         gc.collect()
         if self._before is None:
-            until(self._idle, 20, "a quiet beginning")
+            until(self._idle, ends_within_s(self.patience_s), "a quiet beginning")
             self._before = self._listing()
         yield
         gc.collect()
         with contextlib.suppress(AssertionError):
-            until(lambda: self._listing() == self._before, 15)
+            until(lambda: self._listing() == self._before, ends_within_s(self.patience_s))
             return
         after = self._listing()
         for name, had in self._before.items():
