@@ -156,10 +156,16 @@ class DatasetUpload:
         self._lock = -1
 
     def describe(self, portable: PortableSet) -> Dataset:
-        """Return the description of the data set for the engine. Raises OSError if the directory can't be written."""
+        """Return the description of the data set for the engine. Raises DDLPError if the directory can't be written."""
         arrays: dict[str, _ArrayFile] = {}
         upload = Upload(self._files, partial(self._array, arrays))
-        parts = tuple(part.describe(upload) for part in portable.parts)
+        try:
+            parts = tuple(part.describe(upload) for part in portable.parts)
+        except OSError as error:
+            raise DDLPError(
+                f"what the device needs of the data set can't be written to {self._directory}: {error.strerror or error}. "
+                "Free space there, or make it writable."
+            ) from None
         self._arrays = arrays
         return parts[0] if len(parts) == 1 else ConcatSet(parts)
 

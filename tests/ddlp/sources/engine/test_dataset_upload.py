@@ -9,6 +9,7 @@ from csd_engine.data.arrays import ArraySet
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import Manifest
 from ddlp import ImageArrays, ImageFiles
+from ddlp.errors import DDLPError
 from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.translate.datasets import translate_dataset
 
@@ -31,6 +32,14 @@ def test_root_and_names_of_files(tmp_path, paths, root, names):
     assert isinstance(told, FileSet) and told.root == root
     manifest = Manifest.open(upload.manifest(told.manifest))
     assert [manifest[k] for k in range(len(manifest))] == names
+
+
+@pytest.mark.parametrize("dataset", [ImageFiles(["/d/a.jpg"], [0]), ImageArrays(np.zeros((1, 4, 4), np.uint8), [0])])
+def test_a_directory_that_cannot_be_written_is_told(tmp_path, dataset):
+    """As on a full disk."""
+    upload = DatasetUpload(tmp_path / "gone", tmp_path)
+    with pytest.raises(DDLPError, match=f"can't be written to {tmp_path / 'gone'}: No such file or directory. Free space"):
+        upload.describe(translate_dataset(dataset))
 
 
 def test_relative_paths_are_those_of_the_working_directory(tmp_path, monkeypatch):
