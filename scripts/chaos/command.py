@@ -84,6 +84,7 @@ def _supervise(arguments: list[str]) -> int:
     command = [sys.executable, "-m", "scripts.chaos", *arguments, "--inner", str(home)]
     if os.geteuid() == 0 and shutil.which("unshare"):
         command = ["unshare", "--mount", "--propagation", "private", *command]
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing of it may stay then, either
     child = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "DDLP_CHAOS": mark, "TMPDIR": str(home)})
     try:
         status = child.wait()
