@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler
 
 from csd_engine.transforms.reduced import DECODES
 from ddlp.devices.device import Device
@@ -24,6 +25,7 @@ __all__ = ["LoaderConfig"]
 
 BACKENDS = ("native", "dali", "dali_cpu")
 OWN_STEPS = ("processes", "threads", "off")
+ON_ERROR = ("raise", "replace")
 OUTPUTS = {str(t).removeprefix("torch."): t for t in DTYPES}
 
 
@@ -55,6 +57,8 @@ class LoaderConfig:
         record: directory of the recording, or a `ddlp.observe.Recorder`; None: nothing is recorded.
         snapshot_every_n_steps: for user code: after how many batches the data sets' states are taken, 1 or more.
         postpone_decoding: for user code in worker processes: `PIL.Image.open` gives JPEGs that are decoded as late as possible.
+        on_error: what happens to a sample whose image is bad, one of `ON_ERROR`.
+        max_replaced: with ``on_error="replace"``: the largest share of an epoch's samples that may be replaced, 0 to 1.
     """
 
     strategy: str | type[Strategy] | None
@@ -77,6 +81,8 @@ class LoaderConfig:
     record: Any  # not typed: this module must not import ddlp.recording, which has the Recorder
     snapshot_every_n_steps: int
     postpone_decoding: bool
+    on_error: str
+    max_replaced: float
 
     @classmethod
     def of(cls, loader: Any) -> LoaderConfig:
@@ -131,6 +137,11 @@ class LoaderConfig:
         return self.output is not None or self.memory_format is not None or self.decode != "exact"
 
     @property
+    def most_replaced(self) -> float | None:
+        """The share of an epoch's samples that may be replaced, if their images are bad; None: a bad image raises."""
+        return self.max_replaced if self.on_error == "replace" else None
+
+    @property
     def cuts(self) -> bool:
         """Whether a transform may be cut after its known operators, if ddlp does not know all of its operators."""
         return self.own_steps != "off" and self.backend == "native"
@@ -143,12 +154,13 @@ class LoaderConfig:
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
-    def check(self, strategy: type[Strategy], index_sampler: Any) -> None:
+    def check(self, strategy: type[Strategy], index_sampler: Any, batched: bool) -> None:
         """Raise for the first value that is not allowed or contradicts another one.
 
         Args:
             strategy: the class that `wanted_strategy` returns.
             index_sampler: the loader's sampler, or its batch sampler.
+            batched: the loader makes batches, and no single samples.
 
         Raises:
             ValueError: for such a value; the message names the argument and its value.
@@ -180,11 +192,26 @@ class LoaderConfig:
                 f"strategy={strategy.name!r} needs the whole epoch's batches when it begins; "
                 f"{type(index_sampler).__name__} is read as it goes. Use 'wrr' or 'ordered', or one of torch's own samplers"
             )
+        if self.on_error == "replace":
+            self._check_replacing(index_sampler, batched)
         target = self.target
         if self.transfer in WAYS and (target is None or target.type != "cuda"):
             raise ValueError(
                 f"transfer={self.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
                 "'stream' or None"
+            )
+
+    def _check_replacing(self, index_sampler: Any, batched: bool) -> None:
+        """Raise ValueError if bad samples can't be replaced with these arguments."""
+        if self.backend != "native":
+            raise ValueError(f"on_error='replace' with backend={self.backend!r}: only backend='native' replaces samples")
+        if self.own_sources:
+            name = self.own_sources[0].name
+            raise ValueError(f"on_error='replace' with csd={name!r}: only engines tell which samples are bad")
+        if not batched or (type(index_sampler) is BatchSampler and index_sampler.batch_size == 1):
+            raise ValueError(
+                "on_error='replace' puts another sample of the same batch in a bad one's place, and here a batch is one "
+                "sample; set batch_size= to 2 or more"
             )
 
     def _check_values(self, strategy: type[Strategy]) -> None:
@@ -210,5 +237,9 @@ class LoaderConfig:
             raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
+        if self.on_error not in ON_ERROR:
+            raise ValueError(f"on_error={self.on_error!r}: expected one of {', '.join(ON_ERROR)}")
+        if not isinstance(self.max_replaced, (int, float)) or not 0 <= self.max_replaced <= 1:
+            raise ValueError(f"max_replaced={self.max_replaced!r}: a share of the epoch's samples, 0 to 1")
         if self.own_steps not in OWN_STEPS:
             raise ValueError(f"own_steps={self.own_steps!r}: expected one of {', '.join(OWN_STEPS)}")

@@ -114,6 +114,12 @@ class DDLPLoader(DataLoader):
         postpone_decoding: for user code in worker processes: JPEGs from `PIL.Image.open` are decoded when their pixels are
             needed. One call of ddlp's kernel then does the decoding and the crop, resize and flips that the code has asked for.
             The pixels are the same. False: Pillow decodes them.
+        on_error: what happens to a sample that is missing, can't be decoded, or does not suit the transform's known operators.
+            ``"raise"``: its error is raised in its batch's place, as by DataLoader. ``"replace"``: another sample of its batch
+            has its place, with its target; the same one in every run with the same seed, whoever makes the batch.
+            ``report()`` counts such samples (``replaced``) and names the first 100 (``replaced_samples``).
+        max_replaced: with ``on_error="replace"``: the largest share of an epoch's samples that may be replaced. The batch with
+            which they become more raises DDLPError. A state in mid-epoch keeps the number.
 
     Raises:
         ValueError: if a value is not allowed, or arguments contradict each other, as in DataLoader.
@@ -167,6 +173,8 @@ class DDLPLoader(DataLoader):
         record: str | os.PathLike[str] | Recorder | None = None,
         snapshot_every_n_steps: int = 1,
         postpone_decoding: bool = True,
+        on_error: str = "raise",
+        max_replaced: float = 0.001,
     ) -> None:
         super().__init__(
             dataset,
@@ -208,6 +216,8 @@ class DDLPLoader(DataLoader):
         self.record = record
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.postpone_decoding = postpone_decoding
+        self.on_error = on_error
+        self.max_replaced = max_replaced
         self._next_epoch = 0
         self._resume = resuming.Resume()
         self._cut: dict[str, Any] = {}
@@ -227,7 +237,7 @@ class DDLPLoader(DataLoader):
         self._compared = False
         self._otherwise: Callable[[], Untranslatable] | None = None
         config = LoaderConfig.of(self)
-        config.check(self._wanted_strategy(config), self._index_sampler)
+        config.check(self._wanted_strategy(config), self._index_sampler, self._auto_collation)
         found = self._portable_now(config, compare=False)
         if found is not None and config.backend != "native":
             stages(found)  # raises, and names the operator, if DALI can't do it
@@ -322,6 +332,11 @@ class DDLPLoader(DataLoader):
             if config.changes_images or config.backend != "native":
                 text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
                 raise ValueError(f"{text}: {error}") from error
+            if config.on_error == "replace":
+                raise ValueError(
+                    "on_error='replace' needs a pipeline that ddlp runs itself: in torch's own workers the data set's code "
+                    f"opens the images, and only that code can tell a bad image from a fault of its own: {error}"
+                ) from error
             error.__traceback__ = None  # else the frames and the error form a cycle, which keeps the caller's iterator
             if isinstance(error, OtherSystem):
                 warn_once(error.operator)
@@ -404,6 +419,7 @@ class DDLPLoader(DataLoader):
                     target=config.target,
                     batch_transform=config.batch_transform,
                     own_steps=config.own_steps,
+                    most_replaced=config.most_replaced,
                     hooks=hooks,
                     on_closed=ended,
                 ),

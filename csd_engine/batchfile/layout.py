@@ -22,13 +22,17 @@ _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # made once, not at e
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape of a batch: uint8 images (batch, height, width, channels) and int32 boxes (batch, boxes, 4)."""
+    """Shape of a batch: uint8 images (batch, height, width, channels) and int32 boxes (batch, boxes, 4).
+
+    With ``bad_rows`` the file also has uint8 (batch,): 1 for a row whose sample its writer could not prepare, else 0.
+    """
 
     batch: int
     height: int
     width: int
     channels: int
     boxes: int = 0
+    bad_rows: bool = False
 
     def __post_init__(self) -> None:
         limits = (("batch", 1, 1 << 24), ("height", 1, 1 << 16), ("width", 1, 1 << 16), ("channels", 1, 4))
@@ -36,6 +40,8 @@ class Layout:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise EngineError(f"layout: {name} is {quote(value)}; it must be an integer from {low} to {high}.")
+        if not isinstance(self.bad_rows, bool):
+            raise EngineError(f"layout: bad_rows is {quote(self.bad_rows)}; it must be true or false.")
 
     @property
     def row_bytes(self) -> int:
@@ -48,9 +54,14 @@ class Layout:
         return self.batch * self.row_bytes
 
     @property
-    def data_bytes(self) -> int:
-        """Bytes of images and boxes."""
+    def bad_offset(self) -> int:
+        """Bytes of images and boxes, which is where the marks of bad rows begin."""
         return self.image_bytes + self.batch * self.boxes * _BOX_BYTES
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of images, boxes and marks of bad rows."""
+        return self.bad_offset + (self.batch if self.bad_rows else 0)
 
     @property
     def file_bytes(self) -> int:
@@ -63,8 +74,9 @@ class Layout:
         return (self.batch, self.height, self.width, self.channels)
 
     def to_data(self) -> Dict[str, int]:
-        """Return plain data for JSON."""
-        return {name: getattr(self, name) for name in ("batch", "height", "width", "channels", "boxes")}
+        """Return plain data for JSON. An engine that knows no bad rows refuses a layout that has them."""
+        data = {name: getattr(self, name) for name in ("batch", "height", "width", "channels", "boxes")}
+        return {**data, "bad_rows": True} if self.bad_rows else data
 
     @staticmethod
     def parse(data: Any) -> "Layout":
@@ -74,7 +86,7 @@ class Layout:
             EngineError: a field is missing, unknown or out of range.
         """
         names = ["batch", "boxes", "channels", "height", "width"]
-        if not isinstance(data, dict) or sorted(data) != names:
+        if not isinstance(data, dict) or sorted(set(data) - {"bad_rows"}) != names:
             raise EngineError(f"layout: {quote(data)} is not an object with exactly the fields {names}.")
         return Layout(**data)
 
@@ -120,8 +132,11 @@ def header(layout: Layout, batch_identity: str, lease: int, checksum: str) -> by
         tensors["boxes"] = {
             "dtype": "I32",
             "shape": [layout.batch, layout.boxes, 4],
-            "data_offsets": [layout.image_bytes, layout.data_bytes],
+            "data_offsets": [layout.image_bytes, layout.bad_offset],
         }
+    if layout.bad_rows:
+        offsets = [layout.bad_offset, layout.data_bytes]
+        tensors["bad_rows"] = {"dtype": "U8", "shape": [layout.batch], "data_offsets": offsets}
     text = _TO_JSON(tensors).encode("ascii")
     length = DATA_OFFSET - 8
     return length.to_bytes(8, "little") + text.ljust(length)

@@ -4,8 +4,9 @@ It is a safetensors file. Its header is padded with spaces so that data begin at
 
     bytes 0..8     header length, little-endian uint64 (4088)
     bytes 8..4096  JSON header, then spaces: images U8 [batch, height, width, channels] first, then, where the pipeline
-                   has masks, boxes I32 [batch, boxes, 4]; __metadata__ holds format, identity, lease and checksum
-    bytes 4096..   images, then boxes, without a gap
+                   has masks, boxes I32 [batch, boxes, 4], then, where bad samples are to be replaced, bad_rows U8 [batch];
+                   __metadata__ holds format, identity, lease and checksum
+    bytes 4096..   images, then boxes, then bad_rows, without a gap
 
 Until the file is published, its name ends in `.part`. After that it never changes, and no file is renamed over another one.
 """
@@ -36,10 +37,14 @@ _NOT_THERE = {errno.ENOENT, errno.ESTALE}
 
 
 class Batch(NamedTuple):
-    """A verified batch: images uint8 (batch, height, width, channels); boxes int32 (batch, boxes, 4) or None."""
+    """A verified batch: images uint8 (batch, height, width, channels); boxes int32 (batch, boxes, 4) or None.
+
+    bad_rows: uint8 (batch,), not 0 for a row that its writer could not make; None if the layout has no such marks.
+    """
 
     images: np.ndarray
     boxes: Optional[np.ndarray]
+    bad_rows: Optional[np.ndarray] = None
 
 
 def _check_header(raw: bytes, expect_identity: str, expect_lease: int, layout: Layout) -> str:
@@ -93,6 +98,9 @@ class BatchReceiver:
         self._places = [memoryview(self._header), images.reshape(-1).data]
         if self._boxes is not None:
             self._places.append(self._boxes.reshape(-1).data.cast("B"))
+        self._bad_rows = np.empty(layout.batch, dtype=np.uint8) if layout.bad_rows else None
+        if self._bad_rows is not None:
+            self._places.append(self._bad_rows.data)
         self._place = self._position = 0
         self._checksum = Checksum()
         self._promised = ""
@@ -122,7 +130,7 @@ class BatchReceiver:
         """
         identity, lease, layout = self._expected
         fast = kernel()
-        if fast is None or self._boxes is not None:
+        if fast is None or len(self._places) > 2:  # it reads a header and images
             return None
         head, acc = np.frombuffer(self._header, dtype=np.uint8), np.zeros(BLOCK_BYTES // 4, dtype=np.uint32)
         if not fast.read_file(path, head, self._images, acc) or self._header != header(layout, identity, lease, digest(acc)):
@@ -166,7 +174,7 @@ class BatchReceiver:
     def _batch(self) -> Batch:
         layout = self._expected[2]
         boxes = None if self._boxes is None else self._boxes.astype(np.int32, copy=False)
-        return Batch(self._images.reshape(layout.image_shape), boxes)
+        return Batch(self._images.reshape(layout.image_shape), boxes, self._bad_rows)
 
 
 def read_batch(

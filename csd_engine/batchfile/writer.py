@@ -111,6 +111,7 @@ class BatchWriter:
         self._part = self._final + PART_SUFFIX
         self._checksum = Checksum()
         self._boxes = bytearray()
+        self._bad_rows = bytearray(layout.batch if layout.bad_rows else 0)
         self._row = 0
         self._descriptor = -1
         self._created = False
@@ -163,8 +164,12 @@ class BatchWriter:
         self._checksum.update(data)
         self._row += count
 
+    def mark_bad(self, row: int) -> None:
+        """Note that the sample of this row could not be prepared. The layout has `bad_rows`; the row's bytes don't count."""
+        self._bad_rows[row] = 1
+
     def publish(self) -> Path:
-        """Write boxes and header and give the complete file its name.
+        """Write boxes, marks and header and give the complete file its name.
 
         Raises:
             SpoolFull, SpoolError: the write failed or the name is taken; the part file is removed.
@@ -174,9 +179,9 @@ class BatchWriter:
         if self._row != layout.batch:
             raise ValueError(f"{self._row} of {layout.batch} rows written: the batch is not complete")
         try:
-            if layout.boxes:
-                self._checksum.update(memoryview(self._boxes))
-                _pwrite(self._descriptor, self._boxes, DATA_OFFSET + layout.image_bytes)
+            if behind := self._boxes + self._bad_rows:
+                self._checksum.update(memoryview(behind))
+                _pwrite(self._descriptor, behind, DATA_OFFSET + layout.image_bytes)
             first = header(layout, self._identity, self._lease, self._checksum.hexdigest())
             _pwrite(self._descriptor, first, 0)
             descriptor, self._descriptor = self._descriptor, -1

@@ -7,6 +7,7 @@ the same bytes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -21,7 +22,7 @@ from PIL import Image
 from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES, SampleStream, content, not_read, open_image, turned_upright
 from csd_engine.data.safe_open import OpenFile
-from csd_engine.errors import OperatorFailed, SampleError
+from csd_engine.errors import EngineError, OperatorFailed, SampleError
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context, Job
 from csd_engine.kernels.steps import PackedSteps
@@ -33,12 +34,13 @@ from csd_engine.transforms.compiled import Compiled, compile_plan
 from csd_engine.transforms.pipeline import CHANNELS
 from csd_engine.transforms.primitives import UserCall, kernel_steps
 
-__all__ = ["prepare_by_pillow", "prepare_sample", "sample_digest"]
+__all__ = ["is_bad_image", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 
 _PILLOW_MODULES = r"PIL\."  # as a warning filter's module
 _ONE_BYTE = ("1", "L", "P")  # modes in which Pillow keeps a pixel in one byte; in the others it takes four
 _SEVERAL_IMAGES = ("ICNS", "ICO")  # formats whose header may give another size than that of the image which is decoded
 _MOST_PIXELS = 1 << 28  # of an image whose size is not known; Pillow's own limit is lower
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _COEFFICIENT_BYTES = 6  # of a pixel's three, kept until the last scan is read; with one scan the kernel keeps a band of rows
 
 
@@ -104,6 +106,16 @@ def prepare_sample(
                 return
             data = context.content()
         _by_pillow(_opened(source.path, data), pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
+
+
+def is_bad_image(error: SampleError) -> bool:
+    """Whether the image is at fault: it is missing, damaged, or does not suit the pipeline.
+
+    False for an error of a user's operator, and where this computer is short of memory or descriptors or may not read it.
+    """
+    cause = error.__cause__
+    short = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _SHORT)
+    return not (error.by_operator or short or isinstance(cause, EngineError))
 
 
 def prepare_by_pillow(

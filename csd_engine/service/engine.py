@@ -260,7 +260,7 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        known = {**versions(), "sensors": "1"}  # this engine answers AskSensors
+        known = {**versions(), "sensors": "1", "bad_rows": "1"}  # it answers AskSensors, and marks rows that it can't make
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:

@@ -35,7 +35,7 @@ from csd_engine.machine.computer import status_bytes
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
 from csd_engine.prepare.large_image_lock import LargeImageLock, most_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
-from csd_engine.prepare.sample import sample_digest
+from csd_engine.prepare.sample import is_bad_image, sample_digest
 from csd_engine.service.channel import WorkerChannel
 from csd_engine.transforms import Pipeline
 
@@ -143,6 +143,15 @@ class WrittenRows(Destination):
         """See `Destination.done`. Raises as `BatchWriter.write_rows`."""
         self._before_writing()
         self._writer.write_rows(part.start, *self.place(part))
+
+    def leave_out(self, row: int) -> None:
+        """Mark the next row as one whose sample could not be prepared. Its bytes are 0."""
+        part = slice(row, row + 1)
+        for memory in self.place(part):
+            if memory is not None:
+                memory[:] = 0
+        self.done(part)
+        self._writer.mark_bad(row)
 
 
 class _OneRow(Destination):
@@ -319,7 +328,13 @@ class Worker:
         with self._start(job, command) as batch:
             done = 0
             while done < samples:
-                done = self._make(batch, done, rows)
+                try:
+                    done = self._make(batch, done, rows)
+                except SampleError as error:
+                    if not (writer.layout.bad_rows and is_bad_image(error)):
+                        raise
+                    rows.leave_out(done)  # the host makes this row
+                    done += 1
                 self._throttle(command["lease"])
                 if time.monotonic() - reported >= PROGRESS_S:
                     reported = time.monotonic()

@@ -43,6 +43,7 @@ from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
 from ddlp.sources.base import AttachedSource, BatchState, Capacity, EpochSpec, HostSource, PreparedBatch, Unwanted
 from ddlp.stats.live import Life, Live, devices_live
+from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.report import Counts, EpochReport
 
 __all__ = ["FETCHERS", "EpochExecutor"]
@@ -79,6 +80,7 @@ class EpochExecutor:
             memory is used since torch knows of the copies that training starts from there, and does not use the memory again
             before they are done. From the pool's page-locked memory only ddlp starts copies.
         full_batch: the number of samples in a full batch; 0: not known yet.
+        replaced: counts the samples that are replaced, since their images are bad.
         hooks: told what the threads do.
         on_closed: called when the epoch is over and all threads have ended.
     """
@@ -95,6 +97,7 @@ class EpochExecutor:
         on_cpu: bool,
         pin: str | None,
         full_batch: int,
+        replaced: ReplacedSamples,
         hooks: EpochHooks,
         on_closed: Callable[[], None],
     ) -> None:
@@ -110,7 +113,7 @@ class EpochExecutor:
         self._published: dict[int, tuple[AttachedSource, Any]] = {}  # lease -> the source that fetches it, and its handle
         self._ends = threading.Condition(self._lock)  # notified when a device's part in the epoch ends, or the epoch
         self._messages = UserMessages()
-        self.counts = Counts(ledger, spec.epoch)
+        self.counts = Counts(ledger, spec.epoch, replaced=replaced)
         self.handing: int | None = None  #: the last delivered batch, until the iterator gives it to the training loop
         self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
         self._closing = False
@@ -184,6 +187,9 @@ class EpochExecutor:
             now, samples = time.monotonic(), self.spec.plan.size(position)
             self._given = now, samples / self.full_batch
             self.counts.delivered(position, side, samples, began, now)
+            if batch.replaced:
+                batch = self._counted(position, batch)
+                failed = batch.state is BatchState.FAILED  # `handing` stays: a state that is saved now has the batch to come
             self._act()
         if failed:
             assert batch.error is not None
@@ -192,6 +198,14 @@ class EpochExecutor:
             finally:
                 del batch  # as above
         return Delivered(position, side, batch)
+
+    def _counted(self, position: int, batch: PreparedBatch) -> PreparedBatch:
+        """Count the replaced samples of a delivered batch. Returns the batch; a failed one if they are too many by now."""
+        replaced = self.counts.replaced
+        if (warning := replaced.add(position, batch.replaced)) is not None:
+            self._messages.warn(warning)
+        error = replaced.error
+        return batch if error is None else PreparedBatch.failed(error)
 
     def extend(self, batches: int, ended: bool) -> None:
         """Note that the sampler gave further batches, or has ended."""
@@ -332,7 +346,7 @@ class EpochExecutor:
             return pending_transfer(spec.gpu_transfer, spec.epilogue, batch)
         if self._on_cpu and batch.state is BatchState.BYTES:
             images = spec.epilogue(batch.images, batch.boxes, pool=spec.pool)
-            batch = PreparedBatch(images, None, BatchState.TENSORS)
+            batch = replace(batch, images=images, boxes=None, state=BatchState.TENSORS)
         if self._pin is not None:
             batch = replace(batch, images=_utils.pin_memory.pin_memory(batch.images, self._pin))
         return batch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
@@ -64,7 +65,7 @@ def pending_transfer(gpu_transfer: GpuTransfer, epilogue: Epilogue, batch: Prepa
 
     def bring() -> PreparedBatch:
         there = gpu_transfer.bring(epilogue, batch.images, batch.boxes)
-        return PreparedBatch(there.images, None, BatchState.ON_DEVICE, there.event)
+        return replace(batch, images=there.images, boxes=None, state=BatchState.ON_DEVICE, event=there.event)
 
     return PendingTransfer(bring)
 

@@ -37,6 +37,7 @@ from ddlp.sources.host import own_steps
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.native import NativeHost
 from ddlp.stats.live import Life
+from ddlp.stats.replaced import ReplacedSamples
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transfer.shared_pool import SharedPool
@@ -87,6 +88,7 @@ class EpochMemory:
                 seed_drawn=self.seed_drawn,
                 plan=None if self.whole else spec.plan,
                 finished=finished,
+                replaced=self.executor.counts.replaced.without(handing),
             )
 
     def forget_delivered(self) -> None:
@@ -127,6 +129,7 @@ class EpochArguments:
         target: where batches are delivered; None: as CPU tensors.
         batch_transform: called with each finished batch.
         own_steps: where the unknown steps of the transform run, `DDLPLoader`'s argument.
+        most_replaced: the share of the samples that may be replaced, if their images are bad; None: a bad image raises.
         hooks: watch the epoch.
         on_closed: called when the epoch is over.
     """
@@ -145,6 +148,7 @@ class EpochArguments:
     target: torch.device | None
     batch_transform: Callable[[Any], Any] | None
     own_steps: str
+    most_replaced: float | None
     hooks: EpochHooks
     on_closed: Callable[[], None]
 
@@ -199,6 +203,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_cpu=rest is None and given.gpu_transfer is None and (self._device is None or self._device.type == "cpu"),
             pin=self._pin_memory_device if self._pin_memory and self._device is None else None,
             full_batch=loader.batch_size or (self._plan.largest if self._whole else 0),
+            replaced=ReplacedSamples(given.most_replaced or 0.0, self._samples(), given.resume.replaced),
             hooks=given.hooks,
             on_closed=partial(_closed, given.gpu_transfer, given.on_closed),
         )
@@ -238,6 +243,10 @@ class EpochIterator(_BaseDataLoaderIter):
             )
         resume.prepend(self._plan)
         return order, delivered
+
+    def _samples(self) -> int:
+        """Return the number of samples in the epoch; for a sampler that is read as it goes, that of the data set."""
+        return self._plan.samples if self._whole else len(self._portable.dataset)
 
     def _read_ahead(self, batches: int) -> None:
         """Read on in a sampler that is read as it goes, until there are ``batches`` undelivered batches."""
@@ -299,7 +308,7 @@ class EpochIterator(_BaseDataLoaderIter):
             prepared.event.before_use(images)
         elif prepared.state is BatchState.BYTES:
             images = self._portable.epilogue(images, prepared.boxes, self._device)
-        targets = self._targets(position)
+        targets = self._targets(position, prepared)
         keys, epilogue = self._portable.dataset.keys, self._portable.epilogue
         several = self._plan.views > 1 or epilogue.sizes
         batch: Any
@@ -318,14 +327,14 @@ class EpochIterator(_BaseDataLoaderIter):
             return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
         return batch
 
-    def _targets(self, position: int) -> list[Any]:
-        dataset = self._portable.dataset
+    def _targets(self, position: int, prepared: PreparedBatch) -> list[Any]:
+        dataset, sources = self._portable.dataset, prepared.sources(self.spec, position)
         if not self._transforms_targets:
-            return dataset.targets(self._plan.sources(position))
+            return dataset.targets(sources)
         targets = []
-        for index, occurrence in self._plan.items(position):
+        for (index, occurrence), source in zip(self._plan.items(position), sources.tolist(), strict=True):
             with keyed_globals(Keyed(self.spec.seed, self.spec.epoch, index, occurrence).u64()):
-                targets.append(dataset.target(index))
+                targets.append(dataset.target(source))
         return targets
 
     def _shutdown_workers(self) -> None:
@@ -340,7 +349,7 @@ def _spec(
     portable, gpu_transfer = given.portable, given.gpu_transfer
     return EpochSpec(
         portable.dataset, portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, given.epoch,
-        plan, pool, gpu_transfer, given.rank_after_rank, steps,
+        plan, pool, gpu_transfer, given.rank_after_rank, steps, given.most_replaced is not None,
     )  # fmt: skip
 
 

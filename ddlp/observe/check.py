@@ -202,7 +202,9 @@ class EpochCheck(Observer):
             claim.leave_out("what a device summed up was not summed up again")
         elif header.lease != lease or not header.whole:
             self._refute(COMPLETE, f"batch {position} was taken from a file that is not whole, or not of lease {lease}")
-        elif header.checksum != checksum(batch):
+        elif batch.replaced:
+            claim.leave_out("what this host put in the place of bad samples is not in the file's sum")
+        elif header.checksum != checksum(batch, header.marks):
             self._refute(COMPLETE, f"batch {position} as it was read has another checksum than its file says")
         self._verified.add(position)
 
@@ -229,9 +231,10 @@ class EpochCheck(Observer):
             views = [torch.cat(views)]
         close = self._steps[side] < FIRST or sum(self._steps.values()) % self._every == 0
         self._steps[side] += 1
-        self._check_labels(position, targets, close)
+        sources = delivered.batch.sources(self._spec, position).tolist()
+        self._check_labels(position, targets, sources, close)
         if close:
-            self._check_bits(position, side, views)
+            self._check_bits(position, side, views, sources)
             self._keep(position, batch)
 
     def raised(self, delivered: list[tuple[int, int]]) -> None:
@@ -310,13 +313,14 @@ class EpochCheck(Observer):
         elif not random and not np.array_equal(indices, np.arange(wanted)):
             self._refute(ORDER, f"{type(outer).__name__} counts up; the batches' indices do not")
 
-    def _check_labels(self, position: int, targets: Any, close: bool) -> None:
+    def _check_labels(self, position: int, targets: Any, sources: list[int], close: bool) -> None:
         claim = self.verdict.claims[LABELS]
-        expected = expected_targets(self._spec, self._portable, position)
+        expected = expected_targets(self._spec, self._portable, position, sources)
         claim.looked_at += len(expected)
         if not self._equal(targets, self._collate(tuple(expected) if self._batched else expected[0])):
             self._refute(LABELS, f"batch {position} came with other labels than its samples have")
-        if close and not self._portable.dataset.has_target_transform:
+        in_place = sources[0] == self._spec.plan.sources(position)[0]
+        if close and in_place and not self._portable.dataset.has_target_transform:
             index = self._spec.plan.indices(position)[0]
             try:
                 own = own_target(self._dataset, index, self._portable.dataset.keys)
@@ -333,7 +337,7 @@ class EpochCheck(Observer):
             for x, y in zip(ours, theirs, strict=True)
         )
 
-    def _check_bits(self, position: int, side: Side, views: list[torch.Tensor]) -> None:
+    def _check_bits(self, position: int, side: Side, views: list[torch.Tensor], sources: list[int]) -> None:
         """``views``: all images of the batch; or, if a row holds several views, those of each view."""
         claim = self.verdict.claims[BITS]
         if (self._dali and side is Side.HOST) or (self._bits_may_differ and side is Side.CSD):
@@ -343,7 +347,8 @@ class EpochCheck(Observer):
         count = n if self._rows is None else min(self._rows, n)
         rows = sorted({(position + k * n // count) % n for k in range(count)})
         claim.looked_at += len(rows)
-        for images, expected in zip(views, expected_images(self._spec, self._portable, position, rows), strict=True):
+        made = expected_images(self._spec, self._portable, position, rows, sources)
+        for images, expected in zip(views, made, strict=True):
             self._compare(position, side, rows, images.detach().cpu()[rows], expected)
 
     def _compare(self, position: int, side: Side, rows: list[int], found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -28,6 +28,7 @@ class Header:
     lease: int
     checksum: str
     whole: bool  # it has as many bytes as its tensors need
+    marks: int = 0  # of rows that its writer may not have made
 
 
 def read_header(path: Path) -> Header | None:
@@ -38,19 +39,21 @@ def read_header(path: Path) -> Header | None:
             tensors = json.loads(file.read(length))
         about = tensors.pop("__metadata__")
         end = 8 + length + max(tensor["data_offsets"][1] for tensor in tensors.values())
-        return Header(int(about["lease"]), about["checksum"], path.stat().st_size == end)
+        marks = tensors.get("bad_rows", {"shape": [0]})["shape"][0]
+        return Header(int(about["lease"]), about["checksum"], path.stat().st_size == end, marks)
     except OSError:
         return None
     except (ValueError, KeyError, TypeError):
         return Header(-1, "", False)
 
 
-def checksum(pixels: PreparedBatch) -> str:
-    """The checksum that a batch file must have for these bytes."""
+def checksum(pixels: PreparedBatch, marks: int = 0) -> str:
+    """The checksum that a batch file must have for these bytes. ``marks``: so many rows are marked as not bad."""
     running = Checksum()
     for tensor in (pixels.images, pixels.boxes):
         if tensor is not None:
             running.update(np.ascontiguousarray(tensor.cpu().numpy()).reshape(-1).view(np.uint8).data)
+    running.update(bytes(marks))
     return running.hexdigest()
 
 
@@ -60,29 +63,33 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(values.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
-def expected_images(spec: EpochSpec, portable: Portable, position: int, rows: list[int]) -> list[torch.Tensor]:
+def expected_images(
+    spec: EpochSpec, portable: Portable, position: int, rows: list[int], sources: list[int]
+) -> list[torch.Tensor]:
     """Some rows of a batch as the pipeline's reference (Pillow's operators, no kernel) and the epilogue make them.
 
     One tensor, or one for each view if a row holds several.
+
+    ``sources``: whose images its samples have; another sample's in the place of a bad one.
     """
     items, reader = spec.plan.image_items(position), portable.dataset.reader()
     images = np.empty((len(rows), *spec.shape), np.uint8)
     boxes = np.zeros((len(rows), spec.pipeline.boxes, 4), np.int32) if spec.pipeline.boxes else None
     for k, row in enumerate(rows):
         index, occurrence = items[row]
-        with reader.image(index) as image:
+        with reader.image(sources[row % len(sources)]) as image:
             keyed = Keyed(spec.seed, spec.epoch, index, occurrence)
             spec.pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
     made = portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
     return portable.epilogue.views(made, 1)
 
 
-def expected_targets(spec: EpochSpec, portable: Portable, position: int) -> list[Any]:
-    """A batch's targets, one by one."""
+def expected_targets(spec: EpochSpec, portable: Portable, position: int, sources: list[int]) -> list[Any]:
+    """A batch's targets, one by one. ``sources``: as for `expected_images`."""
     found = []
-    for index, occurrence in spec.plan.items(position):
+    for (index, occurrence), source in zip(spec.plan.items(position), sources, strict=True):
         with keyed_globals(Keyed(spec.seed, spec.epoch, index, occurrence).u64()):
-            found.append(portable.dataset.target(index))
+            found.append(portable.dataset.target(source))
     return found
 
 

@@ -155,7 +155,7 @@ class Resume:
     drawn yet. ``finished``: nothing of the epoch is left. ``cut``: the result of `cut` when the epoch began. ``workers``: the
     states that `ddlp.sources.host.stateful_workers` keeps for data sets with a state of their own. ``sampler``: the state of
     the user's sampler between two epochs. ``deals``: how the epoch's order was dealt out to ranks before, if their states were
-    merged; positions are those of what is left of it then.
+    merged; positions are those of what is left of it then. ``replaced``: how many delivered samples were replaced.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
@@ -170,6 +170,7 @@ class Resume:
     workers: dict[str, Any] | None = None
     sampler: Any = None
     deals: Deals | None = None
+    replaced: int = 0
 
     @property
     def partly(self) -> bool:
@@ -346,11 +347,12 @@ def save(
     finished: bool = False,
     workers: dict[str, Any] | None = None,
     sampler: Any = None,
+    replaced: int = 0,
 ) -> dict[str, Any]:
     """Return the state of a running epoch as plain data, which JSON can store too. The loader adds its `cut`.
 
     ``plan``: the plan of portable batches whose sampler is read as it goes. ``drawn``: the batches that user code has read of
-    such a sampler.
+    such a sampler. ``replaced``: the delivered samples that were replaced, since their images are bad.
     """
     pending, times_drawn, untouched = [], {}, not delivered
     if plan is not None:
@@ -373,6 +375,7 @@ def save(
         "seen": {str(k): v for k, v in times_drawn.items()},
         "workers": workers,
         "sampler": sampler,
+        **({"replaced": replaced} if replaced else {}),
     }
 
 
@@ -420,5 +423,6 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         found["workers"],
         found["sampler"],
         Deals.of_data(found["merged"]) if "merged" in found else None,
+        found.get("replaced", 0),
     )
     return resume, found["epoch"]

@@ -292,6 +292,11 @@ class EpochPlan:
         return 0 if batch is None else len(batch.indices)
 
     @property
+    def samples(self) -> int:
+        """The number of samples in the epoch, if the sampler is one of torch's own. On a resume those before it count too."""
+        return self._wanted
+
+    @property
     def largest(self) -> int:
         """The number of samples in the largest batch so far; 1 if there is none."""
         return max(1, self._largest)

@@ -140,8 +140,10 @@ _FIELDS: dict[str, Check] = {
     "format": count, "epoch": _epoch, "seed": optional(any_seed), "finished": true_or_false, "delivered": _delivered,
     "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _times_drawn,
 }  # fmt: skip
-# The first versions had no workers and no sampler; a state between two epochs has no cut.
-_MORE: dict[str, Check] = {"workers": optional(_workers), "sampler": _any, "cut": _cut, "rank": count, "merged": _merged}
+# The first versions had no workers and no sampler; a state between two epochs has no cut; few states have replaced samples.
+_MORE: dict[str, Check] = {
+    "workers": optional(_workers), "sampler": _any, "cut": _cut, "rank": count, "merged": _merged, "replaced": count,
+}  # fmt: skip
 
 
 def check_state(state: Any) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.transforms import Pipeline
 from ddlp.sampling.epoch_plan import EpochPlan
+from ddlp.stats.replaced import Replaced
 from ddlp.transfer.device_stream import StreamEvent
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.gpu_transfer import GpuTransfer
@@ -59,6 +61,7 @@ class EpochSpec:
     gpu_transfer: GpuTransfer | None = None  # brings batches into an accelerator's memory, if they are delivered there
     rank_after_rank: bool = False  # a source that several ranks share works for the lowest rank that has leases
     own_steps: StepRunner | None = None  # runs the unknown steps of the transform; None: all steps are known
+    replaces: bool = False  # a sample with a bad image is replaced by another one, see `ddlp.sampling.replacements`
 
     @functools.cached_property
     def maker(self) -> BatchMaker:
@@ -103,6 +106,7 @@ class PreparedBatch:
         event: in `BatchState.ON_DEVICE`: the images may be used after it.
         error: in `BatchState.FAILED`: raised in the batch's place.
         whole: in `BatchState.WHOLE`: what the training loop gets.
+        replaced: the samples in the place of bad ones. Their targets are joined.
     """
 
     images: torch.Tensor
@@ -111,6 +115,16 @@ class PreparedBatch:
     event: StreamEvent | None = None
     error: BaseException | None = None
     whole: Any = None
+    replaced: tuple[Replaced, ...] = ()
+
+    def sources(self, spec: EpochSpec, position: int) -> np.ndarray:
+        """Return the source index of each sample, int64. Without replaced samples these are the plan's."""
+        sources = spec.plan.sources(position)
+        if self.replaced:
+            sources = sources.copy()
+            for one in self.replaced:
+                sources[one.place] = one.source
+        return sources
 
     @classmethod
     def failed(cls, error: BaseException) -> PreparedBatch:

@@ -9,6 +9,7 @@ from html import escape
 
 from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
+from ddlp.stats.replaced import ReplacedSamples
 
 CAUSES = ("start", "host", "csd", "transfer")
 """What training waited for: the epoch's first batch; a batch in work on the host; one in work on a device; one that a device
@@ -33,6 +34,8 @@ class EpochReport:
     waiting: Mapping[str, float] = field(default_factory=dict)  # waiting_s by `CAUSES`
     leases_taken_back: int = 0  # the host had the batch first
     leases_lost: int = 0  # the device failed, was gone, or its file was damaged: the host made the batch
+    replaced: int = 0  # samples with bad images, which others have the place of; those before a resume included
+    replaced_samples: tuple[str, ...] = ()  # the first of these, each with the reason; those before a resume are not named
 
     @property
     def bound_s(self) -> float | None:
@@ -70,6 +73,9 @@ class EpochReport:
             rows.append(("host CPU", f"{self.host_cpu_s:.2f} s of processor time"))
         if self.leases_taken_back or self.leases_lost:
             rows.append(("leases", f"{self.leases_taken_back:,} taken back by this host, {self.leases_lost:,} lost"))
+        if self.replaced:
+            first = f", the first {self.replaced_samples[0]}" if self.replaced_samples else ""
+            rows.append(("replaced", f"{self.replaced:,} samples that could not be prepared, by others{first}"))
         return rows + [("note", text) for text in self.notes]
 
 
@@ -90,6 +96,7 @@ class Counts:
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
     asked_s: float | None = None  # since when training waits for a batch; None: it does not
+    replaced: ReplacedSamples = field(default_factory=ReplacedSamples)
     _published: dict[int, float] = field(default_factory=dict)  # position -> when
 
     @property
@@ -167,4 +174,6 @@ class Counts:
             waiting=dict(self.waiting),
             leases_taken_back=self.taken_back,
             leases_lost=self.lost,
+            replaced=len(self.replaced),
+            replaced_samples=tuple(self.replaced.named),
         )

@@ -35,11 +35,17 @@ _TRIALS = 3  # reads of one file by each way, before one is chosen
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A finished batch on the device, to be used after its event. ``sample``: bytes and boxes of the sample asked for."""
+    """A finished batch on the device, to be used after its event.
+
+    Attributes:
+        sample: bytes and boxes of the sample asked for.
+        bad_rows: as `csd_engine.batchfile.reader.Batch` has them.
+    """
 
     images: Tensor
     event: StreamEvent
     sample: tuple[np.ndarray, np.ndarray | None] | None = None
+    bad_rows: np.ndarray | None = None
 
 
 class GpuTransfer:
@@ -99,6 +105,19 @@ class GpuTransfer:
                 self._under_way.popleft()
             self._under_way.append((event, (images, boxes)))
         return OnDevice(result, event)
+
+    def put_rows(
+        self, epilogue: Epilogue, batch: OnDevice, rows: Sequence[int], images: Tensor, boxes: Tensor | None
+    ) -> None:
+        """Write other samples into some rows of a finished batch that nobody uses yet. Blocks until that is done.
+
+        The samples are as `Epilogue` takes them, in this process's memory.
+        """
+        try:
+            with self.stream.work():
+                batch.images[torch.tensor(rows, device=self.stream.device)] = epilogue(images, boxes, self.stream.device)
+        finally:
+            self.stream.event().wait()
 
     def settle(self) -> None:
         """Wait until no copy is under way. The memory of batches that were brought is free then."""
@@ -180,7 +199,7 @@ class FileTransfer:
         boxes = None
         if layout.boxes:
             # cloned: numbers of four bytes must be aligned
-            boxes = whole[layout.image_bytes : size].clone().view(torch.int32).view(layout.batch, layout.boxes, 4)
+            boxes = whole[layout.image_bytes : layout.bad_offset].clone().view(torch.int32).view(layout.batch, layout.boxes, 4)
         result = epilogue(images, boxes)
         if 0 <= result.data_ptr() - slot.data.data_ptr() < len(slot.data):
             result = result.clone()  # it is the slot's own memory
@@ -189,7 +208,10 @@ class FileTransfer:
             # A copy, even if the device is this CPU: another batch will use the slot. The boxes were cloned.
             image = images[sample].to("cpu", copy=True).numpy()
             back = image, None if boxes is None else boxes[sample].cpu().numpy()
-        return OnDevice(result, self._stream.event(), back)
+        bad_rows = None
+        if layout.bad_rows:
+            bad_rows = whole[layout.bad_offset : size].to("cpu", copy=True).numpy()
+        return OnDevice(result, self._stream.event(), back, bad_rows)
 
     def _take(self, way: FileReader, size: int) -> _Slot:
         with self._lock:

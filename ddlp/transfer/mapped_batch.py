@@ -57,7 +57,8 @@ def map_batch(path: Path, expect_identity: str, expect_lease: int, layout: Layou
         checksum.update(data.data)
         check_sum(checksum.hexdigest(), promised)
     images = data[: layout.image_bytes].reshape(layout.image_shape)
+    bad_rows = data[layout.bad_offset :] if layout.bad_rows else None
     if not layout.boxes:
-        return Batch(images, None)
-    boxes = data[layout.image_bytes :].view("<i4").reshape(layout.batch, layout.boxes, 4)
-    return Batch(images, boxes.astype(np.int32, copy=False))
+        return Batch(images, None, bad_rows)
+    boxes = data[layout.image_bytes : layout.bad_offset].view("<i4").reshape(layout.batch, layout.boxes, 4)
+    return Batch(images, boxes.astype(np.int32, copy=False), bad_rows)

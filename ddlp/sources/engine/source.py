@@ -21,7 +21,7 @@ import torch
 from csd_engine.batchfile import reader as batchfile
 from csd_engine.batchfile.reader import Batch, Layout
 from csd_engine.data.base import Dataset, fingerprint
-from csd_engine.errors import EngineError, EngineGone, EngineRefused, WrongPixels
+from csd_engine.errors import DamagedBatch, EngineError, EngineGone, EngineRefused, SampleError, WrongPixels
 from csd_engine.machine.versions import versions as own_versions
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.prepare.sample import sample_digest
@@ -43,6 +43,8 @@ from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.parity_bisect import first_difference
 from ddlp.sources.host.native import fresh_rows, prepare_item
+from ddlp.sources.host.replacing import confirmed_bad, replace_samples
+from ddlp.stats.replaced import Replaced
 from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
 from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
@@ -137,14 +139,57 @@ class EngineJob:
             batch: Batch | OnDevice = self.fetching.read(handle, identity, lease, layout, memory)
         else:
             batch = self.fetching.land(spec.epilogue, handle, identity, lease, layout, sample, memory)
+        bad = [] if batch.bad_rows is None else np.flatnonzero(batch.bad_rows).tolist()
+        if sample in bad:  # this host makes it anyway
+            sample = None
         if isinstance(batch, OnDevice):
             if batch.sample is not None and sample is not None:
                 self._check(position, sample, *batch.sample)
-            return PreparedBatch(batch.images, None, BatchState.ON_DEVICE, batch.event)
-        images, boxes = batch
+            replaced = self._replace_on_device(position, bad, batch) if bad else ()
+            return PreparedBatch(batch.images, None, BatchState.ON_DEVICE, batch.event, replaced=replaced)
+        images, boxes, _ = batch
         if sample is not None:
             self._check(position, sample, images[sample], None if boxes is None else boxes[sample])
-        return PreparedBatch(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+
+        def put(row: int, image: np.ndarray, its_boxes: np.ndarray | None) -> None:
+            images[row] = image
+            if boxes is not None:
+                boxes[row] = its_boxes
+
+        replaced = self._replace(position, bad, put) if bad else ()
+        boxes_of_all = None if boxes is None else torch.from_numpy(boxes)
+        return PreparedBatch(torch.from_numpy(images), boxes_of_all, replaced=replaced)
+
+    def _replace(
+        self, position: int, bad: list[int], put: Callable[[int, np.ndarray, np.ndarray | None], None]
+    ) -> tuple[Replaced, ...]:
+        """Make other samples in the place of those that the device could not prepare, if this host can't either."""
+        errors: dict[int, SampleError] = {}
+        try:
+            errors = confirmed_bad(self._spec, position, bad)
+            return replace_samples(self._spec, position, errors, put)
+        except SampleError as error:
+            raise DamagedBatch(f"samples of it can't be prepared, nor replaced: {error}") from error
+        finally:
+            errors.clear()  # their tracebacks hold this frame: the cycle would keep the loader
+
+    def _replace_on_device(self, position: int, bad: list[int], batch: OnDevice) -> tuple[Replaced, ...]:
+        """Do the same for a batch that is finished on the GPU."""
+        spec, transfer = self._spec, self._spec.gpu_transfer
+        assert transfer is not None
+        rows: list[int] = []
+        images, boxes = fresh_rows(spec, len(bad) * spec.plan.views)
+
+        def put(row: int, image: np.ndarray, its_boxes: np.ndarray | None) -> None:
+            images[len(rows)] = image
+            if boxes is not None:
+                boxes[len(rows)] = its_boxes
+            rows.append(row)
+
+        replaced = self._replace(position, bad, put)
+        made_boxes = None if boxes is None else torch.from_numpy(boxes[: len(rows)])
+        transfer.put_rows(spec.epilogue, batch, rows, torch.from_numpy(images[: len(rows)]), made_boxes)
+        return replaced
 
     def _check(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
         """Make one of the batch's samples again and compare."""
@@ -248,7 +293,8 @@ class EngineSource:
         member, ranks = place.member(spec.rank_after_rank)
         sink.shared(name, ranks)
         open_job = partial(place.open_job, dataset, member)
-        layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes)
+        marks = spec.replaces and "bad_rows" in welcome.versions  # an older engine fails the leases of bad samples
+        layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes, marks)
         quota = Quota(max(1, welcome.quota_batches), max(1, welcome.quota_bytes)).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(

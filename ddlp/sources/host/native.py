@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from PIL import Image
 
 from csd_engine.errors import SampleError
 from csd_engine.prepare.batch_maker import Destination, FinishedPlace
-from csd_engine.prepare.sample import prepare_sample
+from csd_engine.prepare.sample import is_bad_image, prepare_sample
 from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, Unwanted
+from ddlp.sources.host.replacing import replace_samples
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
 
@@ -61,22 +63,33 @@ def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], fi
     no whole batch of bytes is ever in memory.
 
     ``wanted`` is called between samples, or between small parts of an array's samples. Raises `Unwanted` once it returns False.
-    If a sample can't be prepared, raises the sample's own kind of error (OSError, ...) with its file's name.
+    If a sample can't be prepared, raises the sample's own kind of error (OSError, ...) with its file's name. With
+    ``spec.replaces`` another one is made in its place instead.
     """
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
     sources, occurrences = spec.plan.images(position)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
-    with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True) as batch:
-        at = 0
-        while at < len(sources):
-            if at and not wanted():
-                raise Unwanted
-            try:
-                at = batch.make(at, rows)
-            except SampleError as error:
-                raise _as_raised_by_the_dataset(error) from error
-    return rows.pixels()
+    bad: dict[int, SampleError] = {}
+    try:
+        with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True) as batch:
+            at = 0
+            while at < len(sources):
+                if at and not wanted():
+                    raise Unwanted
+                try:
+                    at = batch.make(at, rows)
+                except SampleError as error:
+                    if not (spec.replaces and is_bad_image(error)):
+                        raise
+                    bad[at] = error
+                    at += 1
+        replaced = replace_samples(spec, position, bad, rows.put_one) if bad else ()
+    except SampleError as error:
+        raise _as_raised_by_the_dataset(error) from error
+    finally:
+        bad.clear()  # the errors' tracebacks hold this frame: the cycle would keep the loader
+    return replace(rows.pixels(), replaced=replaced) if replaced else rows.pixels()
 
 
 class Rows(Destination):
@@ -138,6 +151,12 @@ class Rows(Destination):
             self._images(self._samples)[part] = made
         else:
             self._epilogue.convert(made, self._bits, part.start)
+
+    def put_one(self, row: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
+        """Take one sample that was made elsewhere, uint8 (height, width, channels), and its boxes, int32 (masks, 4)."""
+        self.put(slice(row, row + 1), image[np.newaxis])
+        if self.boxes is not None:
+            self.boxes[row] = boxes
 
     def pixels(self) -> PreparedBatch:
         """Return the batch."""

@@ -78,10 +78,10 @@ class Bytes:
     epoch: int
 
     @classmethod
-    def of(cls, spec: EpochSpec, position: int, images: torch.Tensor, boxes: torch.Tensor | None) -> Bytes:
-        """Return the batch at this position, whose bytes are prepared."""
-        items = spec.plan.items(position)
-        sources = [source for source, _ in items]
+    def of(cls, spec: EpochSpec, position: int, batch: PreparedBatch) -> Bytes:
+        """Return the batch at this position, whose bytes are prepared. A replaced sample draws as the bad one would have."""
+        items, images, boxes = spec.plan.items(position), batch.images, batch.boxes
+        sources = batch.sources(spec, position).tolist()
         found = [spec.dataset.part(source) for source in sources]
         numbers = {id(part): number for number, part in enumerate(spec.dataset.parts)}
         targets = [part.targets([index])[0] for part, index in found]
@@ -313,7 +313,7 @@ class Here:
 
     def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
-        return self._steps.whole(Bytes.of(spec, position, batch.images, batch.boxes))
+        return self._steps.whole(Bytes.of(spec, position, batch))
 
     def close(self) -> None:
         """Do nothing: there is nothing to end."""
@@ -329,12 +329,12 @@ class _Beside:
         """Return the whole batch, or a failed one with the error of a sample."""
         one = self._free.get()
         try:
-            made = one(Bytes.of(spec, position, batch.images, batch.boxes))
+            made = one(Bytes.of(spec, position, batch))
         except Exception as error:  # raised again in the training thread, in this batch's place
             return PreparedBatch.failed(error)
         finally:
             self._free.put(one)
-        return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=made)
+        return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=made, replaced=batch.replaced)
 
     def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets, which is made already."""
