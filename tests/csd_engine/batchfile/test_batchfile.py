@@ -21,6 +21,7 @@ from csd_engine.errors import DamagedBatch, EngineError, SpoolError, SpoolFull
 
 NAME = "0123456789abcdef" * 2
 LAYOUTS = [Layout(5, 7, 9, 3, 2), Layout(3, 224, 224, 3, 0), Layout(1, 1, 1, 1, 1), Layout(16, 64, 64, 3, 1)]
+MARKED = [Layout(5, 7, 9, 3, 2, bad_rows=True), Layout(3, 17, 13, 3, bad_rows=True)]
 
 
 @pytest.fixture(params=["kernel", "numpy"])
@@ -39,10 +40,12 @@ def fill(directory, layout, lease=4):
     writer = BatchWriter(directory, NAME, lease, layout)
     for row in range(layout.batch):
         writer.write(row, images[row], None if boxes is None else boxes[row])
+    if layout.bad_rows:
+        writer.mark_bad(1)
     return writer.publish(), images, boxes
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS + MARKED)
 def test_round_trip(tmp_path, layout):
     path, images, boxes = fill(tmp_path, layout)
     assert path.name == file_name(NAME, 4) and os.listdir(tmp_path) == [path.name]
@@ -50,9 +53,22 @@ def test_round_trip(tmp_path, layout):
     batch = read_batch(path, NAME, 4, layout)
     assert np.array_equal(batch.images, images)
     assert batch.boxes is None if boxes is None else np.array_equal(batch.boxes, boxes)
+    marks = None if batch.bad_rows is None else batch.bad_rows.tolist()
+    assert marks == ([0, 1, *[0] * (layout.batch - 2)] if layout.bad_rows else None)
     own = np.zeros(layout.image_bytes, np.uint8)
     assert np.shares_memory(read_batch(path, NAME, 4, layout, own).images, own)
     assert np.array_equal(own.reshape(layout.image_shape), images)
+
+
+def test_marks_are_asked_for(tmp_path):
+    """A host that does not know them takes no such file, and an engine that does not know them refuses the job."""
+    path, *_ = fill(tmp_path, MARKED[0])
+    with pytest.raises(DamagedBatch, match="bytes"):
+        read_batch(path, NAME, 4, LAYOUTS[0])
+    assert Layout.parse(MARKED[0].to_data()) == MARKED[0] and "bad_rows" not in LAYOUTS[0].to_data()
+    for value in (1, None, "yes"):
+        with pytest.raises(EngineError, match="bad_rows"):
+            Layout.parse({**LAYOUTS[0].to_data(), "bad_rows": value})
 
 
 def test_the_real_safetensors_reads_it(tmp_path):
@@ -74,7 +90,7 @@ def test_a_batch_without_boxes_is_read_by_one_call(need_kernel, tmp_path, monkey
     assert np.array_equal(own.reshape(layout.image_shape), images)
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[0], Layout(2, 4, 5, 3)])
+@pytest.mark.parametrize("layout", [LAYOUTS[0], Layout(2, 4, 5, 3), Layout(2, 2, 3, 3, bad_rows=True)])
 def test_any_flipped_bit_is_found(way, tmp_path, layout):
     path, *_ = fill(tmp_path, layout)
     raw = bytearray(path.read_bytes())

@@ -32,16 +32,23 @@ def written(directory: Path, layout: Layout = LAYOUT) -> Path:
     for row in range(layout.batch):
         boxes = draws.integers(0, 9, (layout.boxes, 4), dtype=np.int32) if layout.boxes else None
         writer.write(row, draws.integers(0, 256, (layout.height, layout.width, layout.channels), dtype=np.uint8), boxes)
+    if layout.bad_rows:
+        writer.mark_bad(3)
     return Path(writer.publish())
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, Layout(3, 224, 224, 3), Layout(1, 1, 1, 1)])
+MARKED = Layout(5, 17, 13, 3, 2, bad_rows=True)
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, Layout(3, 224, 224, 3), Layout(1, 1, 1, 1), MARKED])
 def test_is_what_reading_gives(tmp_path: Path, layout: Layout) -> None:
     path = written(tmp_path, layout)
     mapped, read = map_batch(path, NAME, 4, layout), read_batch(path, NAME, 4, layout)
     assert mapped is not None
     assert np.array_equal(mapped.images, read.images)
     assert (mapped.boxes is None) == (read.boxes is None)
+    assert (mapped.bad_rows is None) == (read.bad_rows is None) == (layout is not MARKED)
+    assert mapped.bad_rows is None or mapped.bad_rows.tolist() == [0, 0, 0, 1, 0]
     if read.boxes is not None and mapped.boxes is not None:
         assert mapped.boxes.dtype == np.int32 and np.array_equal(mapped.boxes, read.boxes)
 
