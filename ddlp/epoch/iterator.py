@@ -328,7 +328,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return batch
 
     def _targets(self, position: int, prepared: PreparedBatch) -> list[Any]:
-        dataset, sources = self._portable.dataset, prepared.sources(self.spec, position)
+        dataset, sources = self._portable.dataset, prepared.sources(self._plan.sources(position))
         if not self._transforms_targets:
             return dataset.targets(sources)
         targets = []

@@ -231,7 +231,7 @@ class EpochCheck(Observer):
             views = [torch.cat(views)]
         close = self._steps[side] < FIRST or sum(self._steps.values()) % self._every == 0
         self._steps[side] += 1
-        sources = delivered.batch.sources(self._spec, position).tolist()
+        sources = delivered.batch.sources(self._spec.plan.sources(position)).tolist()
         self._check_labels(position, targets, sources, close)
         if close:
             self._check_bits(position, side, views, sources)

@@ -117,13 +117,13 @@ class PreparedBatch:
     whole: Any = None
     replaced: tuple[Replaced, ...] = ()
 
-    def sources(self, spec: EpochSpec, position: int) -> np.ndarray:
-        """Return the source index of each sample, int64. Without replaced samples these are the plan's."""
-        sources = spec.plan.sources(position)
-        if self.replaced:
-            sources = sources.copy()
-            for one in self.replaced:
-                sources[one.place] = one.source
+    def sources(self, planned: np.ndarray) -> np.ndarray:
+        """Return the source index of each sample, int64. ``planned``: as the plan has them, without replaced samples."""
+        if not self.replaced:
+            return planned
+        sources = planned.copy()
+        for one in self.replaced:
+            sources[one.place] = one.source
         return sources
 
     @classmethod

@@ -81,7 +81,7 @@ class Bytes:
     def of(cls, spec: EpochSpec, position: int, batch: PreparedBatch) -> Bytes:
         """Return the batch at this position, whose bytes are prepared. A replaced sample draws as the bad one would have."""
         items, images, boxes = spec.plan.items(position), batch.images, batch.boxes
-        sources = batch.sources(spec, position).tolist()
+        sources = batch.sources(spec.plan.sources(position)).tolist()
         found = [spec.dataset.part(source) for source in sources]
         numbers = {id(part): number for number, part in enumerate(spec.dataset.parts)}
         targets = [part.targets([index])[0] for part, index in found]

@@ -153,6 +153,7 @@ def test_every_argument_is_an_attribute_with_the_value_given(paths):
         strategy="mte", csd=[Device("ipc:///nowhere", "keys")], device="cpu", seed=7, ratio=0.25, spool="/somewhere",
         spool_bytes=1 << 20, audit=5, output="float16", memory_format=torch.channels_last, batch_transform=print, decode="fast",
         as_pil=True, allow_different_bits=True, batch_size=3, num_workers=2, collate_fn=None, pin_memory=True, drop_last=True,
+        on_error="replace", max_replaced=0.25,
         timeout=5, worker_init_fn=print, generator=torch.Generator(), prefetch_factor=3, persistent_workers=True,
         pin_memory_device="", in_order=False,
     )
