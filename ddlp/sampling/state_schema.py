@@ -96,7 +96,9 @@ def _worker(value: Any) -> Any:
         raise ValueError("a list of [state of a worker's data set, positions] for each worker")
     state, since = value
     if state is not None:
-        checked_fields("a worker's state", state, {"dataset": _any}, {"iterator": _any, "ended": true_or_false})
+        of_a_stream = {"iterator": _any, "ended": true_or_false}
+        found = any(name in state for name in of_a_stream) if isinstance(state, dict) else False
+        checked_fields("a worker's state", state, {"dataset": _any, **(of_a_stream if found else {})}, {})
     return [state, list(_counts(since))]
 
 

@@ -125,9 +125,9 @@ class StatefulStream(IterableDataset):
         if state is not None and state["dataset"] is not None:
             self.dataset.load_state_dict(state["dataset"])
         self._iterator = iterator = iter(self.dataset)
-        if state is not None and state["iterator"] is not None:
+        if state is not None and state.get("iterator") is not None:  # a map-style data set's state has none
             iterator.load_state_dict(state["iterator"])
-        self._ended, self._made = state is not None and state["ended"], 0
+        self._ended, self._made = state is not None and state.get("ended", False), 0
         self._stateful = is_stateful(iterator) or is_stateful(self.dataset)
         if not self._stateful:
             return iterator
