@@ -113,17 +113,18 @@ def test_on_an_accelerator(leaves_nothing, bad, monkeypatch):
         assert loader.report().replaced == 4
 
 
-@pytest.mark.parametrize("own", ["views", "cut"])
+@pytest.mark.parametrize("own", ["views", "views of two sizes", "cut"])
 def test_views_and_own_steps(bad, own):
-    view = T.Compose([T.RandomResizedCrop(24), T.ToTensor()])
-    transform = Views(view, view) if own == "views" else T.Compose([T.RandomResizedCrop(24), T.Lambda(drawing), T.ToTensor()])
+    view, small = (T.Compose([T.RandomResizedCrop(size), T.ToTensor()]) for size in (24, 13))
+    transforms = {"views": Views(view, view), "views of two sizes": Views(view, small)}
+    transform = transforms.get(own, T.Compose([T.RandomResizedCrop(24), T.Lambda(drawing), T.ToTensor()]))
     data = ImageFiles(bad, list(range(COUNT)), transform, target_transform=lambda label: label + 1000)
     replaced = list(replacing(data, "cpu"))
     labels = [label - 1000 for _, batch in replaced for label in batch.tolist()]
     assert [k for k in range(COUNT) if labels[k] != k] == list(BAD)
     expected = list(make_loader(ImageFiles(instead(bad, labels), list(range(COUNT)), transform), "cpu"))
     for (images, _), (others, _) in zip(replaced, expected, strict=True):
-        for one, other in zip(images, others, strict=True) if own == "views" else [(images, others)]:
+        for one, other in zip(images, others, strict=True) if own != "cut" else [(images, others)]:
             assert torch.equal(one, other)
 
 
