@@ -44,7 +44,7 @@ WORKERS = (0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 
 
 class Enough:
-    """A part of the data set large enough for so many batches: samples come round again where it is small."""
+    """Return a part of the data set that is large enough for so many batches. If the set is small, samples repeat."""
 
     def __init__(self, batches: int, batch_size: int) -> None:
         self._samples = batches * batch_size
@@ -55,10 +55,10 @@ class Enough:
 
 
 def preprocessing_s(loader: DataLoader, task: Task, options: Any) -> float:
-    """Seconds a batch from the files to the accelerator, with nothing else to do."""
+    """Return the seconds that a batch takes from the files to the accelerator, while nothing trains."""
     device = torch.device(options.device)
     batches = iter(loader)
-    for _ in range(options.ahead):  # workers start, and what is prepared ahead is used up
+    for _ in range(options.ahead):  # workers start, and the batches that they prefetch are used up
         to_device(next(batches), task, device)
     _wait(device)
     started = time.perf_counter()
@@ -70,7 +70,7 @@ def preprocessing_s(loader: DataLoader, task: Task, options: Any) -> float:
 
 
 def training_s(task: Task, options: Any, seed: int) -> float:
-    """Seconds a batch of forward, backward and update."""
+    """Return the seconds that forward, backward and update of a batch take."""
     device = torch.device(options.device)
     training = start(task, options, seed, options.steps + 3, lambda model: model)
     training.model.train()
@@ -90,7 +90,7 @@ def _wait(device: torch.device) -> None:
 
 
 def study(options: Any, train: ImageFolder, classes: int) -> tuple[dict[int, list[float]], dict[str, list[float]]]:
-    """Seconds a batch of preprocessing by number of workers and of training by model, one a seed; by turns."""
+    """Return the seconds a batch of preprocessing by number of workers, and of training by model; one figure a seed."""
     preparing: dict[int, list[float]] = {workers: [] for workers in options.num_workers}
     training: dict[str, list[float]] = {name: [] for name in options.models}
     count = options.seeds * (len(preparing) + len(training))
@@ -129,7 +129,7 @@ def _task(options: Any, train: ImageFolder, name: str, classes: int, batches: in
 
 
 def table(preparing: dict[int, list[float]], training: dict[str, list[float]]) -> str:
-    """The ratio by model (lines) and number of workers (columns), with both times."""
+    """Return a table of the ratios by model (lines) and number of workers (columns), with both times."""
     width = max(map(len, training)) + 2
     lines = [
         f"{'preprocessing to training, by num_workers':{width}}",
@@ -144,7 +144,7 @@ def table(preparing: dict[int, list[float]], training: dict[str, list[float]]) -
 
 
 def plot(path: Path, preparing: dict[int, list[float]], training: dict[str, list[float]], title: str) -> None:
-    """One line a model over the number of workers, a logarithmic axis, and the line where both take the same time."""
+    """Plot a line for each model over the number of workers, on a logarithmic axis, and the line where both times are equal."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped; nothing is written", file=sys.stderr)
         return 130
-    except (DDLPError, EngineError) as error:  # a device that is not there: no ratio without both of its times
+    except (DDLPError, EngineError) as error:  # a device can't be reached: a ratio needs both times
         print(f"bottleneck_study: {error}", file=sys.stderr)
         return 1
     print(table(preparing, training))

@@ -34,19 +34,19 @@ class Epoch:
     batches: int = 0  # steps of training
     samples: int = 0  # of all ranks
     seconds: float = 0.0
-    waiting_s: float = 0.0  # the loop had no batch
+    waiting_s: float = 0.0  # time in which the loop had no batch
     loss: float = 0.0  # mean
-    batches_cpu: int = 0  # of all ranks, by who prepared them
+    batches_cpu: int = 0  # of all ranks: those that the host has prepared
     batches_csd: int = 0
-    host_cpu_s: float = 0.0  # processor time of the host's preparation, all its workers together
+    host_cpu_s: float = 0.0  # processor time of all workers of the host together
     rate_cpu: float | None = None
     rate_csd: float | None = None
-    bound_s: float | None = None  # both sides together can't prepare it in less
+    bound_s: float | None = None  # the least time in which both sides together can prepare it
 
 
 @dataclass
 class Run:
-    """One training: a strategy, a seed."""
+    """One training with one strategy and one seed."""
 
     strategy: str
     seed: int
@@ -163,7 +163,7 @@ def parse(parser: argparse.ArgumentParser, batch_sizes: dict[str, int], argument
 
 
 def image_folder(options: Any) -> Path:
-    """The directory with train/ and val/: --data, or a set made of sample photographs. Raises SampleDataError."""
+    """Return the directory with train/ and val/: --data, or a set made of sample photographs. Raises SampleDataError."""
     if options.data is not None:
         return Path(options.data)
     if options.small:
@@ -189,7 +189,7 @@ def cifar_folder(options: Any) -> Path:
 
 
 def turns(options: Any) -> Iterator[tuple[str, int]]:
-    """(strategy, seed) by turns: whatever changes on the machine in the meantime meets all strategies alike."""
+    """Yield (strategy, seed) in turns: what changes on the machine in the meantime then affects all strategies alike."""
     for seed in range(options.seeds):
         for strategy in rotated(options.strategy, seed):
             yield strategy, seed
@@ -208,7 +208,7 @@ def finish(template: str, options: Any, runs: Sequence[Run]) -> int:
 
 
 def record_directory(options: Any, strategy: str, seed: int) -> Path | None:
-    """Where a run is recorded; None: it is not."""
+    """Return the directory in which a run is recorded; None: it is not recorded."""
     return None if options.record is None else Path(options.record) / f"{strategy}-seed{seed}"
 
 
@@ -221,7 +221,7 @@ def write_pages(options: Any, runs: Iterable[tuple[str, int]], energy: Path | No
 
 
 def mean_spread(values: Sequence[float], form: str = ".3f") -> str:
-    """Mean and standard deviation of the runs as text."""
+    """Return mean and standard deviation of the runs as text."""
     if not values:
         return "-"
     spread = f" +- {statistics.stdev(values):{form}}" if len(values) > 1 else ""
@@ -229,7 +229,7 @@ def mean_spread(values: Sequence[float], form: str = ".3f") -> str:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """One line a strategy: means over the seeds, and their standard deviations."""
+    """Return a table with a line for each strategy: means over the seeds, and their standard deviations."""
     columns = {
         "s_per_batch": ("s/batch", ".4f"), "images_per_s": ("images/s", ".0f"), "csd_share": ("from CSD", ".0%"),
         "waiting_share": ("waiting", ".0%"), "host_cpu_s_per_batch": ("host CPU s/batch", ".4f"), "loss": ("loss", ".2f"),

@@ -30,7 +30,7 @@ from training import Task, train
 
 
 def report_of(epoch: Epoch, strategy: str) -> EpochReport:
-    """What the meter wants to know of an epoch. In a loop of yours: loader.report()."""
+    """Return what the meter needs to know of an epoch. In your own loop this is loader.report()."""
     torchs = epoch.rate_cpu is None and not epoch.batches_csd  # DataLoader, or transforms of yours: no device took part
     return EpochReport(
         strategy="cpu" if torchs else strategy,
@@ -78,11 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.csd, options.external, csd_sensors=options.csd_sensor, model=model_of(options), tariff=tariff_of(options),
             sys=options.sys,
         )  # fmt: skip
-    except DDLPError as error:  # a device or a meter that is not there
+    except DDLPError as error:  # a device or a meter can't be reached
         raise SystemExit(f"measure_energy: {error}") from None
     runs: list[Run] = []
     results: list[EnergyResult] = []
-    status = 130  # Ctrl-C's, unless all comes to its end
+    status = 130  # Ctrl-C's, unless all runs end by themselves
     try:
         for strategy, seed in turns(options):
             run, found = measure(task, options, meter, strategy, seed)
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 0
     except KeyboardInterrupt:
         pass
-    except (DDLPError, EngineError) as error:  # a device that is gone, say: what was measured before it counts
+    except (DDLPError, EngineError) as error:  # a device is gone, for example: what was measured before counts
         print(f"measure_energy: {error}", file=sys.stderr)
         status = 1
     if not results:

@@ -33,14 +33,14 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class Setup:
-    """What must be alike for measurements to stand in one row."""
+    """What measurements in one row must have in common."""
 
     paper_model: str
     model: str
     pipeline: str
     ranks: int
     batch_size: int
-    machine: str  # what trained
+    machine: str  # the processor or GPU that trained
 
     def __str__(self) -> str:
         return f"own: {self.model}, batch {self.batch_size}, {self.machine}"
@@ -74,12 +74,12 @@ class Measured:
                     self._runs.setdefault(key, []).append(run)
 
     def setups(self, paper_model: str, pipeline: str, ranks: int) -> list[Setup]:
-        """Those that belong to a row of the paper."""
+        """Return the runs that belong to a row of the paper."""
         wanted = (paper_model, pipeline, ranks)
         return [s for s in dict.fromkeys(key[0] for key in self._runs) if (s.paper_model, s.pipeline, s.ranks) == wanted]
 
     def runs(self, setup: Setup, strategy: str, workers: int | None, backend: str | None = None) -> list[dict[str, Any]]:
-        """With so many workers; None: any number (the CSD alone uses none). `backend` None: not DALI."""
+        """Return the runs with so many workers; None: any number (the CSD alone uses none). `backend` None: not DALI."""
         backends = ("native", "torch") if backend is None else (backend,)
         return [
             run
@@ -89,14 +89,14 @@ class Measured:
         ]
 
     def column(self, setup: Setup, column: str) -> list[dict[str, Any]]:
-        """The runs of one of `COLUMNS`."""
+        """Return the runs of one of `COLUMNS`."""
         strategy = column.rstrip("0123456789")
         workers = {"0": 0, "16": self.many}.get(column[len(strategy) :])
         return self.runs(setup, self.baseline if strategy == "cpu" else strategy, workers)
 
 
 def cell(values: Sequence[float]) -> str:
-    """Mean and standard deviation, four digits."""
+    """Return mean and standard deviation as text, with four digits."""
     if not values:
         return NONE
     spread = f" +- {statistics.stdev(values):.2g}" if len(values) > 1 else ""
@@ -104,22 +104,22 @@ def cell(values: Sequence[float]) -> str:
 
 
 def figure(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """One of a run's figures, a value a seed."""
+    """Return one of the runs' figures, one value for each seed."""
     return [run["figures"][name] for run in runs]
 
 
 def saved(value: float | None, baseline: float | None) -> float | None:
-    """Per cent of the baseline's time."""
+    """Return the per cent of the baseline's time."""
     return None if not value or not baseline else 100 * (1 - value / baseline)
 
 
 def percent(value: float | None) -> str:
-    """As text."""
+    """Return the value as text."""
     return NONE if value is None else f"{value:.1f} %"
 
 
 def markdown(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """A table that is readable as text, too."""
+    """Return a Markdown table that is also readable as plain text."""
     widths = [max(len(row[k]) for row in (head, *lines)) for k in range(len(head))]
     rule = ["-" * width for width in widths]
     text = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in (head, rule, *lines)]
@@ -127,7 +127,7 @@ def markdown(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], no
 
 
 def paper_rows(table: str) -> Iterator[tuple[dict[str, str], str, str, int]]:
-    """Each row of a table with its model's plain name, our name of the pipeline, and the number of accelerators."""
+    """Yield each row of a table with its model's plain name, our name of the pipeline, and the number of accelerators."""
     ours = {name: key for key, name in PIPELINES.items()}
     for row in rows(table):
         yield row, row["model"].split(" (")[0], ours[row["preprocess_type"]], int(row.get("n_accel", "1"))
@@ -163,7 +163,7 @@ def by_columns(
 
 
 def _savings(times: dict[str, float]) -> list[str]:
-    """For each column what it saves against the CPU alone with as many processes."""
+    """Return for each column what it saves against the CPU alone with as many processes."""
     cells = []
     for column in COLUMNS:
         baseline = None if column.startswith(("cpu", "csd")) else times.get("cpu" + column[3:])
@@ -173,14 +173,14 @@ def _savings(times: dict[str, float]) -> list[str]:
 
 
 def head(measured: Measured) -> list[str]:
-    """Of Tables VI, VIII and IX."""
+    """Return the section about Tables VI, VIII and IX."""
     many = "" if measured.many == 16 else f" (own: {measured.many})"
     titles = [c.upper().replace("0", "_0").replace("16", f"_16{many}") for c in COLUMNS]  # ``many`` last: it may have a 0
     return ["model", "pipeline", "whose", *titles]
 
 
 def table6(measured: Measured) -> str:
-    """Average time of preprocessing and training."""
+    """Return the section about the average time of preprocessing and training."""
     lines = by_columns(
         "table6", measured, lambda row, c: row[c], lambda _, __, runs: cell(figure(runs, "s_per_batch")), savings=True
     )
@@ -195,7 +195,7 @@ def _baseline(measured: Measured) -> str:
 
 
 def table7(measured: Measured) -> str:
-    """With DALI."""
+    """Return the section about DALI."""
     either = ("dali", "dali_gpu")  # with the device: DALI by the CPU, or, where there was none of that, by the GPU
     columns: dict[str, tuple[str, tuple[str | None, ...]]] = {
         "tv": ("dataloader", (None,)), "dali_c": ("cpu", ("dali",)), "dali_g": ("cpu", ("dali_gpu",)), "mte_d": ("mte", either),
@@ -216,7 +216,7 @@ def table7(measured: Measured) -> str:
 
 
 def table8(measured: Measured) -> str:
-    """Energy a batch, and what 100 epochs of ImageNet cost."""
+    """Return the section about the energy of a batch, and the cost of 100 epochs of ImageNet."""
     model, tariff = PaperModel(), Tariff()
     modelled = False
 
@@ -245,7 +245,7 @@ def _strategy(run: dict[str, Any]) -> str:
 
 
 def table9(measured: Measured) -> str:
-    """Time of the host's CPU and DRAM."""
+    """Return the section about the time of the host's CPU and DRAM."""
     lines = by_columns(
         "table9", measured, lambda row, c: row.get(c, NONE), lambda _, __, runs: cell(figure(runs, "host_cpu_s_per_batch")),
         savings=False,
@@ -268,7 +268,7 @@ class Bar:
 
 
 def figure8_bars(measured: Measured) -> list[Bar]:
-    """The paper's bars, each followed by the own ones."""
+    """Return the paper's bars, each followed by the measured ones."""
     bars = []
     for row in rows("figure8"):
         panel, processes = f"{row['panel']}: {row['model']} on a {row['accelerator']}", int(row["extra_processes"])
@@ -289,7 +289,7 @@ def figure8_bars(measured: Measured) -> list[Bar]:
 
 
 def figure8(measured: Measured) -> str:
-    """As a table."""
+    """Return the bars as a table."""
     lines = [
         [bar.panel, f"{bar.strategy.upper()}_{bar.processes}", bar.whose, percent(bar.against_cpu), percent(bar.against_csd)]
         for bar in figure8_bars(measured)
@@ -299,7 +299,7 @@ def figure8(measured: Measured) -> str:
 
 
 def plot_figure8(path: Path, measured: Measured) -> None:
-    """Groups of bars by strategy, the paper's beside the own ones; a panel for each side of the comparison."""
+    """Plot groups of bars by strategy, the paper's beside the measured ones; a panel for each side of the comparison."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -329,7 +329,7 @@ def plot_figure8(path: Path, measured: Measured) -> None:
 
 
 def read(directory: Path) -> list[dict[str, Any]]:
-    """The templates' reports in a directory; other JSON files are passed over."""
+    """Return the templates' reports in a directory. Other JSON files are skipped."""
     found = []
     for path in sorted(directory.glob("*.json")):
         data = json.loads(path.read_text())
@@ -339,12 +339,12 @@ def read(directory: Path) -> list[dict[str, Any]]:
 
 
 def tables(measured: Measured) -> str:
-    """All of them."""
+    """Return all sections as one text."""
     return "\n\n".join(make(measured) for make in (table6, table7, table8, table9, figure8))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read, print, write."""
+    """Read the reports, print the tables, write the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--report", type=Path, default=Path("runs"), metavar="DIR", help="reports, and the result (default %(default)s)")

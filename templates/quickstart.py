@@ -48,12 +48,12 @@ EVALUATE = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One training: sums over its epochs; loss and accuracy after the last."""
+    """One training: sums over its epochs; loss and accuracy after the last epoch."""
 
     strategy: str
     samples: int
     seconds: float
-    batches_cpu: int  # by who prepared them
+    batches_cpu: int  # those that the host has prepared
     batches_csd: int
     loss: float  # mean over the last epoch
     accuracy: float  # on val, 0 to 1
@@ -109,13 +109,13 @@ def arguments() -> argparse.Namespace:
 
 
 def make_model(name: str, classes: int, device: torch.device) -> nn.Module:
-    """A torchvision model from scratch; the same weights for every strategy."""
+    """Return a torchvision model with random weights, the same for every strategy."""
     torch.manual_seed(0)
     return models.get_model(name, num_classes=classes).to(device, memory_format=torch.channels_last)
 
 
 def shrink(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Scale a batch down to `size` x `size` for the model, where it trains on a CPU."""
+    """Scale a batch down to `size` x `size` pixels if the model trains on a CPU."""
     images = images.contiguous(memory_format=torch.channels_last)
     if images.shape[-1] == size:
         return images
@@ -150,7 +150,7 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, size: i
 
 
 def make_loader(strategy: str, train: ImageFolder, options: argparse.Namespace) -> DataLoader:
-    """The loader that is trained with."""
+    """Return the loader for training."""
     ordinary: dict[str, Any] = {
         "batch_size": options.batch_size,
         "shuffle": True,
@@ -190,7 +190,7 @@ def run(strategy: str, train: ImageFolder, val: ImageFolder, options: argparse.N
 
 
 def step_once(model: nn.Module, batch_size: int, classes: int, device: torch.device, size: int) -> None:
-    """One forward and backward pass on noise: the first one allocates and tunes, which no strategy should pay for."""
+    """Run one forward and backward pass on noise. The first one allocates and tunes, and no strategy should pay for that."""
     images = torch.randn(batch_size, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.arange(batch_size, device=device) % classes
     nn.functional.cross_entropy(model(images), labels).backward()
@@ -199,7 +199,7 @@ def step_once(model: nn.Module, batch_size: int, classes: int, device: torch.dev
 
 
 def table(outcomes: list[Outcome], on_cpu: bool) -> str:
-    """The trainings, one line each."""
+    """Return a table with a line for each training."""
     head = ["trained with", "by the host", "by the engine", "loss", "accuracy", "images/s"]
     rows = [
         [
@@ -232,7 +232,7 @@ def main() -> int:
 
 
 def quickstart(options: argparse.Namespace) -> int:
-    """All of it; returns the exit status. Raises SampleDataError, DDLPError."""
+    """Run everything and return the exit status. Raises SampleDataError, DDLPError."""
     data = options.data
     if data is None:
         data = Path(__file__).resolve().parent.parent / "data" / f"photos-{options.images}"
@@ -260,7 +260,7 @@ def quickstart(options: argparse.Namespace) -> int:
     for strategy in options.strategies:
         try:
             outcomes.append(run(strategy, train, val, options))
-        except (DDLPError, EngineError) as error:  # csd, with a transform of your own; a device that is not there
+        except (DDLPError, EngineError) as error:  # csd with a transform of your own, or a device that can't be reached
             print(f"quickstart: --strategies {strategy}: {error}", file=sys.stderr)
     if not outcomes:
         return 1

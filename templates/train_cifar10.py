@@ -102,7 +102,7 @@ def make_model(name: str, small: bool, size: int) -> nn.Module:
 
 
 def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW for ViT, SGD with momentum for Wide ResNets (their authors' decay)."""
+    """Return AdamW for ViT, SGD with momentum for Wide ResNets (their authors' decay)."""
     if isinstance(model, VisionTransformer):
         return torch.optim.AdamW(model.parameters(), lr, weight_decay=0.05)
     return torch.optim.SGD(model.parameters(), lr, momentum=0.9, nesterov=True, weight_decay=5e-4)

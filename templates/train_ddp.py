@@ -32,7 +32,7 @@ from training import Task, evaluate, train
 
 
 def over_ranks(run: Run) -> Run:
-    """The run of all ranks in one: samples, batches by side and processor time added up, the slowest rank's seconds."""
+    """Return one run for all ranks: the sums of samples, batches by side and processor time, and the slowest rank's seconds."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, run.epochs)
     run.epochs = [_together(of_one_epoch) for of_one_epoch in zip(*every, strict=True)]
@@ -58,7 +58,7 @@ def _together(epochs: Sequence[Epoch]) -> Epoch:
 
 
 def accuracy(plain: nn.Module, task: Task, options: Any) -> float:
-    """Top-1 on the val set, each rank on a part of its own, so that every image counts once."""
+    """Return the top-1 accuracy on the val set. Each rank has a part of its own, so every image counts once."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for buffer in plain.buffers():  # BatchNorm's means differ between ranks since the last step
         dist.broadcast(buffer, 0)
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run, training = train(task, options, strategy, seed, rank=rank, ranks=ranks, wrap=wrap)
             run.accuracy = accuracy(training.plain, task, options)
             runs.append(over_ranks(run))
-    except (DDLPError, EngineError) as error:  # a device that is not there, for all ranks alike: the runs before it count
+    except (DDLPError, EngineError) as error:  # a device that no rank can reach: the runs before it count
         sys.stderr.write(f"train_ddp, rank {rank}: {error}\n")  # at once: with PYTHONUNBUFFERED print mixes the ranks' lines
         failed = True
     if failed and rank > 0:

@@ -52,7 +52,7 @@ def pipeline(name: str, size: int) -> T.Compose:
 
 
 def make_model(name: str, classes: int, small: bool) -> nn.Module:
-    """A torchvision model from scratch; with `small` one of the same family for 32x32 pixels (AlexNet: 64x64)."""
+    """Return an untrained torchvision model; with `small` one of its family for 32x32 pixels (AlexNet: 64x64)."""
     if not small:
         return models.get_model(name, num_classes=classes)
     if name == "vit_b_16":
@@ -68,22 +68,22 @@ def make_model(name: str, classes: int, small: bool) -> nn.Module:
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW for ViT, SGD with momentum for the others."""
+    """Return AdamW for ViT, SGD with momentum for the others."""
     if name == "vit_b_16":
         return torch.optim.AdamW(model.parameters(), lr, weight_decay=0.3)
     return torch.optim.SGD(model.parameters(), lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of this template alone."""
+    """Add the flags that only this template has."""
     parser.add_argument("--pipeline", choices=PIPELINES, default="imagenet1", help="the paper's (default %(default)s)")
 
 
 def make_task(template: str, options: Any) -> Task:
-    """What is trained on. Raises SystemExit with a line for the user where the data set or the model is none."""
+    """Return the task. Raises SystemExit with a line for the user if there is no such data set or model."""
     if options.model not in MODELS:
         raise SystemExit(f"{template}: --model {options.model}: one of {', '.join(MODELS)}")
-    size = (64 if options.model == "alexnet" else 32) if options.small else 224  # AlexNet's strides leave nothing of less
+    size = (64 if options.model == "alexnet" else 32) if options.small else 224  # AlexNet needs 64
     try:
         data = image_folder(options)
         train = ImageFolder(data / "train", pipeline(options.pipeline, size))

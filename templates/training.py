@@ -29,9 +29,9 @@ from ddlp.schedule.strategies import STRATEGIES as OURS
 
 @dataclass(frozen=True)
 class Task:
-    """What a template trains. The model's weights and `optimizer`'s state start anew in each run."""
+    """What a template trains. Each run starts with new weights of the model and a new state of `optimizer`."""
 
-    template: str  # its name
+    template: str  # the template's name
     model_name: str
     pipeline: str
     train: Any  # data sets of (image, class)
@@ -45,7 +45,7 @@ class Task:
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
 
     def backend(self, strategy: str, device: str) -> str:
-        """Who prepares the host's batches: 'torch', 'native', 'dali' (by the CPU) or 'dali_gpu' (there are none under csd)."""
+        """Return what prepares the host's batches: 'torch', 'native', 'dali' (on the CPU) or 'dali_gpu'; csd has none."""
         if strategy == "dataloader":
             return "torch"
         if OURS[strategy].needs_device:
@@ -60,7 +60,7 @@ class Task:
 
 
 def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoader:
-    """The training loader. This is the place where a script of yours changes."""
+    """Return the training loader. To use ddlp, your own script changes at this place alone."""
     device = torch.device(options.device)
     generator = torch.Generator().manual_seed(seed)
     sampler = None if task.sampler is None else task.sampler(task.train, seed)
@@ -111,7 +111,7 @@ def begin_epoch(loader: DataLoader, seed: int, number: int) -> None:
 
 
 def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch where training runs; DDLPLoader's is there already."""
+    """Return the batch on the device of the training. DDLPLoader's is there already."""
     images, labels = batch
     layout = torch.channels_last if task.channels_last else torch.contiguous_format
     return images.to(device, memory_format=layout, non_blocking=True), labels.to(device, non_blocking=True)
@@ -121,7 +121,7 @@ def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tenso
 
 
 class Interrupt:
-    """Ctrl-C ends training after the step under way, a second one at once; or, on demand, the first one at once."""
+    """The first Ctrl-C ends training after the present step, a second one at once. On demand the first one ends it at once."""
 
     def __init__(self, after_the_step: bool = True) -> None:
         self.asked = False
@@ -145,7 +145,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Training:
-    """What changes while a run trains; all of it goes into the checkpoint."""
+    """What changes during a run. The checkpoint has all of it."""
 
     plain: nn.Module
     model: nn.Module  # the same, wrapped for several ranks
@@ -154,7 +154,7 @@ class Training:
     scaler: Any  # torch.amp.GradScaler with fp16, else None
 
     def parts(self) -> dict[str, Any]:
-        """Those that have a state_dict, by name."""
+        """Return the parts that have a state_dict, by name."""
         found = {"model": self.plain, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         return {name: part for name, part in found.items() if part is not None}
 
@@ -175,7 +175,7 @@ class Training:
 
 
 def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Module], nn.Module]) -> Training:
-    """A fresh model with its optimizer; the learning rate follows half a cosine over `steps`, after a short linear rise."""
+    """Return a new model with its optimizer. The learning rate rises linearly, then follows half a cosine over `steps`."""
     torch.manual_seed(seed)
     layout = torch.channels_last if task.channels_last else torch.contiguous_format
     plain = task.model().to(options.device).to(memory_format=layout)
@@ -192,13 +192,13 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
 
 
 def noise(task: Task, options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of the shape that training will see, on the device."""
+    """Return a batch of the shape that training will get, on the device."""
     images = torch.randn(options.batch_size, *task.val[0][0].shape)
     return to_device((images, torch.zeros(len(images), dtype=torch.int64)), task, torch.device(options.device))
 
 
 def warm_up(training: Training, task: Task, options: Any) -> None:
-    """One pass on noise: the first one allocates, tunes and compiles, which no strategy should pay for."""
+    """Run one pass on noise. The first one allocates, tunes and compiles, and no strategy should pay for that."""
     before = {name: value.clone() for name, value in training.plain.state_dict().items()}  # BatchNorm's running means
     images, labels = noise(task, options)
     training.model.train()
@@ -212,7 +212,7 @@ def warm_up(training: Training, task: Task, options: Any) -> None:
 def train_epoch(
     training: Training, task: Task, loader: DataLoader, options: Any, epoch: Epoch, title: str, interrupt: Interrupt
 ) -> None:  # fmt: skip
-    """Train for one epoch, or until Ctrl-C; fills `epoch` in."""
+    """Train for one epoch, or until Ctrl-C. Sets the figures of `epoch`."""
     device, amp = torch.device(options.device), AMP[options.amp]
     training.model.train()
     total = torch.zeros((), device=device)
@@ -244,14 +244,14 @@ def train_epoch(
 
 
 def _host_cpu_s() -> float:
-    """Processor seconds of this process's children that have ended."""
+    """Return the processor seconds of this process's children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, task: Task, val: Any, options: Any) -> tuple[int, int]:
-    """How many images of `val` the model classifies correctly, and how many there are."""
+    """Return how many images of `val` the model classifies correctly, and how many there are."""
     model.eval()
     device, amp = torch.device(options.device), AMP[options.amp]
     # No strategy, no csd: the host alone, in the data set's order.
@@ -324,7 +324,7 @@ def _save(training: Training, loader: DataLoader, run: Run, options: Any, number
 
 
 def _resumed(training: Training, run: Run, options: Any) -> tuple[int, Any]:
-    """The epoch to go on with, and the loader's state, from the checkpoint if there is one."""
+    """Return the next epoch and the loader's state, from the checkpoint if there is one."""
     if options.checkpoint is None or not options.checkpoint.exists():
         return 0, None
     state = torch.load(options.checkpoint, map_location=options.device, weights_only=True)
@@ -353,7 +353,7 @@ def compare(task: Task, options: Any) -> int:
             run.accuracy = right / seen
     except KeyboardInterrupt:
         pass
-    except (DDLPError, EngineError) as error:  # a device that is not there, data that can't travel
+    except (DDLPError, EngineError) as error:  # a device can't be reached, or the data can't travel
         print(f"{task.template}: {error}", file=sys.stderr)
         if not runs:
             return 1
