@@ -17,7 +17,7 @@ command -v uv >/dev/null || {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-resolve() { uv pip compile --quiet --no-annotate --no-header setup.cfg "$@"; }
+resolve() { uv pip compile --quiet --no-annotate --no-header --no-emit-package pip setup.cfg "$@"; } # pip is that of the environment
 renew() { # renew FILE COMMENT: writes the versions that were found to FILE
   { printf '# %s\n' "$2" "Written by scripts/renew_constraints.sh: don't edit."; cat "$work/found"; } >"$1"
   echo "renew_constraints: $1, $(wc -l <"$work/found") versions"

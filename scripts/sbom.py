@@ -66,8 +66,7 @@ def installed(names: dict[str, str]) -> dict[str, str]:
         except PackageNotFoundError:
             return False
 
-    # pip's pin is for the audit's environment: here it is the one that Python brought.
-    return {name: pin for name, pin in names.items() if name != "pip" and is_here(name)}
+    return {name: pin for name, pin in names.items() if is_here(name)}
 
 
 def differences(wanted: dict[str, str], sbom: dict[str, Any]) -> Iterator[str]:

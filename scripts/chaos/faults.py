@@ -120,7 +120,7 @@ def _signal(pid: int, number: int) -> None:
 
 def _no_memory(world: World, engine: Engine) -> Mend | None:
     """A worker gets no more memory than it has."""
-    workers = engine.workers()
+    workers = [pid for pid in engine.workers() if _has_begun(pid)]  # one that imports would end with a traceback
     if not workers:
         return None
     pid = workers[0]
