@@ -19,7 +19,8 @@ def options(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_killed_engine(leaves_nothing, slow_engine, data, truth, told, strategy):
+def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch):
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # else it may be done with its part by the sixth step
     loader = make_loader(data, strategy, shuffle=strategy != "ordered", **options(strategy))
     truth.check(train(loader, 0.02), 0)  # it has joined
     assert not len(told)
@@ -27,11 +28,12 @@ def test_killed_engine(leaves_nothing, slow_engine, data, truth, told, strategy)
     batches = train(loader, 0.02, at={6: lambda: os.kill(first, signal.SIGKILL)})
     truth.check(batches, 1)
     assert len(told) == 1 and "is gone" in told[0] and "the host prepares" in told[0], list(told)
-    truth.check(train(loader, 0.02), 2)  # a new one is started meanwhile
-    assert engine_pid() != first
-    batches = train(loader, 0.02)
-    truth.check(batches, 3)
-    assert loader.report().batches_csd > 0
+    for epoch in range(2, 12):  # a new one is started meanwhile, which takes its time on a busy machine
+        batches = train(loader, 0.02)
+        truth.check(batches, epoch)
+        if loader.report().batches_csd > 0:
+            break
+    assert engine_pid() != first and loader.report().batches_csd > 0
     assert len(told) == 1, list(told)
     if strategy == "ordered":
         assert [int(y) for _, labels in batches for y in labels] == list(range(len(data)))
@@ -55,7 +57,7 @@ def test_a_killed_engine_that_is_back_in_the_same_epoch(leaves_nothing, slow_eng
 def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy):
     loader = make_loader(data, strategy, **options(strategy))
     truth.check(train(loader, 0.02), 0)
-    (worker,) = worker_pids()
+    (worker,) = until(worker_pids, 30, "a worker")
     truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGKILL)}), 1)
     assert len(told) <= 1, list(told)  # none where it was idle at that moment
     assert all("worker process" in text for text in told), list(told)
