@@ -35,7 +35,7 @@ from ddlp.errors import DDLPError
 
 __all__ = ["Parity", "Row", "compare_device", "table"]
 
-TIMEOUT_S = 1800.0  # for twenty draws; a slow board takes ten seconds for three
+_DRAW_TIMEOUT_S = 200.0  # for each draw on each image; a slow board takes ten seconds for three
 _BY_KERNEL = ("Resize bilinear", "Resize bicubic", "RandomResizedCrop bilinear", "RandomResizedCrop bicubic", "CenterCrop",
               "RandomHorizontalFlip", "RandomVerticalFlip", "RandAugment v1", "timm's RandAugment (")  # fmt: skip
 DRAWS = 3  # of each random operator on each image
@@ -363,7 +363,7 @@ def _compare_draws(shell: Shell, record: DeviceRecord, draws: range) -> Parity:
     here = run_cases(sources, plain)
     request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
     command = engine_module(record.python, record.home, "csd_engine.parity")
-    with shell.stream(command, "comparing operators", input=request, timeout_s=TIMEOUT_S) as read:
+    with shell.stream(command, "comparing operators", input=request, timeout_s=_DRAW_TIMEOUT_S * len(draws)) as read:
         reply = b"".join(iter(lambda: read(1 << 16), b""))
     try:
         there = read_results(reply)

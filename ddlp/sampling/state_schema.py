@@ -96,9 +96,10 @@ def _worker(value: Any) -> Any:
         raise ValueError("a list of [state of a worker's data set, positions] for each worker")
     state, since = value
     if state is not None:
-        of_a_stream = {"iterator": _any, "ended": true_or_false}
-        found = any(name in state for name in of_a_stream) if isinstance(state, dict) else False
-        checked_fields("a worker's state", state, {"dataset": _any, **(of_a_stream if found else {})}, {})
+        fields, of_a_stream = {"dataset": _any}, {"iterator": _any, "ended": true_or_false}
+        if isinstance(state, dict) and of_a_stream.keys() & state.keys():
+            fields |= of_a_stream
+        checked_fields("a worker's state", state, fields, {})
     return [state, list(_counts(since))]
 
 
