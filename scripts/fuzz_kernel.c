@@ -1,7 +1,11 @@
 /* Feed damaged JPEGs to the kernel under sanitizers: fuzz LIBJPEG SEED ROUNDS FILE...
  *
- * Each round changes some bytes of one of the files, and runs a few random jobs on it, sometimes also a random batch. The output
- * buffers have exactly the size that is needed. Prints how many samples were made and how many refused. */
+ * Each file is tried once as it is. Then each round changes some bytes of one of them. A try runs a few random jobs on the file,
+ * sometimes also a random batch. The output buffers have exactly the size that is needed. Prints how many samples were made and
+ * how many refused.
+ *
+ * With -DGUIDED and clang's -fsanitize=fuzzer, libFuzzer makes the files instead, by the code that they reach. The jobs follow
+ * from a file's bytes. The environment's FUZZ_LIBJPEG names the libjpeg. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,31 +15,19 @@
 
 #include "files.h"
 
+#ifdef GUIDED /* many small tries */
+enum { MOST_PIXELS = 1 << 12, MOST_SIDE = 24, JOBS = 1, BATCH_OF = 8 };
+#else
+enum { MOST_PIXELS = 1 << 18, MOST_SIDE = 200, JOBS = 3, BATCH_OF = 4 };
+#endif
+
 static uint64_t state;
+/* Samples made, samples and files refused, and files that their Exif turns. */
+static long made, refused, turned;
 
 static uint32_t draw(uint32_t below) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     return below ? (uint32_t)((state >> 16) % below) : 0;
-}
-
-static uint8_t *load(const char *path, size_t *size) {
-    FILE *file = fopen(path, "rb");
-    uint8_t *data = malloc(1 << 20);
-    if (!file || !data) exit(2);
-    *size = fread(data, 1, 1 << 20, file);
-    fclose(file);
-    return data;
-}
-
-/* Changes some bytes, more often in the header; sometimes cuts the tail off. */
-static size_t damage(uint8_t *data, size_t size) {
-    static const uint8_t favourites[] = {0x00, 0xFF, 0xD9, 0xD0, 0xD8, 0xDA, 0xC4, 0x01, 0x7F, 0x80, 0x11, 0x44};
-    for (uint32_t count = draw(6); count > 0; count--) {
-        const uint32_t at = draw(draw(2) ? (uint32_t)size : size < 700 ? (uint32_t)size : 700);
-        if (draw(2)) data[at] = favourites[draw(sizeof favourites)];
-        else data[at] ^= (uint8_t)(1u << draw(8));
-    }
-    return draw(4) ? size : draw((uint32_t)size);
 }
 
 static int random_job(ddlp_context *context, const int32_t info[4]) {
@@ -50,8 +42,8 @@ static int random_job(ddlp_context *context, const int32_t info[4]) {
     job.width = 1 + (int32_t)draw((uint32_t)(width - job.left)), job.height = 1 + (int32_t)draw((uint32_t)(height - job.top));
     job.filter = (int32_t)(draw(3) + 1) % 4;
     if (job.filter == 1) job.filter = 0;
-    job.full_width = job.filter ? 1 + (int32_t)draw(200) : job.width;
-    job.full_height = job.filter ? 1 + (int32_t)draw(200) : job.height;
+    job.full_width = job.filter ? 1 + (int32_t)draw(MOST_SIDE) : job.width;
+    job.full_height = job.filter ? 1 + (int32_t)draw(MOST_SIDE) : job.height;
     job.out_left = (int32_t)draw((uint32_t)job.full_width), job.out_top = (int32_t)draw((uint32_t)job.full_height);
     job.out_width = 1 + (int32_t)draw((uint32_t)(job.full_width - job.out_left));
     job.out_height = 1 + (int32_t)draw((uint32_t)(job.full_height - job.out_top));
@@ -66,7 +58,7 @@ static int random_job(ddlp_context *context, const int32_t info[4]) {
 }
 
 /* Makes a batch of the same file several times, with operators of all kinds. Refused samples are left out. */
-static void random_batch(ddlp_context *context, const uint8_t *data, size_t size, long *made, long *refused) {
+static void random_batch(ddlp_context *context, const uint8_t *data, size_t size) {
     enum { FILES = 3, BOXES = 2 };
     const int file = memfd_create("fuzz", MFD_CLOEXEC);
     char path[32];
@@ -81,7 +73,7 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     memset(operators, 0, sizeof operators), memset(&plan, 0, sizeof plan), memset(&job, 0, sizeof job);
     if (file < 0 || write(file, before, offset) != (ssize_t)offset || write(file, data, size) != (ssize_t)size) exit(2);
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    plan.height = 1 + (int32_t)draw(60), plan.width = 1 + (int32_t)draw(60), plan.channels = draw(4) ? 3 : 1;
+    plan.height = 1 + (int32_t)draw(MOST_SIDE), plan.width = 1 + (int32_t)draw(MOST_SIDE), plan.channels = draw(4) ? 3 : 1;
     plan.boxes = BOXES, plan.fast = (int32_t)draw(2), plan.operators = operators, plan.operator_count = 3;
     operators[0].kind = (int32_t)draw(6), operators[1].kind = 6 + (int32_t)draw(2), operators[2].kind = 8 + (int32_t)draw(2);
     for (int k = 0; k < 3; k++) {
@@ -111,8 +103,8 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     for (int64_t first = 0; first < FILES; first = job.next) {
         job.out = out + (size_t)first * sample * (size_t)element, job.boxes = boxes + first * BOXES * 4;
         const int result = ddlp_files(context, &job);
-        *made += job.next - first;
-        if (result) job.next++, ++*refused;
+        made += job.next - first;
+        if (result) job.next++, refused++;
     }
     for (int k = 0; k < FILES; k++)
         if (descriptors[k] >= 0) exit(3); /* all must be closed by now */
@@ -120,39 +112,79 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     free(out), free(table), free(boxes);
 }
 
+static void try_file(const uint8_t *data, size_t size) {
+    int32_t info[4];
+    ddlp_context *context = ddlp_new(); /* a new one, so that its buffers are no larger than this file needs */
+    if (!context) exit(2);
+    const int taken = ddlp_take(context, data, (int64_t)size, info);
+    turned += ddlp_turned(context);
+    if (taken || (int64_t)info[0] * info[1] > MOST_PIXELS) refused++;
+    else
+        for (int jobs = 0; jobs < JOBS; jobs++) {
+            if (random_job(context, info)) refused++;
+            else made++;
+        }
+    if (!draw(BATCH_OF)) random_batch(context, data, size);
+    ddlp_free(context);
+}
+
+#ifdef GUIDED
+int LLVMFuzzerInitialize(int *count, char ***arguments) {
+    const char *library = getenv("FUZZ_LIBJPEG");
+    (void)count, (void)arguments;
+    if (!library || ddlp_use_jpeg(library)) exit(2);
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    state = 0xCBF29CE484222325u; /* FNV-1a */
+    for (size_t i = 0; i < size; i++) state = (state ^ data[i]) * 0x100000001B3u;
+    state |= 1; /* xorshift stays at 0 */
+    try_file(data, size);
+    return 0;
+}
+#else
+static uint8_t *load(const char *path, size_t *size) {
+    FILE *file = fopen(path, "rb");
+    uint8_t *data = malloc(1 << 20);
+    if (!file || !data) exit(2);
+    *size = fread(data, 1, 1 << 20, file);
+    fclose(file);
+    return realloc(data, *size + !*size);
+}
+
+/* Changes some bytes, more often in the header; sometimes cuts the tail off. */
+static size_t damage(uint8_t *data, size_t size) {
+    static const uint8_t favourites[] = {0x00, 0xFF, 0xD9, 0xD0, 0xD8, 0xDA, 0xC4, 0x01, 0x7F, 0x80, 0x11, 0x44};
+    for (uint32_t count = draw(6); count > 0; count--) {
+        const uint32_t at = draw(draw(2) ? (uint32_t)size : size < 700 ? (uint32_t)size : 700);
+        if (draw(2)) data[at] = favourites[draw(sizeof favourites)];
+        else data[at] ^= (uint8_t)(1u << draw(8));
+    }
+    return draw(4) ? size : draw((uint32_t)size);
+}
+
 int main(int count, char **arguments) {
+    enum { MOST_FILES = 4096 };
     const int rounds = count > 4 ? atoi(arguments[3]) : 0, files = count - 4;
-    uint8_t *contents[64];
-    size_t sizes[64];
-    long made = 0, refused = 0, turned = 0;
-    if (files < 1 || files > 64 || ddlp_use_jpeg(arguments[1])) {
-        fprintf(stderr, "fuzz LIBJPEG SEED ROUNDS FILE... (64 at most)\n");
+    static uint8_t *contents[MOST_FILES];
+    static size_t sizes[MOST_FILES];
+    if (files < 1 || files > MOST_FILES || ddlp_use_jpeg(arguments[1])) {
+        fprintf(stderr, "fuzz LIBJPEG SEED ROUNDS FILE... (%d at most)\n", MOST_FILES);
         return 2;
     }
     state = 0x9E3779B97F4A7C15u + (uint64_t)atoi(arguments[2]);
     for (int i = 0; i < files; i++) contents[i] = load(arguments[4 + i], &sizes[i]);
-    for (int round = 0; round < rounds; round++) {
-        const int file = (int)draw((uint32_t)files);
-        uint8_t *data = malloc(sizes[file]);
-        size_t size;
-        int32_t info[4];
-        ddlp_context *context = ddlp_new(); /* a new one, so that its buffers are no larger than this file needs */
-        if (!data || !context) return 2;
+    for (int round = 0; round < files + rounds; round++) {
+        const int file = round < files ? round : (int)draw((uint32_t)files);
+        uint8_t *data = malloc(sizes[file] + !sizes[file]);
+        if (!data) return 2;
         memcpy(data, contents[file], sizes[file]);
-        size = damage(data, sizes[file]);
-        const int taken = ddlp_take(context, data, (int64_t)size, info);
-        turned += ddlp_turned(context);
-        if (taken || (int64_t)info[0] * info[1] > 1 << 18) refused++;
-        else
-            for (int jobs = 0; jobs < 3; jobs++) {
-                if (random_job(context, info)) refused++;
-                else made++;
-            }
-        if (!draw(4)) random_batch(context, data, size, &made, &refused);
-        ddlp_free(context);
+        try_file(data, round < files ? sizes[file] : damage(data, sizes[file]));
         free(data);
     }
     for (int i = 0; i < files; i++) free(contents[i]);
     printf("%ld made, %ld refused, %ld turned\n", made, refused, turned);
     return 0;
 }
+#endif

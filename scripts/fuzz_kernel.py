@@ -1,11 +1,13 @@
 """Run the kernel over damaged JPEGs: under sanitizers, or beside Pillow.
 
     python -m scripts.fuzz_kernel --rounds 1000000 --seed 3     # under the address and undefined-behaviour sanitizers
+    python -m scripts.fuzz_kernel --guided 20000000 --seed 3    # under them too; libFuzzer looks for files that reach new code
     python -m scripts.fuzz_kernel --seconds 600 --seed 3        # beside Pillow
 
 Under sanitizers it ends with status 1, and the sanitizer's report, at the first read or write in a wrong place. Beside Pillow
 it ends with status 1 at the first file that the kernel decodes to other pixels than Pillow, or decodes although Pillow refuses
-it. --keep writes that file.
+it. --keep writes that file. --guided needs clang and its runtime (Debian: clang, libclang-rt-14-dev). It starts with the files
+of tests/csd_engine/kernels/damaged_jpegs.zip, which the tests run too. --renew writes those that reach the most code back.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +45,12 @@ def pillows_libjpeg() -> str:
     return found[1] if found else ""
 
 
-def build(directory: Path, compiler: str = "cc") -> Path:
+def build(directory: Path, compiler: str = "cc", flags: tuple[str, ...] = FLAGS) -> Path:
     """Compile the kernel with the driver; returns the program."""
     program = directory / "fuzz"
     sources = [Path(__file__).with_suffix(".c"), *sorted(SOURCES.glob("*.c"))]
     subprocess.run(
-        [compiler, *FLAGS, "-I", str(SOURCES), "-o", str(program), *map(str, sources), "-lm", "-ldl"], check=True, timeout=600
+        [compiler, *flags, "-I", str(SOURCES), "-o", str(program), *map(str, sources), "-lm", "-ldl"], check=True, timeout=600
     )
     return program
 
@@ -58,7 +61,7 @@ EXIF = b"\xff\xe1\0\x2e" + b"Exif\0\0II*\0\x08\0\0\0\x02\0" + bytes.fromhex(_ENT
 
 
 def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess[str]:
-    """Build the program, make two small files of each kind, and run the program over them. Return its status and output."""
+    """Build the program, make two small files of each kind, and run it over them and the kept ones; return status and output."""
     program = build(directory)
     rng, generator = random.Random(seed), np.random.default_rng(seed)
     for number, make in enumerate(list(KINDS.values()) * 2):
@@ -67,6 +70,7 @@ def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess
         if number >= len(KINDS):
             data = data[:2] + EXIF + data[2:]
         (directory / f"{number:02}.jpg").write_bytes(data)
+    unpack(directory)
     files = sorted(glob.glob(str(directory / "*.jpg")))
     return subprocess.run(
         [str(program), pillows_libjpeg(), str(seed), str(rounds), *files],
@@ -75,6 +79,61 @@ def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+# -- guided by the code that is reached
+
+KEPT = Path(__file__).parent.parent / "tests/csd_engine/kernels/damaged_jpegs.zip"
+_GUIDED_FLAGS = (*FLAGS, "-O2", "-fsanitize=fuzzer", "-DGUIDED")
+_MOST_BYTES = 1200  # of a file that libFuzzer makes
+_SIDE = 17  # of the images that it starts with: small ones are quick, and this one has cut blocks of every sampling
+
+
+def unpack(directory: Path) -> None:
+    """Write the kept files into a directory."""
+    with zipfile.ZipFile(KEPT) as archive:
+        archive.extractall(directory)
+
+
+def hostile(jpeg: bytes) -> Iterator[bytes]:
+    """Yield a baseline file with other headers: arithmetic coding, 12 bits, any process, a bomb; and cut off."""
+    frame = jpeg.index(b"\xff\xc0")
+    for process in (0xC1, 0xC2, 0xC3, 0xC5, 0xC9, 0xCA, 0xCB):
+        yield jpeg[: frame + 1] + bytes([process]) + jpeg[frame + 2 :]
+    yield jpeg[: frame + 4] + b"\x0c" + jpeg[frame + 5 :]
+    yield jpeg[: frame + 5] + b"\xff\xff\xff\xff" + jpeg[frame + 9 :]
+    yield from (jpeg[: len(jpeg) * part // 8] for part in range(1, 8))
+
+
+def guided(directory: Path, runs: int, seed: int, renew: bool) -> int:
+    """Let libFuzzer make `runs` files, beginning with a small one of each kind and the kept ones; returns its exit status."""
+    try:
+        program = build(directory, "clang", _GUIDED_FLAGS)
+    except FileNotFoundError:
+        print("fuzz_kernel: --guided needs clang and its runtime (Debian: apt install clang libclang-rt-14-dev)", file=sys.stderr)
+        return 2
+    found, kept = directory / "found", directory / "kept"
+    found.mkdir(), kept.mkdir()
+    generator = np.random.default_rng(seed)
+    files = [make(generator, _SIDE, _SIDE) for make in KINDS.values()]
+    files += [data[:2] + EXIF + data[2:] for data in files]
+    files += hostile(files[0])
+    for number, data in enumerate(files):
+        (found / f"{number:03}").write_bytes(data)
+    if KEPT.exists():
+        unpack(found)
+    environment = {**os.environ, "FUZZ_LIBJPEG": pillows_libjpeg()}
+    limits = [f"-max_len={_MOST_BYTES}", "-timeout=60", "-rss_limit_mb=4096"]
+    status = subprocess.run(
+        [str(program), str(found), f"-runs={runs}", f"-seed={seed}", *limits, "-print_final_stats=1", f"-artifact_prefix={os.getcwd()}/"],
+        env=environment,
+    ).returncode
+    if renew and status == 0:
+        subprocess.run([str(program), "-merge=1", *limits, str(kept), str(found)], env=environment, check=True)
+        with zipfile.ZipFile(KEPT, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(kept.iterdir()):
+                archive.writestr(zipfile.ZipInfo(f"{path.name}.jpg"), path.read_bytes())
+    return status
 
 
 # -- beside Pillow
@@ -275,6 +334,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200_000, metavar="N", help="damaged files (default %(default)s)")
+    parser.add_argument("--guided", type=int, metavar="N", help="files that libFuzzer makes instead, by the code that they reach")
+    parser.add_argument("--renew", action="store_true", help="write the files that reach the most code to the tests' archive")
     parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
     parser.add_argument("--seconds", type=float, metavar="S", help="compare with Pillow instead, for so many seconds")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write the file that differs from Pillow here")
@@ -282,6 +343,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.seconds is not None:
         return beside_pillow(options.seconds, options.seed, options.keep)
     with tempfile.TemporaryDirectory() as place:
+        if options.guided is not None:
+            return guided(Path(place), options.guided, options.seed, options.renew)
         done = fuzz(Path(place), options.rounds, options.seed)
     print(done.stdout, end="")
     return 1 if done.returncode else 0

@@ -2,7 +2,7 @@
 """Feed changed files, descriptions and messages to their parsers: a parser may raise only the error that it documents.
 
     python -m scripts.fuzz_parsers --seconds 60                       # all of them, each for so long
-    python -m scripts.fuzz_parsers --only pipeline --seconds 600 --seed 7
+    python -m scripts.fuzz_parsers --only pipeline --inputs 2000000 --seed 7
 
 Each input is a valid one with a few changes. At the first input at which a parser raises another exception, the script prints
 the input and ends with status 1.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import itertools
 import json
 import random
 import sys
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torchvision.transforms import ToTensor
 
 from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
@@ -39,6 +42,9 @@ from csd_engine.errors import BadMessage, DamagedBatch, DatasetError, EngineErro
 from csd_engine.keyed import Keyed
 from csd_engine.protocol import codec as say
 from csd_engine.transforms import Pipeline
+from ddlp import DDLPLoader, ImageArrays
+from ddlp.sampling.state_schema import check_state
+from ddlp.schema import Misfit
 
 _SIZE = (40, 30)  # (width, height) of the images for which a pipeline draws
 _HEX = "0123456789abcdef" * 2
@@ -299,7 +305,35 @@ def _read_batch(path: Path) -> None:
     assert taken is not None and (batch.images == 1).all() and (taken.images == 1).all()
 
 
+_accepted = itertools.count()
+
+
+def _loader() -> DDLPLoader:
+    images = ImageArrays(np.zeros((12, 8, 8, 3), np.uint8), np.arange(12), transform=ToTensor())
+    return DDLPLoader(images, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+def _states(_: Path) -> list[Any]:
+    """Return states of a loader before, in, and after an epoch."""
+    loader, found = _loader(), []
+    for batches in (0, 1, 3, 6):
+        found += [loader.state_dict() for _ in itertools.islice(loader, batches)][-1:] or [loader.state_dict()]
+    return json.loads(json.dumps([*found, loader.state_dict()]))  # type: ignore[no-any-return]
+
+
+def _read_state(_: Path, data: Any) -> None:
+    check_state(data)
+    loader = _loader()
+    try:
+        loader.load_state_dict(data)
+        if next(_accepted) % 200 == 0:  # an epoch takes as long as hundreds of checks
+            assert sum(len(images) for images, *_ in loader) <= 12
+    except ValueError:
+        pass  # of another loader
+
+
 PARSERS = {
+    "state": Parser((Misfit,), _states, _read_state),
     "message": Parser((BadMessage,), _messages, _read_message, _changed_message),
     "pipeline": Parser((PipelineError,), _pipelines, _read_pipeline),
     "dataset": Parser((DatasetError,), _datasets, _read_dataset),
@@ -350,17 +384,33 @@ def fuzz(name: str, seed: int, enough: Callable[[int], bool]) -> Found:
     return found
 
 
+def progress(name: str, inputs: int) -> Callable[[int], bool]:
+    """Return an end at so many inputs, which prints now and then how many there were."""
+    began = told = time.monotonic()
+
+    def enough(done: int) -> bool:
+        nonlocal told
+        if time.monotonic() > told + 10:
+            told = time.monotonic()
+            print(f"{name:10} {done:8} of {inputs}, {done / (told - began):.0f} a second", file=sys.stderr, flush=True)
+        return done >= inputs
+
+    return enough
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="seconds of each parser (default %(default)s)")
+    parser.add_argument("--inputs", type=int, metavar="N", help="inputs of each parser instead, and how many are done every 10 s")
     parser.add_argument("--only", choices=sorted(PARSERS), help="feed this parser alone")
     parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
     options = parser.parse_args(arguments)
     status = 0
     for name in [options.only] if options.only else PARSERS:
         until = time.monotonic() + options.seconds
-        found = fuzz(name, options.seed, lambda _, until=until: time.monotonic() > until)  # type: ignore[misc]
+        enough = progress(name, options.inputs) if options.inputs else lambda _, until=until: time.monotonic() > until  # type: ignore[misc]
+        found = fuzz(name, options.seed, enough)
         print(f"{name:10} {found.inputs:8} inputs, {found.taken} taken, the others refused as documented", flush=True)
         if found.told:
             print(f"input {found.inputs} of seed {options.seed}: {found.quoted()}\n{found.told[-3000:]}")

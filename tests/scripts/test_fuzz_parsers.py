@@ -4,7 +4,7 @@ import pytest
 
 from scripts.fuzz_parsers import PARSERS, fuzz
 
-INPUTS = {"message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500, "batch": 500}
+INPUTS = {"state": 60, "message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500, "batch": 500}
 
 
 @pytest.mark.parametrize("name", PARSERS)
