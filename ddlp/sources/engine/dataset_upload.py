@@ -6,6 +6,7 @@ set is the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import itertools
@@ -100,13 +101,19 @@ class DatasetUpload:
         """
         base, name = spool / FILES, host_directory(boot())
         try:
-            files = Directory(os.path.realpath(base))
-            own = files.make(name, 0o700)
-            upload = cls(base / name, Path(there) / FILES / name)
-            upload._own(own.open("lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            os.write(upload._lock, host_mark(name).encode("ascii"))
-            upload._shared = files, own
-            os.fchmod(own.descriptor, 0o755)  # the engine may run as another user
+            with contextlib.ExitStack() as undo:
+                files = Directory(os.path.realpath(base))
+                undo.callback(files.close)
+                own = files.make(name, 0o700)
+                undo.callback(own.close)
+                undo.callback(files.remove, own)
+                upload = cls(base / name, Path(there) / FILES / name)
+                upload._own(own.open("lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                undo.callback(os.close, upload._lock)
+                os.write(upload._lock, host_mark(name).encode("ascii"))
+                os.fchmod(own.descriptor, 0o755)  # the engine may run as another user
+                upload._shared = files, own
+                undo.pop_all()
         except OSError as error:
             raise DDLPError(
                 f"{base} can't be written ({error.strerror}): what the device needs of the data set is put there. Give this "

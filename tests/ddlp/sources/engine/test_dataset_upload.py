@@ -1,6 +1,7 @@
 """What a device is told of a data set."""
 
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ddlp import ImageArrays, ImageFiles
 from ddlp.errors import DDLPError
 from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.translate.datasets import translate_dataset
+from tests.open_files import open_below
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,15 @@ def test_arrays_are_written_once_and_known_by_their_content(tmp_path):
     assert np.array_equal(np.load(written[0]), images)
     images[2] = 0
     assert upload.describe(dataset) != first
+
+
+def test_a_full_spool_leaves_nothing_open_and_nothing_behind(tmp_path):
+    (tmp_path / "files").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # each write fails, as on a full disk
+    try:
+        with pytest.raises(DDLPError, match="can't be written"):
+            DatasetUpload.shared(tmp_path, "/spool")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not open_below(tmp_path) and not list((tmp_path / "files").iterdir())
