@@ -129,7 +129,7 @@ def guided(directory: Path, runs: int, seed: int, renew: bool) -> int:
         env=environment,
     ).returncode
     if renew and status == 0:
-        subprocess.run([str(program), "-merge=1", *limits, str(kept), str(found)], env=environment, check=True)
+        subprocess.run([str(program), "-set_cover_merge=1", "-use_counters=0", *limits, str(kept), str(found)], env=environment, check=True)
         with zipfile.ZipFile(KEPT, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(kept.iterdir()):
                 archive.writestr(zipfile.ZipInfo(f"{path.name}.jpg"), path.read_bytes())
