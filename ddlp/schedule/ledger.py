@@ -175,8 +175,7 @@ class Ledger:
 
     def wanted(self, claim: int) -> bool:
         """False once a claim was dropped: its worker may stop early."""
-        position = self._claims.get(claim)
-        entry = self._open.get(position) if position is not None else None
+        entry = self._open.get(self._claims.get(claim, -1))
         return entry is not None and entry.claim == claim
 
     # -- the epoch's length, if the sampler is read as it goes ---------------------------------------------------

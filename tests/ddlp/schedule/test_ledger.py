@@ -102,6 +102,23 @@ def test_a_device_that_computes_wrong_pixels_is_not_used_any_more():
     assert not ledger.damaged(leases[3]) and ledger.devices["d"].held == 0
 
 
+def test_a_window_holds_that_many_unpublished_leases():
+    ledger = ledger_with_device(window=2)
+    leases = [ledger.lease("d", position, 0.0) for position in (3, 2)]
+    assert not ledger.can_lease("d")
+    ledger.published("d", leases[0])
+    assert ledger.can_lease("d")
+
+
+def test_a_loss_is_timed_however_a_device_goes():
+    ledger = ledger_with_device()
+    ledger.leave("d", now=2.0)
+    assert ledger.devices["d"].left_s == 2.0
+    ledger.join("d", quota=8, window=2)
+    ledger.distrust("d", now=5.0)
+    assert ledger.devices["d"].left_s == 5.0
+
+
 def test_nothing_of_a_device_that_computes_wrong_pixels_is_delivered_though_it_is_in_memory():
     ledger = Ledger(4, host_slots=3, fetch_slots=3)
     ledger.join("d", quota=8, window=4)
