@@ -61,7 +61,7 @@ EXIF = b"\xff\xe1\0\x2e" + b"Exif\0\0II*\0\x08\0\0\0\x02\0" + bytes.fromhex(_ENT
 
 
 def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess[str]:
-    """Build the program, make two small files of each kind, and run it over them and the kept ones; return status and output."""
+    """Run the program over two small files of each kind, and over the kept ones; return its status and output."""
     program = build(directory)
     rng, generator = random.Random(seed), np.random.default_rng(seed)
     for number, make in enumerate(list(KINDS.values()) * 2):
@@ -110,10 +110,11 @@ def guided(directory: Path, runs: int, seed: int, renew: bool) -> int:
     try:
         program = build(directory, "clang", _GUIDED_FLAGS)
     except FileNotFoundError:
-        print("fuzz_kernel: --guided needs clang and its runtime (Debian: apt install clang libclang-rt-14-dev)", file=sys.stderr)
+        print("fuzz_kernel: --guided needs clang (Debian: apt install clang libclang-rt-14-dev)", file=sys.stderr)
         return 2
     found, kept = directory / "found", directory / "kept"
-    found.mkdir(), kept.mkdir()
+    found.mkdir()
+    kept.mkdir()
     generator = np.random.default_rng(seed)
     files = [make(generator, _SIDE, _SIDE) for make in KINDS.values()]
     files += [data[:2] + EXIF + data[2:] for data in files]
@@ -124,12 +125,11 @@ def guided(directory: Path, runs: int, seed: int, renew: bool) -> int:
         unpack(found)
     environment = {**os.environ, "FUZZ_LIBJPEG": pillows_libjpeg()}
     limits = [f"-max_len={_MOST_BYTES}", "-timeout=60", "-rss_limit_mb=4096"]
-    status = subprocess.run(
-        [str(program), str(found), f"-runs={runs}", f"-seed={seed}", *limits, "-print_final_stats=1", f"-artifact_prefix={os.getcwd()}/"],
-        env=environment,
-    ).returncode
+    options = [f"-runs={runs}", f"-seed={seed}", "-print_final_stats=1", f"-artifact_prefix={os.getcwd()}/"]
+    status = subprocess.run([str(program), str(found), *options, *limits], env=environment).returncode
     if renew and status == 0:
-        subprocess.run([str(program), "-set_cover_merge=1", "-use_counters=0", *limits, str(kept), str(found)], env=environment, check=True)
+        options = ["-set_cover_merge=1", "-use_counters=0"]  # few files: counts of a line's runs don't matter
+        subprocess.run([str(program), *options, *limits, str(kept), str(found)], env=environment, check=True)
         with zipfile.ZipFile(KEPT, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(kept.iterdir()):
                 archive.writestr(zipfile.ZipInfo(f"{path.name}.jpg"), path.read_bytes())
@@ -334,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200_000, metavar="N", help="damaged files (default %(default)s)")
-    parser.add_argument("--guided", type=int, metavar="N", help="files that libFuzzer makes instead, by the code that they reach")
+    parser.add_argument("--guided", type=int, metavar="N", help="files that libFuzzer makes instead, by the code they reach")
     parser.add_argument("--renew", action="store_true", help="write the files that reach the most code to the tests' archive")
     parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
     parser.add_argument("--seconds", type=float, metavar="S", help="compare with Pillow instead, for so many seconds")

@@ -309,7 +309,7 @@ _accepted = itertools.count()
 
 
 def _loader() -> DDLPLoader:
-    images = ImageArrays(np.zeros((12, 8, 8, 3), np.uint8), np.arange(12), transform=ToTensor())
+    images = ImageArrays(np.zeros((12, 8, 8, 3), np.uint8), list(range(12)), transform=ToTensor())
     return DDLPLoader(images, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
 
 
@@ -318,7 +318,8 @@ def _states(_: Path) -> list[Any]:
     loader, found = _loader(), []
     for batches in (0, 1, 3, 6):
         found += [loader.state_dict() for _ in itertools.islice(loader, batches)][-1:] or [loader.state_dict()]
-    return json.loads(json.dumps([*found, loader.state_dict()]))  # type: ignore[no-any-return]
+    whole: list[Any] = json.loads(json.dumps([*found, loader.state_dict()]))
+    return whole
 
 
 def _read_state(_: Path, data: Any) -> None:
@@ -384,6 +385,12 @@ def fuzz(name: str, seed: int, enough: Callable[[int], bool]) -> Found:
     return found
 
 
+def after(seconds: float) -> Callable[[int], bool]:
+    """Return an end so many seconds from now."""
+    until = time.monotonic() + seconds
+    return lambda _: time.monotonic() > until
+
+
 def progress(name: str, inputs: int) -> Callable[[int], bool]:
     """Return an end at so many inputs, which prints now and then how many there were."""
     began = told = time.monotonic()
@@ -408,8 +415,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     status = 0
     for name in [options.only] if options.only else PARSERS:
-        until = time.monotonic() + options.seconds
-        enough = progress(name, options.inputs) if options.inputs else lambda _, until=until: time.monotonic() > until  # type: ignore[misc]
+        enough = progress(name, options.inputs) if options.inputs else after(options.seconds)
         found = fuzz(name, options.seed, enough)
         print(f"{name:10} {found.inputs:8} inputs, {found.taken} taken, the others refused as documented", flush=True)
         if found.told:

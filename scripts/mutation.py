@@ -6,8 +6,8 @@
     ./scripts/mutation.sh --coverage                                  # the branch coverage by the same tests
 
 The changes are mutmut's, with two more: a statement is left out, a condition is turned. Properties and tables are changed
-too, which `mutmut run` leaves alone; texts for people are not. None in the place of another false value is no change: nothing
-here asks which of them it is. Each mutant has a process of its own, forked from one that has
+too, which `mutmut run` leaves alone; texts for people are not. A false value in the place of another (None, False, 0, "") is
+no change: nothing here asks which of them it is. Each mutant has a process of its own, forked from one that has
 imported the tests' packages: that takes a second, and nothing on the disk is changed. Mutants that no test can notice are in
 `scripts/equivalent_mutants.txt`, with the reason. Ends with status 1 if any other survives.
 """
@@ -84,8 +84,8 @@ class Mutations(MutationVisitor):
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.FunctionDef):
             return False
-        if isinstance(node, cst.Raise):
-            return True  # a text for people
+        if isinstance(node, (cst.Raise, cst.Assert)):
+            return True  # a text for people; a hint for mypy
         if isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):
             return node.targets[0].target.value in ("__all__", "__slots__", "line")  # `line` is a text for people
         return super()._skip_node_and_children(node)
@@ -102,11 +102,10 @@ class Mutations(MutationVisitor):
 
 
 def _still_false(mutation: Mutation) -> bool:
-    """Return True if the change puts None in the place of False or 0."""
-    before, after = (getattr(node, "value", None) for node in (mutation.original_node, mutation.mutated_node))
-    if not (isinstance(after, cst.Name) and after.value == "None"):
-        return False
-    return isinstance(before, (cst.Name, cst.Integer, cst.Float)) and before.value in ("False", "0", "0.0")
+    """Return True if the change puts None in the place of False or 0, or an empty text in the place of None."""
+    nodes = [getattr(node, "value", None) for node in (mutation.original_node, mutation.mutated_node)]
+    kinds = (cst.Name, cst.Integer, cst.Float, cst.SimpleString)
+    return all(isinstance(node, kinds) and node.value in ("None", "False", "0", "0.0", '""') for node in nodes)
 
 
 def left_out(node: cst.BaseSmallStatement) -> Iterator[cst.Pass]:

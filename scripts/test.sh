@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Checks everything: ruff, mypy, vermin, codespell, pytest. Arguments go to pytest; then only pytest runs.
 #
-#   ./scripts/test.sh
+#   ./scripts/test.sh                    # without the tests that are marked slow
+#   ./scripts/test.sh --all              # with them: before a release, and after a change to what they test
 #   ./scripts/test.sh tests/ddlp/schedule/test_ledger.py -k lost
 #
 # DDLP_VENV   another place for the virtual environment (default: .venv in the project)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-case ${1:-} in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+all="" chosen='-m "not slow"'
+[ "${1:-}" != --all ] || { all=yes chosen=""; shift; }
 source scripts/setup_venv.sh
 
 systems="" work="" running=()
@@ -27,9 +30,9 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
   # two each. The environment is installed meanwhile. The first of the boards' tests reports an error of this.
   # shellcheck disable=SC2016 # for that bash to expand
   setsid bash -c 'trap "exit 143" TERM # after the running command has taken its board down
-    for arch in armhf arm64; do
+    for arch in "$@"; do
       ./scripts/csd_emulator.sh up --bare --arch $arch --name "w$$" && ./scripts/csd_emulator.sh down --name "w$$"
-    done' >/dev/null 2>&1 &
+    done' _ armhf ${all:+arm64} >/dev/null 2>&1 &
   systems=$!
 fi
 setup_venv test dev dali docs frameworks quickstart # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
@@ -52,7 +55,7 @@ export PY VENV
 own=(tests/{board,ddlp/deploy,ddlp/faults,csd_engine,ddlp/dropin,ddlp/bench,ddlp/observe,ddlp/ranks})
 quiet=(tests/csd_engine/{batchfile,data,kernels,prepare,transforms} tests/ddlp/{sampledata,sampling,schedule,translate}
   tests/ddlp/transfer/test_epilogue.py tests/scripts/test_accuracy.py)
-pytest='"$PY" -m pytest --durations=10'
+pytest="\"\$PY\" -m pytest --durations=10 $chosen"
 commands=(checks "$pytest ${quiet[*]}")
 beside=${#commands[@]}
 for part in "${own[@]:0:3}" "tests ${own[*]/#/--ignore=}" "${own[@]:3}"; do commands+=("$pytest $part ${quiet[*]/#/--ignore=}"); done

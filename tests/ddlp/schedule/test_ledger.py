@@ -21,7 +21,7 @@ def test_a_batch_from_either_side_is_delivered_once():
     assert ledger.published("d", lease)
     ledger.fetch(1)
     assert ledger.verified(lease)
-    assert ledger.deliver(0) is Side.HOST and ledger.deliver(1) is Side.CSD
+    assert {ledger.deliver(0): 0, ledger.deliver(1): 1} == {Side.HOST: 0, Side.CSD: 1}
     assert ledger.done and list(ledger.effects) == [Release("d", lease)]
     with pytest.raises(LedgerError, match="batch 1"):
         ledger.deliver(1)
@@ -108,6 +108,29 @@ def test_a_window_holds_that_many_unpublished_leases():
     assert not ledger.can_lease("d")
     ledger.published("d", leases[0])
     assert ledger.can_lease("d")
+
+
+def test_once_a_batch_is_delivered_its_lease_is_forgotten():
+    ledger = ledger_with_device()
+    lease = ledger.lease("d", 3, 0.0)
+    ledger.published("d", lease)
+    ledger.fetch(3)
+    assert ledger.verified(lease) and ledger.deliver(3) is Side.CSD
+    assert not ledger.verified(lease) and not ledger.damaged(lease)
+
+
+def test_what_was_taken_back_and_what_came_back_is_counted():
+    ledger = ledger_with_device(6, window=4)
+    for position in (5, 4):
+        ledger.lease("d", position, 0.0)
+        assert ledger.made(ledger.claim(position))
+    assert (ledger.taken_back, ledger.came_back) == (2, 0)
+    for position in (3, 2):
+        lease = ledger.lease("d", position, 0.0)
+        ledger.published("d", lease)
+        ledger.fetch(position)
+        assert ledger.damaged(lease), "it was needed"
+    assert (ledger.taken_back, ledger.came_back) == (2, 2)
 
 
 def test_a_loss_is_timed_however_a_device_goes():
