@@ -409,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="seconds of each parser (default %(default)s)")
-    parser.add_argument("--inputs", type=int, metavar="N", help="inputs of each parser instead, and how many are done every 10 s")
+    parser.add_argument("--inputs", type=int, metavar="N", help="inputs of each parser instead; tells how many are done")
     parser.add_argument("--only", choices=sorted(PARSERS), help="feed this parser alone")
     parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
     options = parser.parse_args(arguments)

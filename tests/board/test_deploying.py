@@ -187,6 +187,7 @@ def test_no_pillow(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> 
     assert "no numpy" not in told and "no pyzmq" not in told
 
 
+@pytest.mark.slow
 def test_nothing_there_installed_from_a_bundle_of_debs_and_again_by_apt(
     make_board: Callable[..., Any], ddlp: Callable[..., str]
 ) -> None:
@@ -210,6 +211,7 @@ def test_nothing_there_installed_from_a_bundle_of_debs_and_again_by_apt(
     assert epoch(paths, csd="csd0", strategy="csd")[1].batches_csd
 
 
+@pytest.mark.slow
 def test_wheels_from_a_bundle(make_board: Callable[..., Any], ddlp: Callable[..., str], tmp_path: Path) -> None:
     board = make_board("--arch", "arm64")
     paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]

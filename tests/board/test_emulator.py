@@ -123,6 +123,7 @@ def test_data_is_read_only_and_the_spool_is_shared(board: Board) -> None:
     (board.data / "picture").unlink()
 
 
+@pytest.mark.slow
 def test_two_boards_with_their_own_addresses_disks_and_processes(
     board: Board, make_board: Callable[..., Board], tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_two_boards_with_their_own_addresses_disks_and_processes(
     assert f"{board.name}: up" in status and f"{other.name}: up" in status
 
 
+@pytest.mark.slow
 def test_a_bare_board_installs_packages_without_a_network(make_board: Callable[..., Board]) -> None:
     bare = make_board("--bare")
     assert {deb.name.split("_")[0] for deb in bare.debs.glob("*.deb")} >= {
@@ -195,6 +197,7 @@ def test_nothing_is_left_after_down(own_state: Path) -> None:
     assert (set(BINFMT.iterdir()) if BINFMT.exists() else set()) == entries
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_frozen_board(make_board: Callable[..., Board]) -> None:
     board = make_board("--bare")
     own = namespaces_of(board)
@@ -209,6 +212,7 @@ def test_nothing_is_left_of_a_frozen_board(make_board: Callable[..., Board]) -> 
     gone(board.name, own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["keeper", "pid"])
 def test_nothing_is_left_of_a_board_that_was_killed_from_outside(make_board: Callable[..., Board], victim: str) -> None:
     board = make_board("--bare")
@@ -247,6 +251,7 @@ def test_the_cable(make_board: Callable[..., Board]) -> None:
     board.run("true")
 
 
+@pytest.mark.slow
 def test_what_was_given_with_data_and_spool_stays(make_board: Callable[..., Board], tmp_path: Path) -> None:
     for name in ("data", "spool"):
         (tmp_path / name).mkdir()
@@ -267,6 +272,7 @@ def interrupted(arguments: list[str], when: Callable[[], bool], number: signal.S
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("file", ["record", "keeper", "pid"])
 def test_nothing_is_left_of_an_interrupted_up(board: Board, own_state: Path, file: str, number: signal.Signals) -> None:
@@ -277,6 +283,7 @@ def test_nothing_is_left_of_an_interrupted_up(board: Board, own_state: Path, fil
     assert not own_state.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_down_that_is_interrupted_ends_what_it_began(own_state: Path, number: signal.Signals) -> None:
     board = raise_board(f"e{os.getpid()}", "--bare")
@@ -289,6 +296,7 @@ def test_a_down_that_is_interrupted_ends_what_it_began(own_state: Path, number: 
     assert not own_state.exists()
 
 
+@pytest.mark.slow
 def test_what_a_killed_up_leaves_goes_with_down(board: Board, own_state: Path) -> None:
     name = f"k{os.getpid()}"
     interrupted(["--name", name, "--bare"], (own_state / name / "pid").exists, signal.SIGKILL)
@@ -297,6 +305,7 @@ def test_what_a_killed_up_leaves_goes_with_down(board: Board, own_state: Path) -
     assert not own_state.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_making_that_was_interrupted(
     own_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -317,6 +326,7 @@ def test_nothing_is_left_of_a_making_that_was_interrupted(
         assert not own_state.exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_board_that_cannot_start(board: Board, own_state: Path) -> None:
     """With so little memory its first process is killed while it builds the mount tree."""
     name = f"f{os.getpid()}"
@@ -371,6 +381,7 @@ def test_a_name_is_taken_once(board: Board) -> None:
     board.run("true")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (os.environ.get("DDLP_TEST_ARM64") or any(CACHE.glob("arm64-*"))),
     reason="no arm64 system is cached, and making one takes minutes: DDLP_TEST_ARM64=1 does",

@@ -4,7 +4,9 @@ import pytest
 
 from scripts.fuzz_parsers import PARSERS, fuzz
 
-INPUTS = {"state": 60, "message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500, "batch": 500}
+INPUTS = {
+    "state": 60, "message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500, "batch": 500,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PARSERS)
