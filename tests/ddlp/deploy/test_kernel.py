@@ -80,6 +80,7 @@ def test_a_cross_compiled_kernel_asks_for_no_new_glibc(target: str, tmp_path: Pa
     assert all((int(major), int(minor)) <= (2, 17) for major, minor in needed)  # 2.17: the first one on aarch64
 
 
+@pytest.mark.slow
 def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Device], capsys) -> None:
     device = make_device()
     told = ddlp(capsys, *device.arguments("--kernel", "auto"))

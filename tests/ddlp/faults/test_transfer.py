@@ -311,6 +311,7 @@ class LaggingView:
                     continue  # fetched meanwhile, and released
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 14 << 30, reason="needs 14 GiB of memory")
 @pytest.mark.parametrize("way", ("shared", "stream"))
 def test_a_batch_file_of_more_than_2_gib(leaves_nothing, paths, told, way):
