@@ -174,6 +174,7 @@ def test_the_clock_is_wrong_and_the_spool_another(
     assert spool["level"] == "warn" and "is not seen by the device" in spool["why"]
 
 
+@pytest.mark.slow
 def test_the_port_is_closed(
     patient: Patient, ask: Callable[..., dict[str, Any]], change: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +190,7 @@ def test_the_port_is_closed(
     assert "handshake" in answer["not_asked"]
 
 
+@pytest.mark.slow
 def test_an_old_engine(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     """Another protocol, as if deployed long ago, and an operator that has changed since."""
     board, home = patient.board, book.load("csd0").home
