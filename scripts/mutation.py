@@ -86,6 +86,8 @@ class Mutations(MutationVisitor):
             return False
         if isinstance(node, (cst.Raise, cst.Assert)):
             return True  # a text for people; a hint for mypy
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "zip":
+            return True  # of lists of one length, so strict= changes nothing
         if isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):
             return node.targets[0].target.value in ("__all__", "__slots__", "line")  # `line` is a text for people
         return super()._skip_node_and_children(node)

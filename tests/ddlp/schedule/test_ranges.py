@@ -41,6 +41,12 @@ def test_it_is_a_set_of_ints(operations):
             assert (ranges.first(), ranges.last()) == (members[0], members[-1])
 
 
+def test_a_gap_of_one_between_others_closes():
+    ranges = RangeSet([(0, 2), (4, 7), (8, 9), (12, 13)])
+    ranges.add(7)
+    assert ranges.ranges() == [(0, 2), (4, 9), (12, 13)] and len(ranges) == 8
+
+
 def test_what_is_no_range_and_what_is_not_there():
     ranges = RangeSet([(2, 4)])
     for start, stop in ((-1, 3), (3, 2), (-2, -1)):
