@@ -34,6 +34,7 @@ import csd_engine.kernels
 from csd_engine.kernels.library import Context, Job, Kernel
 from scripts.check_kernel import KINDS, decoded, random_size
 
+_DRIVER = Path(__file__).with_suffix(".c")
 SOURCES = Path(csd_engine.kernels.__file__).parent / "src"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -45,12 +46,20 @@ def pillows_libjpeg() -> str:
     return found[1] if found else ""
 
 
-def build(directory: Path, compiler: str = "cc", flags: tuple[str, ...] = FLAGS) -> Path:
-    """Compile the kernel with the driver; returns the program."""
-    program = directory / "fuzz"
-    sources = [Path(__file__).with_suffix(".c"), *sorted(SOURCES.glob("*.c"))]
+def objects(directory: Path, compiler: str = "cc", flags: tuple[str, ...] = FLAGS) -> list[Path]:
+    """Compile the kernel's files; returns the objects."""
+    sources = sorted(SOURCES.glob("*.c"))
+    subprocess.run([compiler, *flags, "-c", *map(str, sources)], check=True, timeout=600, cwd=directory)
+    return [directory / f"{one.stem}.o" for one in sources]
+
+
+def build(driver: Path, kernel: list[Path], directory: Path, compiler: str = "cc", flags: tuple[str, ...] = FLAGS) -> Path:
+    """Compile a driver and link it with the kernel's objects; returns the program."""
+    program = directory / driver.stem
     subprocess.run(
-        [compiler, *flags, "-I", str(SOURCES), "-o", str(program), *map(str, sources), "-lm", "-ldl"], check=True, timeout=600
+        [compiler, *flags, "-I", str(SOURCES), "-o", str(program), str(driver), *map(str, kernel), "-lm", "-ldl"],
+        check=True,
+        timeout=600,
     )
     return program
 
@@ -60,9 +69,9 @@ EXIF = b"\xff\xe1\0\x2e" + b"Exif\0\0II*\0\x08\0\0\0\x02\0" + bytes.fromhex(_ENT
 """A segment that says that the image is upright."""
 
 
-def fuzz(directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess[str]:
-    """Run the program over two small files of each kind, and over the kept ones; return its status and output."""
-    program = build(directory)
+def fuzz(kernel: list[Path], directory: Path, rounds: int, seed: int) -> subprocess.CompletedProcess[str]:
+    """Run the driver over two small files of each kind, and over the kept ones; return its status and output."""
+    program = build(_DRIVER, kernel, directory)
     rng, generator = random.Random(seed), np.random.default_rng(seed)
     for number, make in enumerate(list(KINDS.values()) * 2):
         width, height = (min(side, 120) for side in random_size(rng))
@@ -108,7 +117,8 @@ def hostile(jpeg: bytes) -> Iterator[bytes]:
 def guided(directory: Path, runs: int, seed: int, renew: bool) -> int:
     """Let libFuzzer make `runs` files, beginning with a small one of each kind and the kept ones; returns its exit status."""
     try:
-        program = build(directory, "clang", _GUIDED_FLAGS)
+        kernel = objects(directory, "clang", _GUIDED_FLAGS)
+        program = build(_DRIVER, kernel, directory, "clang", _GUIDED_FLAGS)
     except FileNotFoundError:
         print("fuzz_kernel: --guided needs clang (Debian: apt install clang libclang-rt-14-dev)", file=sys.stderr)
         return 2
@@ -345,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as place:
         if options.guided is not None:
             return guided(Path(place), options.guided, options.seed, options.renew)
-        done = fuzz(Path(place), options.rounds, options.seed)
+        done = fuzz(objects(Path(place)), Path(place), options.rounds, options.seed)
     print(done.stdout, end="")
     return 1 if done.returncode else 0
 

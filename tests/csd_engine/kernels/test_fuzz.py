@@ -7,35 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from scripts.fuzz_kernel import FLAGS, SOURCES, compare, fuzz, pillows_libjpeg
+from scripts.fuzz_kernel import FLAGS, build, compare, fuzz, objects, pillows_libjpeg
 
 
-def needs_sanitizers(tmp_path):
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    """The kernel's objects, compiled with sanitizers."""
+    directory = tmp_path_factory.mktemp("sanitized")
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler (cc)")
-    (tmp_path / "empty.c").write_text("int main(void) { return 0; }")
-    if subprocess.run(
-        ["cc", *FLAGS, "-o", str(tmp_path / "empty"), str(tmp_path / "empty.c")], stderr=subprocess.DEVNULL
-    ).returncode:
+    (directory / "empty.c").write_text("int main(void) { return 0; }")
+    if subprocess.run(["cc", *FLAGS, "empty.c"], cwd=directory, stderr=subprocess.DEVNULL).returncode:
         pytest.skip("the C compiler has no sanitizers (Debian, Ubuntu: apt install libasan8 libubsan1)")
+    return objects(directory)
 
 
-def test_wild_steps_make_no_byte_go_astray(tmp_path):
-    needs_sanitizers(tmp_path)
-    program, driver = tmp_path / "wild_steps", Path(__file__).with_name("wild_steps.c")
-    sources = [str(driver), *map(str, sorted(SOURCES.glob("*.c")))]
-    subprocess.run(["cc", *FLAGS, f"-I{SOURCES}", "-o", str(program), *sources, "-lm", "-ldl"], check=True)
+def test_wild_steps_make_no_byte_go_astray(sanitized, tmp_path):
+    program = build(Path(__file__).with_name("wild_steps.c"), sanitized, tmp_path)
     done = subprocess.run([str(program), "3", "20000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
     found = re.search(r"(\d+) done, (\d+) refused", done.stdout)
     assert found and min(map(int, found.groups())) > 3000
 
 
-def test_damaged_files_make_no_byte_go_astray(tmp_path):
-    needs_sanitizers(tmp_path)
+def test_damaged_files_make_no_byte_go_astray(sanitized, tmp_path):
     if not pillows_libjpeg():
         pytest.skip("this Pillow has its libjpeg inside itself")
-    done = fuzz(tmp_path, rounds=2500, seed=0)
+    done = fuzz(sanitized, tmp_path, rounds=2500, seed=0)
     assert done.returncode == 0, done.stdout[-6000:]
     found = re.search(r"(\d+) made, (\d+) refused", done.stdout)
     assert found and min(map(int, found.groups())) > 1000
