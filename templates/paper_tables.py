@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.published import IMAGENET_IMAGES, rows
 from ddlp.observe.energy.model import PaperModel, Tariff
+from ddlp.planning.published import IMAGENET_IMAGES, rows
 
 COLUMNS = ("cpu0", "cpu16", "csd", "mte0", "wrr0", "mte16", "wrr16")  # of Tables VI, VIII and IX
 PIPELINES = {"imagenet1": "ImageNet1", "imagenet2": "ImageNet2", "imagenet3": "ImageNet3"}
@@ -185,7 +185,7 @@ def table6(measured: Measured) -> str:
         "table6", measured, lambda row, c: row[c], lambda _, __, runs: cell(figure(runs, "s_per_batch")), savings=True
     )
     title = "Table VI: preprocessing and training, seconds a batch; time saved against the CPU alone"
-    notes = ["The paper's cells are as printed; ddlp/bench/published says which of them are wrong.", _baseline(measured)]
+    notes = ["The paper's cells are as printed; ddlp/planning/published says which of them are wrong.", _baseline(measured)]
     return markdown(title, head(measured), lines, notes)
 
 

@@ -21,10 +21,10 @@ from torchvision import transforms
 
 from ddlp.bench.common import Aim, add_output, child, emit, say
 from ddlp.bench.overlap import epoch
-from ddlp.bench.table6 import Cell, clean_cells
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.planning.simulate import paper_epoch
+from ddlp.planning.table6 import Cell, clean_cells
 from ddlp.translate.user_operators import load_operators
 
 _RULES_BATCHES = 5000  # batches of the simulated epoch by the paper's rules

@@ -6,9 +6,9 @@ import statistics
 import pytest
 
 from ddlp.bench.paper import Line, Result, table
-from ddlp.bench.table6 import clean_cells
 from ddlp.cli import main
 from ddlp.planning.simulate import Simulation, World, paper_epoch
+from ddlp.planning.table6 import clean_cells
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.strategies import STRATEGIES
 

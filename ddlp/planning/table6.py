@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddlp.bench.published import BATCH_SIZES, rows
+from ddlp.planning.published import BATCH_SIZES, rows
 
 __all__ = ["Cell", "clean_cells"]
 
@@ -66,7 +66,7 @@ class Cell:
 
 
 def clean_cells() -> Iterator[Cell]:
-    """Yield all cells but those that are wrong in the paper; `ddlp.bench.published` says which."""
+    """Yield all cells but those that are wrong in the paper; `ddlp.planning.published` says which."""
     for row in rows("table6"):
         model, pipeline = row["model"], row["preprocess_type"]
         if row["n_accel"] != "1":
