@@ -1,4 +1,5 @@
-"""The simulator: predicts an epoch without running it.
+"""The simulator: predicts an epoch without running it. `ddlp plan` prints predictions.
 
-It drives the same ledger and strategies as the loader. No threads, sockets, files or clocks live here.
+`simulate` drives the same ledger and strategies as the loader: no threads, sockets, files or clocks live there. `published` has
+the DDLP paper's tables; `paper` predicts them.
 """
