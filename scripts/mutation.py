@@ -32,6 +32,7 @@ from types import CodeType
 from typing import Any
 
 import libcst as cst
+from libcst.helpers import get_full_name_for_node
 from libcst.metadata import CodeRange, WhitespaceInclusivePositionProvider
 from mutmut.mutation.file_mutation import Mutation, MutationVisitor
 from mutmut.mutation.mutators import mutation_operators
@@ -86,6 +87,8 @@ class Mutations(MutationVisitor):
             return False
         if isinstance(node, (cst.Raise, cst.Assert)):
             return True  # a text for people; a hint for mypy
+        if isinstance(node, cst.ClassDef) and {"Enum", "enum.Enum"} & {get_full_name_for_node(base.value) for base in node.bases}:
+            return True  # members are compared by identity
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "zip":
             return True  # of lists of one length, so strict= changes nothing
         if isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):

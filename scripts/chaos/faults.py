@@ -240,7 +240,9 @@ def _late_file(world: World, engine: Engine) -> Mend | None:
 
 def _full(world: World, engine: Engine) -> Mend | None:
     """Nothing more fits into the spool's file system."""
-    filler = engine.spool / "filler"
+    # An engine that restarts takes no spool without a mark that holds a user's files. This directory a file system may have.
+    filler = engine.spool / "lost+found" / "filler"
+    filler.parent.mkdir(exist_ok=True)
     with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as stream:
         for size in (1 << 16, 1 << 12, 1):
             with contextlib.suppress(OSError):

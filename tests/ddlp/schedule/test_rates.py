@@ -112,3 +112,23 @@ def test_the_devices_rates_add_up_where_they_are_known():
     assert rates.csd_per_s(["b"]) is None and rates.csd_per_s([]) is None
     rates.device("c").add(4.0)
     assert rates.csd_per_s(["a", "b", "c", "unknown"]) == 0.75 and rates.csd_per_s(["c"]) == 0.25
+
+
+def test_a_long_pause_counts_as_four_usual_steps_whatever_these_take():
+    rates = Rates()
+    for _ in range(3):
+        rates.trained(0.25)
+    rates.trained(100.0)
+    assert rates.training.seconds == pytest.approx((3 * 0.25 + 4 * 0.25) / 4)
+
+
+def test_a_rate_is_known_at_its_limit():
+    rate = Rate()
+    for seconds in (1.0, 2.0, 3.0):
+        rate.add(seconds)
+    error = math.sqrt(1 / 3)  # of the mean, 2 s
+    assert rate.known(within=error / 2) and not rate.known(within=0.99 * error / 2)
+
+
+def test_what_a_rate_keeps_for_itself_is_not_shown():
+    assert repr(Rate()) == "Rate(parallel=1, ranks=1, count=0, seconds=0.0)" and Rates().sample_bytes == 0
