@@ -87,7 +87,7 @@ class Mutations(MutationVisitor):
             return False
         if isinstance(node, (cst.Raise, cst.Assert)):
             return True  # a text for people; a hint for mypy
-        if isinstance(node, cst.ClassDef) and {"Enum", "enum.Enum"} & {get_full_name_for_node(base.value) for base in node.bases}:
+        if isinstance(node, cst.ClassDef) and {"Enum", "enum.Enum"} & {get_full_name_for_node(one.value) for one in node.bases}:
             return True  # members are compared by identity
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "zip":
             return True  # of lists of one length, so strict= changes nothing
