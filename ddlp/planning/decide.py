@@ -1,0 +1,347 @@
+"""Whether to offload, to which sources and how: a pure function of what was measured.
+
+`estimate` predicts one candidate, `decide` compares candidates. The model is FastFlow's (Um et al., PVLDB 16(5), 2023) for any
+number of sources: what a source makes, the host need not make, but taking it costs the host processor time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from ddlp.planning.measured import Measured, OffloadPath, Transport
+
+__all__ = ["TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "decide", "estimate"]
+
+Objective = Literal["time", "energy", "cost"]
+
+# Ocycle / Pcycle if it was not measured: that of a 38.5 MB batch on the machine on which ddlp was developed.
+TYPICAL_OCYCLE: Mapping[Transport, float] = {"stream": 0.38, "spool": 0.06}
+_S_PER_H = 3600.0
+_H_PER_MONTH = 730.0  # 365 days / 12: as clouds bill storage
+_ROUNDING = 1 + 1e-9
+_ALL_SETS = 2_000  # a set takes about 10 us
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts. As in the paper's Table VIII, the accelerator and each engine count for the whole time, with or without work.
+
+    Attributes:
+        host_idle_watts: of the host without work.
+        host_busy_watts: of the host with all its processors busy; between the two it is linear.
+        accelerator_watts: of the accelerator.
+        engine_watts: of each source, by its name, if it takes part.
+    """
+
+    host_idle_watts: float
+    host_busy_watts: float
+    accelerator_watts: float
+    engine_watts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_given(self, "host_idle_watts", "host_busy_watts", "accelerator_watts")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices in one currency, whichever it is.
+
+    Attributes:
+        host_per_h: of an hour of this host.
+        accelerator_per_h: of an hour of its accelerator.
+        engine_per_h: of an hour of each source, by its name, if it takes part.
+        stored_per_gb_month: of 10^9 bytes of spool room for a month (730 h).
+    """
+
+    host_per_h: float
+    accelerator_per_h: float
+    engine_per_h: Mapping[str, float] = field(default_factory=dict)
+    stored_per_gb_month: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_given(self, "host_per_h", "accelerator_per_h", "stored_per_gb_month")
+
+
+def _check_given(of: Power | Prices, *names: str) -> None:
+    values = {name: getattr(of, name) for name in names}
+    values |= {f"{kind}[{source!r}]": value for kind in ("engine_watts", "engine_per_h")
+               for source, value in getattr(of, kind, {}).items()}  # fmt: skip
+    for name, value in values.items():
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise ValueError(f"{type(of).__name__}: {name}={value!r}; give a finite number of at least 0")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one candidate is expected to do. Energy and cost are None without watts and prices.
+
+    Attributes:
+        paths: the candidate: the sources that take part, each by one way; none: the host alone.
+        time_s: seconds a batch; None if too little is known.
+        limit: the stage that limits: "training", "host", "source", "transfer" or "spool"; "unknown" without a time.
+        capacity_batches_per_s: batches a second of all sides together if training took no time.
+        host_batches_per_s: batches a second that the host makes.
+        source_batches_per_s: batches a second of each source, in the order of ``paths``.
+        energy_j: joules a batch.
+        cost: price of a batch.
+        assumed: what was not measured and has been assumed.
+    """
+
+    paths: tuple[OffloadPath, ...] = ()
+    time_s: float | None = None
+    limit: str = "unknown"
+    capacity_batches_per_s: float = 0.0
+    host_batches_per_s: float = 0.0
+    source_batches_per_s: tuple[float, ...] = ()
+    energy_j: float | None = None
+    cost: float | None = None
+    assumed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " and ".join(str(path) for path in self.paths) or "the host alone"
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds of engines that a batch takes: each one that takes part counts for the whole time."""
+        return len(self.paths) * (self.time_s or 0.0)
+
+    def value(self, objective: Objective) -> float:
+        """What the objective makes small; infinite if it is not known."""
+        known = {"time": self.time_s, "energy": self.energy_j, "cost": self.cost}[objective]
+        return math.inf if known is None else known
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do. ``estimates`` has every candidate, the host alone first. ``why`` is one sentence."""
+
+    chosen: Estimate
+    estimates: tuple[Estimate, ...]
+    objective: Objective
+    why: str
+
+    @property
+    def offloads(self) -> bool:
+        """False: the devices rest."""
+        return bool(self.chosen.paths)
+
+
+def estimate(
+    measured: Measured, paths: tuple[OffloadPath, ...] = (), *, power: Power | None = None, prices: Prices | None = None
+) -> Estimate:
+    """Predict a steady state with these sources, each path of another source.
+
+    Batches a second are ``r_cpu (1 - Ocycle/Pcycle x share) + r_off``, at most one in each training step. ``share`` is
+    r_off / r_cpu: batches of sources for each batch that the host alone would make. Ocycle is taken first by processors that
+    the host's path leaves free, but for one that trains; if their number is not known, there are none. Sources come first, as
+    in `wrr`, and those that cost the host least before others.
+
+    ``r_off`` of each source is the least of its own rate; its link's bandwidth / bytes; what is left of the host's processors
+    and of its links; and places in the spool / seconds that a batch holds one (Little's law: a lease reserves it).
+    """
+    r_cpu, p_cycle, processors = measured.host_batches_per_s, measured.host_cpu_s_per_batch, measured.host_processors
+    if r_cpu is None:
+        return Estimate(paths)
+    assumed: list[str] = []
+    ratios = {path.source: _ocycle_ratio(measured, path, assumed) for path in paths}
+    # The host's processors, in batches a second of its own path: those that path leaves free, and all.
+    free = 0.0 if p_cycle is None or processors is None else max(0.0, (processors - 1) / p_cycle - r_cpu)
+    most = r_cpu + free if p_cycle is None or processors is None else processors / p_cycle
+    link, taking, rates, limits = measured.transfer_bytes_per_s or math.inf, 0.0, {}, {}
+    for path in sorted(paths, key=lambda path: (ratios[path.source], path.source)):
+        size, ratio = path.bytes_per_batch or 0.0, ratios[path.source]
+        rate, limits[path.source] = min(
+            _own_limit(path),
+            (link / size if size else math.inf, "transfer"),
+            (max(0.0, r_cpu + free - taking) / ratio if ratio else math.inf, "host"),
+        )
+        rates[path.source], taking, link = rate, taking + rate * ratio, max(0.0, link - rate * size)
+    capacity = sum(rates.values()) + max(0.0, r_cpu - max(0.0, taking - free))
+    total = capacity if measured.step_s is None else min(capacity, 1 / measured.step_s)
+    wanted = total
+    for source, rate in rates.items():  # in the order of before
+        rates[source] = min(rate, wanted)
+        wanted -= rates[source]
+    if total < capacity:
+        limit = "training"
+    elif wanted >= total / 2:
+        limit = "host"
+    else:
+        limit = limits[max(rates, key=lambda source: rates[source])]
+    time_s = measured.step_s if total < capacity and measured.step_s is not None else 1 / total
+    busy = min(1.0, (wanted + sum(rate * ratios[source] for source, rate in rates.items())) / most)
+    return Estimate(
+        paths=paths, time_s=time_s, limit=limit, capacity_batches_per_s=capacity, host_batches_per_s=wanted,
+        source_batches_per_s=tuple(rates[path.source] for path in paths),
+        energy_j=None if power is None else _energy_j(power, paths, time_s, busy),
+        cost=None if prices is None else _cost(prices, paths, time_s), assumed=tuple(assumed),
+    )  # fmt: skip
+
+
+def _ocycle_ratio(measured: Measured, path: OffloadPath, assumed: list[str]) -> float:
+    """Ocycle / Pcycle: what it costs the host to take a batch, in batches of its own path."""
+    if measured.host_cpu_s_per_batch is not None and path.host_cpu_s_per_batch is not None:
+        return path.host_cpu_s_per_batch / measured.host_cpu_s_per_batch
+    ratio = TYPICAL_OCYCLE[path.transport]
+    assumed.append(f"taking a batch of {path} costs the host {ratio:.0%} of making one")
+    return ratio
+
+
+def _own_limit(path: OffloadPath) -> tuple[float, str]:
+    """The rate of a path whose host has time for it, and the stage that limits it."""
+    made = path.batches_per_s
+    if made is None:
+        return 0.0, "source"
+    size, band = path.bytes_per_batch, path.bandwidth_bytes_per_s
+    transfer = math.inf if size is None or band is None else band / size
+    spool = math.inf
+    if size is not None and path.spool_bytes is not None:
+        spool = path.spool_bytes // size / (path.workers / made + 1 / transfer)
+    return min((made, "source"), (transfer, "transfer"), (spool, "spool"))
+
+
+def _energy_j(power: Power, paths: tuple[OffloadPath, ...], time_s: float, busy: float) -> float:
+    host = power.host_idle_watts + (power.host_busy_watts - power.host_idle_watts) * busy
+    return time_s * (host + power.accelerator_watts + sum(power.engine_watts[path.source] for path in paths))
+
+
+def _cost(prices: Prices, paths: tuple[OffloadPath, ...], time_s: float) -> float:
+    engines = sum(prices.engine_per_h[path.source] for path in paths)
+    stored_gb = sum(path.spool_bytes or 0.0 for path in paths) / 1e9
+    storage = stored_gb * prices.stored_per_gb_month / _H_PER_MONTH
+    return time_s / _S_PER_H * (prices.host_per_h + prices.accelerator_per_h + engines + storage)
+
+
+def decide(
+    measured: Measured,
+    threshold: float = 0.02,
+    objective: Objective = "time",
+    max_slowdown: float | None = None,
+    prices: Prices | None = None,
+    power: Power | None = None,
+) -> Decision:
+    """Choose the sources that take part, and the way of each.
+
+    Candidates are the host alone and every set of sources, each source by each of its ways. If these are more than 2,000, only
+    some of the sets are looked at (`_some_sets`). A path without a rate is no candidate. Of all that come within ``threshold``
+    of the best, less twice the error of the measurements, the one with the fewest sources is chosen: if training does not wait
+    for data, that is the host alone, and the devices rest.
+
+    Args:
+        measured: what was measured.
+        threshold: the part by which more sources must be better than fewer.
+        objective: what to make small, a batch: seconds, joules or price.
+        max_slowdown: choose no candidate that takes more than (1 + max_slowdown) times as long as the fastest; None: any.
+        prices: for the objective "cost". Without that, only for the estimates.
+        power: for the objective "energy". Without that, only for the estimates.
+
+    Raises ValueError for an argument that is wrong, and if prices or watts are missing.
+    """
+    usable = [path for path in measured.paths if path.batches_per_s is not None]
+    _check_arguments(threshold, objective, max_slowdown, prices, power, {path.source for path in usable})
+    none = estimate(measured, power=power, prices=prices)
+    if none.time_s is None:
+        return Decision(none, (none,), objective, "The host's rate is not known, so the devices rest.")
+
+    def rank(one: Estimate) -> tuple[float, float]:
+        return one.value(objective), -one.capacity_batches_per_s
+
+    tried: dict[tuple[OffloadPath, ...], Estimate] = {}
+    few = _number_of_sets(usable) <= _ALL_SETS
+    for paths in all_sets(usable) if few else _some_sets(usable, lambda paths: rank(tried[paths])):
+        tried[paths] = estimate(measured, paths, power=power, prices=prices)
+    estimates = tuple(tried.values())
+    if measured.step_s is None:
+        why = "How long a training step takes is not known, nor whether training waits for data, so the devices rest."
+        return Decision(none, estimates, objective, why)
+    slowest_s = math.inf if max_slowdown is None else (1 + max_slowdown) * min(one.value("time") for one in estimates)
+    allowed = [one for one in estimates if one.value("time") <= slowest_s * _ROUNDING]
+    least = min(one.value(objective) for one in allowed)
+    margin = max(0.0, threshold - 2 * (measured.relative_error or 0.0))  # what looks like less may be more than the threshold
+    near = [one for one in allowed if one.value(objective) <= least * (1 + margin) * _ROUNDING]
+    chosen = min(near, key=lambda one: (len(one.paths), rank(one)))
+    return Decision(chosen, estimates, objective, _why(none, chosen, least, margin, objective, bool(usable)))
+
+
+def all_sets(paths: Sequence[OffloadPath]) -> Iterator[tuple[OffloadPath, ...]]:
+    """Yield every set of sources, each source by each of its ways. The first set is empty: the host alone."""
+    sources = dict.fromkeys(path.source for path in paths)
+    ways = [(None, *(path for path in paths if path.source == source)) for source in sources]
+    for chosen in itertools.product(*ways):
+        yield tuple(path for path in chosen if path is not None)
+
+
+def _number_of_sets(paths: Sequence[OffloadPath]) -> int:
+    return math.prod(1 + ways for ways in Counter(path.source for path in paths).values())
+
+
+def _some_sets(
+    paths: Sequence[OffloadPath], rank: Callable[[tuple[OffloadPath, ...]], tuple[float, float]]
+) -> Iterator[tuple[OffloadPath, ...]]:
+    """Yield the sets that a local search comes by; ``rank`` tells of one that was yielded how good it is (low is good).
+
+    To the best of k sources it adds one more by its best way. What is best alone need not be best beside others: then it
+    exchanges single paths as long as that makes the set better.
+    """
+    best: tuple[OffloadPath, ...] = ()
+    yield best
+    for _ in range(len({path.source for path in paths})):
+        moves = _exchanged((*best, None), len(best), paths)
+        while True:
+            yield from moves
+            new = min(moves, key=rank)
+            if len(new) == len(best) and rank(new) >= rank(best):
+                break
+            best = new
+            moves = [one for k in range(len(best)) for one in _exchanged(best, k, paths)]
+
+
+def _exchanged(
+    chosen: tuple[OffloadPath | None, ...], k: int, paths: Sequence[OffloadPath]
+) -> list[tuple[OffloadPath, ...]]:
+    """The sets with another path in place k."""
+    others = [path for place, path in enumerate(chosen) if place != k and path is not None]
+    return [(*others, path) for path in paths if path.source not in {other.source for other in others}]
+
+
+def _check_arguments(
+    threshold: float, objective: str, max_slowdown: float | None, prices: Prices | None, power: Power | None, sources: set[str]
+) -> None:
+    if objective not in get_args(Objective):
+        raise ValueError(f"decide: objective={objective!r}; give one of {', '.join(get_args(Objective))}")
+    for name, value in (("threshold", threshold), ("max_slowdown", max_slowdown)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"decide: {name}={value!r}; give a part of at least 0, such as 0.02 for 2 %")
+    if objective == "cost" and prices is None:
+        raise ValueError("decide: objective='cost' and no prices; ddlp has none built in. Give prices=Prices(host_per_h=..., "
+                         "accelerator_per_h=..., engine_per_h={source: ...})")  # fmt: skip
+    if objective == "energy" and power is None:
+        raise ValueError("decide: objective='energy' and no watts. Give power=Power(host_idle_watts=..., host_busy_watts=..., "
+                         "accelerator_watts=..., engine_watts={source: ...}), as measured or from a data sheet")  # fmt: skip
+    given = {"prices.engine_per_h": prices.engine_per_h} if prices else {}
+    given |= {"power.engine_watts": power.engine_watts} if power else {}
+    for name, known in given.items():
+        if missing := sorted(sources - set(known)):
+            raise ValueError(f"decide: {name} lacks {', '.join(map(repr, missing))}; give a number for each source, 0 for none")
+
+
+def _why(none: Estimate, chosen: Estimate, least: float, margin: float, objective: Objective, any_usable: bool) -> str:
+    alone = _amount(none.value(objective), objective)
+    if chosen.paths:
+        stage = "training" if chosen.limit == "training" else f"the {chosen.limit}"
+        return f"With {chosen} a batch takes {_amount(chosen.value(objective), objective)} instead of {alone}; {stage} limits."
+    if not any_usable:
+        return f"No source has a measured rate, so the host works alone: {alone} a batch."
+    if objective == "time" and none.limit == "training":
+        return f"Training does not wait for data: the host alone keeps up with its {alone} a batch, so the devices rest."
+    gain = max(0.0, none.value(objective) / least - 1)
+    return f"The host alone takes {alone} a batch, and the best sources win {gain:.1%}, not {margin:.1%}: the devices rest."
+
+
+def _amount(value: float, objective: Objective) -> str:
+    return f"{value:.4g}{ {'time': ' s', 'energy': ' J', 'cost': ' (price)'}[objective]}"

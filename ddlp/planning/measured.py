@@ -1,0 +1,128 @@
+"""What was measured in the first steps of a run: plain data for `ddlp.planning.decide`.
+
+The symbols are FastFlow's (Um et al., PVLDB 16(5), 2023). None means: not known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["DType", "Measured", "OffloadPath", "Part", "Transport", "check_numbers"]
+
+Transport = Literal["spool", "stream"]  # through a shared file system, or over the engine's socket
+DType = Literal["uint8", "float32"]
+Part = Literal["whole", "prefix"]  # of the pipeline: the host does what a prefix leaves
+
+
+def check_numbers(of: object, *, above_zero: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
+    """Check that these attributes of a dataclass are finite numbers in their range, or None.
+
+    Raises ValueError with the attribute, its value and what was expected.
+    """
+    for name in (*above_zero, *not_negative):
+        value = getattr(of, name)
+        low = "above 0" if name in above_zero else "of at least 0"
+        if value is None:
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and name in above_zero):
+            raise ValueError(f"{type(of).__name__}: {name}={value!r}; give a finite number {low}, or None if it is not known")
+
+
+@dataclass(frozen=True)
+class OffloadPath:
+    """One way in which one source's batches reach training, and the figures of this way.
+
+    Attributes:
+        source: the name of the source: a device, an engine.
+        transport: how its batches come to the host.
+        dtype: the type of the images in its batches.
+        part: what the source does of the pipeline.
+        workers: workers of the source that make batches at the same time.
+        alone_batches_per_s: full batches a second of the source while the host makes none (Rthp).
+        with_host_batches_per_s: the same while the host makes batches as well. It is lower if both share processors or disks.
+        host_cpu_s_per_batch: processor seconds of the host to take one of its batches (Ocycle); for a prefix with the rest of
+            the pipeline.
+        bytes_per_batch: bytes of one of its batches, as they are transferred.
+        bandwidth_bytes_per_s: bytes a second of its own link or disk.
+        spool_bytes: room for batches that are in work or wait to be fetched.
+    """
+
+    source: str
+    transport: Transport = "stream"
+    dtype: DType = "uint8"
+    part: Part = "whole"
+    workers: int = 1
+    alone_batches_per_s: float | None = None
+    with_host_batches_per_s: float | None = None
+    host_cpu_s_per_batch: float | None = None
+    bytes_per_batch: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+    spool_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("transport", Transport), ("dtype", DType), ("part", Part)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(f"OffloadPath: {name}={getattr(self, name)!r}; give one of {', '.join(get_args(known))}")
+        check_numbers(
+            self,
+            above_zero=(
+                "workers", "alone_batches_per_s", "with_host_batches_per_s", "bytes_per_batch", "bandwidth_bytes_per_s",
+            ),
+            not_negative=("host_cpu_s_per_batch", "spool_bytes"),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        whole = "whole pipeline" if self.part == "whole" else "prefix of the pipeline"
+        return f"{self.source} by {self.transport} ({self.dtype}, {whole})"
+
+    @property
+    def batches_per_s(self) -> float | None:
+        """The source's rate beside a host at work, or alone if only that is known."""
+        return self.with_host_batches_per_s or self.alone_batches_per_s
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run's figures, each for full batches of one rank.
+
+    Attributes:
+        step_s: seconds of a training step that does not wait for data (1 / Gthp).
+        loader_batches_per_s: batches a second as they reach training while only the host makes them (Lthp).
+        host_cpu_s_per_batch: processor seconds of the host's own path for a batch (Pcycle).
+        host_processors: processors that this process may use, by affinity and cgroup quota; may be a fraction.
+        transfer_bytes_per_s: bytes a second that the host can take in from all sources together.
+        relative_error: the standard error of the rates, as a part of them: 0.005 for 100 batches whose times vary by 5 %.
+        paths: the ways of all sources.
+    """
+
+    step_s: float | None = None
+    loader_batches_per_s: float | None = None
+    host_cpu_s_per_batch: float | None = None
+    host_processors: float | None = None
+    transfer_bytes_per_s: float | None = None
+    relative_error: float | None = None
+    paths: tuple[OffloadPath, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            above_zero=(
+                "step_s", "loader_batches_per_s", "host_cpu_s_per_batch", "host_processors", "transfer_bytes_per_s",
+            ),
+            not_negative=("relative_error",),
+        )  # fmt: skip
+        names = [str(path) for path in self.paths]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"Measured: paths has {twice[0]} {names.count(twice[0])} times; give each way of a source once")
+
+    @property
+    def host_batches_per_s(self) -> float | None:
+        """The host's rate alone: as measured, else processors / Pcycle; None if neither is known."""
+        if self.loader_batches_per_s is not None:
+            return self.loader_batches_per_s
+        if self.host_processors is None or self.host_cpu_s_per_batch is None:
+            return None
+        return self.host_processors / self.host_cpu_s_per_batch

@@ -1,0 +1,200 @@
+"""Random workloads, to try decisions on: the true figures, noisy measurements of them, the best candidate, an epoch played.
+
+All randomness comes from the generator that the caller gives.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ddlp.planning.decide import Estimate, all_sets, decide, estimate
+from ddlp.planning.measured import DType, Measured, OffloadPath, Part, Transport
+from ddlp.planning.rules import CACHEW_CODE, CACHEW_PAPER, FASTFLOW_CODE, FASTFLOW_PAPER, Cachew, FastFlow
+from ddlp.planning.simulate import Simulation, World
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.strategies import Wrr
+
+__all__ = ["RULES", "Comparison", "compare", "measure", "oracle", "play", "random_workload"]
+
+RULES: dict[str, FastFlow | Cachew | None] = {  # None: `decide`
+    "ddlp": None,
+    "FastFlow, paper": FASTFLOW_PAPER,
+    "FastFlow, code": FASTFLOW_CODE,
+    "Cachew, paper": CACHEW_PAPER,
+    "Cachew, code": CACHEW_CODE,
+}
+
+
+def random_workload(rng: random.Random) -> Measured:
+    """Draw the true figures of a workload with 1 to 3 sources of 1 to 4 ways each.
+
+    The host makes 0.1 to 2 batches in the time of a training step, a source 0.02 to 4 in the time of the host's. Three in four
+    links carry far more than their source makes, and three in four spools have room for 20 to 1,000 batches, others for 1 to 3.
+    One host in two has no processor free. Taking a batch costs 2 to 60 % of making it, one time in ten more than making it.
+    """
+
+    def between(low: float, high: float) -> float:  # log-uniform
+        return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+    step_s = between(0.01, 1.0)
+    host = between(0.1, 2.0) / step_s
+    busy = rng.randint(1, 16)  # processors that prepare
+    processors = busy + 1 + (rng.randint(1, 8) if rng.random() < 0.5 else 0)
+    p_cycle, size = busy / host, between(1e6, 1e8)
+    paths = []
+    for number in range(rng.randint(1, 3)):
+        alone = host * between(0.02, 4.0)
+        beside = alone * (rng.uniform(0.5, 1.0) if rng.random() < 0.25 else 1.0)
+        room = rng.randint(20, 1000) if rng.random() < 0.75 else rng.randint(1, 3)
+        ways: list[tuple[Transport, DType, Part]] = [
+            (transport, dtype, part) for transport in ("spool", "stream") for dtype in ("uint8", "float32")
+            for part in ("whole", "prefix")
+        ]  # fmt: skip
+        for transport, dtype, part in rng.sample(ways, rng.randint(1, 4)):
+            taking = rng.uniform(0.02, 0.15) if transport == "spool" else rng.uniform(0.2, 0.6)
+            taking += rng.uniform(0.1, 0.5) * (part == "prefix") + rng.uniform(0.0, 0.1) * (dtype == "float32")
+            taking *= 4.0 if rng.random() < 0.1 else 1.0
+            bytes_per_batch = size * (4 if dtype == "float32" else 1)
+            faster = rng.uniform(1.0, 3.0) if part == "prefix" else 1.0
+            wide = between(3.0, 100.0) if rng.random() < 0.75 else between(0.1, 3.0)
+            paths.append(OffloadPath(
+                f"source {number}", transport, dtype, part,
+                alone_batches_per_s=alone * faster, with_host_batches_per_s=beside * faster,
+                host_cpu_s_per_batch=taking * p_cycle, bytes_per_batch=bytes_per_batch,
+                bandwidth_bytes_per_s=wide * alone * size, spool_bytes=(room + 0.5) * bytes_per_batch,
+            ))  # fmt: skip
+    return Measured(step_s, host, p_cycle, processors, paths=tuple(paths))
+
+
+def measure(truth: Measured, rng: random.Random, *, steps: int = 100, noise: float = 0.05) -> Measured:
+    """Return what the first steps of a run show of it: means of batches whose times vary independently.
+
+    ``noise`` is the standard deviation of a batch's time, as a part of it; so that of the mean of n batches is noise / sqrt(n).
+    Of the training step and of the host there are ``steps`` batches. Of a source, there are as many as it makes in the time of
+    these, at least 4. A loader that need not wait shows the step's rate, not its own.
+    """
+    assert truth.step_s is not None and truth.loader_batches_per_s is not None
+
+    def mean(seconds: float | None, batches: float = steps) -> float:
+        assert seconds is not None
+        return seconds * max(0.01, rng.gauss(1.0, noise / math.sqrt(batches)))
+
+    seconds = steps * max(truth.step_s, 1 / truth.loader_batches_per_s)
+    paths = []
+    for path in truth.paths:
+        assert path.alone_batches_per_s is not None and path.batches_per_s is not None
+        assert path.bytes_per_batch is not None and path.bandwidth_bytes_per_s is not None
+        n = max(4, min(steps, int(seconds * path.batches_per_s)))
+        paths.append(replace(
+            path, alone_batches_per_s=1 / mean(1 / path.alone_batches_per_s, n),
+            with_host_batches_per_s=1 / mean(1 / path.batches_per_s, n),
+            host_cpu_s_per_batch=mean(path.host_cpu_s_per_batch, n),
+            bandwidth_bytes_per_s=1 / mean(1 / path.bandwidth_bytes_per_s, n),
+        ))  # fmt: skip
+    step_s, host_s = mean(truth.step_s), mean(1 / truth.loader_batches_per_s)
+    return replace(
+        truth, step_s=step_s, loader_batches_per_s=1 / max(step_s, host_s), relative_error=noise / math.sqrt(steps),
+        host_cpu_s_per_batch=mean(truth.host_cpu_s_per_batch), paths=tuple(paths),
+    )  # fmt: skip
+
+
+def oracle(truth: Measured) -> Estimate:
+    """Return the fastest of all candidates by the true figures; of several, one with the fewest sources."""
+    return min((estimate(truth, paths) for paths in all_sets(truth.paths)), key=lambda one: (one.value("time"), len(one.paths)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one rule chose for one workload, by the true figures.
+
+    Attributes:
+        rule: its name in `RULES`.
+        limit: the stage that limits the best candidate; "no stall" if training never waits for the host alone.
+        slower: its time / the best candidate's time - 1.
+        engine_s: seconds of engines a batch, in training steps; an engine counts for the whole time.
+        best_engine_s: the same of the best candidate.
+        sources: how many sources it chose.
+    """
+
+    rule: str
+    limit: str
+    slower: float
+    engine_s: float
+    best_engine_s: float
+    sources: int
+
+
+def compare(rng: random.Random, count: int, *, steps: int = 100, noise: float = 0.05) -> Iterator[Comparison]:
+    """Draw so many workloads, and yield for each what every rule chooses from its noisy measurements."""
+    for _ in range(count):
+        truth = random_workload(rng)
+        assert truth.step_s is not None
+        best = oracle(truth)
+        limit = best.limit if best.paths or best.limit != "training" else "no stall"
+        measured = measure(truth, rng, steps=steps, noise=noise)
+        own = dict(zip((str(path) for path in measured.paths), truth.paths, strict=True))
+
+        def window_s(paths: tuple[OffloadPath, ...], truth: Measured = truth, own: dict[str, OffloadPath] = own) -> float:
+            time_s = estimate(truth, tuple(own[str(path)] for path in paths)).value("time")
+            return time_s * rng.gauss(1.0, noise / math.sqrt(steps))
+
+        for name, rule in RULES.items():
+            if rule is None:
+                chosen = decide(measured).chosen.paths
+            else:
+                chosen = rule.choose(measured) if isinstance(rule, FastFlow) else rule.choose(measured, window_s)
+            true = estimate(truth, tuple(own[str(path)] for path in chosen))
+            slower = true.value("time") / best.value("time") - 1
+            yield Comparison(name, limit, slower, true.engine_s / truth.step_s, best.engine_s / truth.step_s, len(chosen))
+
+
+def play(
+    truth: Measured, paths: tuple[OffloadPath, ...], rng: random.Random, *, batches: int = 600, noise: float = 0.05
+) -> float:
+    """Play an epoch in `Simulation`, by the loader's own ledger and wrr, and return its seconds a batch.
+
+    What it does not take from `estimate`: taking a batch keeps the host's processors from making one, transfers over a link
+    follow one another, and leases and fetches reserve room. All sources have as many places in their spools as that with the
+    fewest, and as many workers as the first.
+    """
+    r_cpu, p_cycle = truth.host_batches_per_s, truth.host_cpu_s_per_batch
+    assert truth.step_s is not None and r_cpu is not None and p_cycle is not None
+    by_source = {path.source: path for path in paths}
+    processors = r_cpu * p_cycle  # that prepare
+    free = max(0.0, (truth.host_processors or 0.0) - 1 - processors)
+    owed, owed_at = 0.0, 0.0  # processor seconds for taking batches, and when that was
+    link_free = dict.fromkeys(by_source, 0.0)
+
+    def about(seconds: float) -> float:
+        return seconds * max(0.01, rng.gauss(1.0, noise))
+
+    def host_s(position: int) -> float:
+        nonlocal owed, owed_at
+        owed, owed_at = max(0.0, owed - free * (simulation.now - owed_at)), simulation.now
+        seconds, owed = about(1 / r_cpu) + owed / processors, 0.0
+        return seconds
+
+    def fetch_s(position: int) -> float:
+        nonlocal owed
+        path = by_source[next(reversed(simulation.ledger.fetching.values()))[0]]
+        owed += about(path.host_cpu_s_per_batch or 0.0)
+        band = path.bandwidth_bytes_per_s
+        took = about((path.bytes_per_batch or 0.0) / band) if band else 0.0
+        link_free[path.source] = max(simulation.now, link_free[path.source]) + took
+        return link_free[path.source] - simulation.now
+
+    def device_s(path: OffloadPath) -> Callable[[int], float]:
+        return lambda position: about(path.workers / (path.batches_per_s or math.inf))
+
+    rooms = [int(path.spool_bytes // path.bytes_per_batch) for path in paths if path.spool_bytes and path.bytes_per_batch]
+    step_s = truth.step_s
+    world = World(
+        host_s=host_s, train_s=lambda position: about(step_s), fetch_s=fetch_s,
+        device_s={path.source: device_s(path) for path in paths},
+        device_workers=paths[0].workers if paths else 1, quota=min(rooms, default=1 << 30),
+    )  # fmt: skip
+    simulation = Simulation(Ledger(batches, host_slots=4, fetch_slots=2 + 2 * len(paths)), world, Wrr)
+    return simulation.run().seconds / batches
