@@ -1,5 +1,6 @@
-"""The simulator: predicts an epoch without running it. `ddlp plan` prints predictions.
+"""What a run would do: an epoch predicted without running it, and whether sources are worth their use.
 
-`simulate` drives the same ledger and strategies as the loader: no threads, sockets, files or clocks live there. `published` has
-the DDLP paper's tables; `paper` predicts them.
+`simulate` drives the same ledger and strategies as the loader. `decide` chooses sources from what was `measured`; `rules` has
+FastFlow's and Cachew's ways of choosing, `workloads` random set-ups to compare them on. `published` has the DDLP paper's tables,
+`paper` predicts them, and `ddlp plan` prints that. No threads, sockets or clocks live here.
 """

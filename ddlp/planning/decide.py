@@ -15,7 +15,9 @@ from typing import Literal, get_args
 
 from ddlp.planning.measured import Measured, OffloadPath, Transport
 
-__all__ = ["TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "decide", "estimate"]
+__all__ = [
+    "TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "decide", "estimate", "path_limit",
+]  # fmt: skip
 
 Objective = Literal["time", "energy", "cost"]
 
@@ -156,7 +158,7 @@ def estimate(
     for path in sorted(paths, key=lambda path: (ratios[path.source], path.source)):
         size, ratio = path.bytes_per_batch or 0.0, ratios[path.source]
         rate, limits[path.source] = min(
-            _own_limit(path),
+            path_limit(path, path.batches_per_s),
             (link / size if size else math.inf, "transfer"),
             (max(0.0, r_cpu + free - taking) / ratio if ratio else math.inf, "host"),
         )
@@ -192,9 +194,8 @@ def _ocycle_ratio(measured: Measured, path: OffloadPath, assumed: list[str]) -> 
     return ratio
 
 
-def _own_limit(path: OffloadPath) -> tuple[float, str]:
-    """The rate of a path whose host has time for it, and the stage that limits it."""
-    made = path.batches_per_s
+def path_limit(path: OffloadPath, made: float | None) -> tuple[float, str]:
+    """Batches a second of a path whose source makes so many and whose host has time for it, and the stage that limits them."""
     if made is None:
         return 0.0, "source"
     size, band = path.bytes_per_batch, path.bandwidth_bytes_per_s

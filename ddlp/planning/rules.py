@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddlp.planning.decide import TYPICAL_OCYCLE
+from ddlp.planning.decide import TYPICAL_OCYCLE, path_limit
 from ddlp.planning.measured import Measured, OffloadPath
 
 __all__ = ["CACHEW_CODE", "CACHEW_PAPER", "FASTFLOW_CODE", "FASTFLOW_PAPER", "Cachew", "CachewScaling", "FastFlow"]
@@ -42,13 +42,13 @@ class FastFlow:
         def calibrated(path: OffloadPath) -> float:  # Rthp, and what the host could make beside
             known = p_cycle is not None and path.host_cpu_s_per_batch is not None
             ratio = path.host_cpu_s_per_batch / p_cycle if known else TYPICAL_OCYCLE[path.transport]  # type: ignore[operator]
-            return (path.alone_batches_per_s or 0.0) + l_thp * (1 - ratio)
+            return _r_thp(measured, path) + l_thp * (1 - ratio)
 
         best = _one_way_each(measured, calibrated)
         if not best:
             return ()
-        r_thp = best[0].alone_batches_per_s or math.inf
-        count = max(1, math.ceil((1 / measured.step_s - l_thp) / r_thp - 0.1)) if self.scales else 1
+        lacking = (1 / measured.step_s - l_thp) / max(_r_thp(measured, best[0]), 1e-9)
+        count = max(1, math.ceil(lacking - 0.1)) if self.scales else 1
         return tuple(best[:count])
 
 
@@ -76,7 +76,7 @@ class Cachew:
         ``batch_s`` measures a window with these sources: seconds a batch. Sources join in the order of ``measured.paths``, as
         workers of a pool do, each by the way that is fastest alone.
         """
-        rates = _one_way_each(measured, lambda path: path.alone_batches_per_s or 0.0)
+        rates = _one_way_each(measured, lambda path: _r_thp(measured, path))
         ways = sorted(rates, key=measured.paths.index)
         scaling = CachewScaling(self, most=len(ways))
         while ways and scaling.scaling:
@@ -136,6 +136,14 @@ class CachewScaling:
         if by:
             self.scaling = True
             self._go_on(by, batch_s, queue)
+
+
+def _r_thp(measured: Measured, path: OffloadPath) -> float:
+    """Rthp as both would measure it, from end to end: with the transfer, and with a host that does nothing but take batches."""
+    taken = math.inf
+    if path.host_cpu_s_per_batch and measured.host_processors is not None:
+        taken = measured.host_processors / path.host_cpu_s_per_batch
+    return min(path_limit(path, path.alone_batches_per_s)[0], taken)
 
 
 def _one_way_each(measured: Measured, by: Callable[[OffloadPath], float]) -> list[OffloadPath]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ddlp.planning.decide import Estimate, all_sets, decide, estimate
 from ddlp.planning.measured import DType, Measured, OffloadPath, Part, Transport
@@ -17,7 +18,7 @@ from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.strategies import Wrr
 
-__all__ = ["RULES", "Comparison", "compare", "measure", "oracle", "play", "random_workload"]
+__all__ = ["RULES", "Comparison", "compare", "measure", "oracle", "play", "random_workload", "table"]
 
 RULES: dict[str, FastFlow | Cachew | None] = {  # None: `decide`
     "ddlp": None,
@@ -129,36 +130,44 @@ class Comparison:
 
 def compare(rng: random.Random, count: int, *, steps: int = 100, noise: float = 0.05) -> Iterator[Comparison]:
     """Draw so many workloads, and yield for each what every rule chooses from its noisy measurements."""
-    for _ in range(count):
-        truth = random_workload(rng)
-        assert truth.step_s is not None
-        best = oracle(truth)
-        limit = best.limit if best.paths or best.limit != "training" else "no stall"
-        measured = measure(truth, rng, steps=steps, noise=noise)
-        own = dict(zip((str(path) for path in measured.paths), truth.paths, strict=True))
+    for seed in [rng.getrandbits(64) for _ in range(count)]:  # so that no rule's measurements change the next workload
+        yield from _compare_one(random.Random(seed), steps, noise)
 
-        def window_s(paths: tuple[OffloadPath, ...], truth: Measured = truth, own: dict[str, OffloadPath] = own) -> float:
-            time_s = estimate(truth, tuple(own[str(path)] for path in paths)).value("time")
-            return time_s * rng.gauss(1.0, noise / math.sqrt(steps))
 
-        for name, rule in RULES.items():
-            if rule is None:
-                chosen = decide(measured).chosen.paths
-            else:
-                chosen = rule.choose(measured) if isinstance(rule, FastFlow) else rule.choose(measured, window_s)
-            true = estimate(truth, tuple(own[str(path)] for path in chosen))
-            slower = true.value("time") / best.value("time") - 1
-            yield Comparison(name, limit, slower, true.engine_s / truth.step_s, best.engine_s / truth.step_s, len(chosen))
+def _compare_one(rng: random.Random, steps: int, noise: float) -> Iterator[Comparison]:
+    truth = random_workload(rng)
+    assert truth.step_s is not None
+    best = oracle(truth)
+    limit = best.limit if best.paths or best.limit != "training" else "no stall"
+    measured = measure(truth, rng, steps=steps, noise=noise)
+    own = dict(zip(measured.paths, truth.paths, strict=True))
+
+    def true(paths: tuple[OffloadPath, ...]) -> Estimate:
+        return estimate(truth, tuple(own[path] for path in paths))
+
+    def window_s(paths: tuple[OffloadPath, ...]) -> float:
+        return true(paths).value("time") * rng.gauss(1.0, noise / math.sqrt(steps))
+
+    for name, rule in RULES.items():
+        if rule is None:
+            chosen = decide(measured).chosen.paths
+        else:
+            chosen = rule.choose(measured) if isinstance(rule, FastFlow) else rule.choose(measured, window_s)
+        one = true(chosen)
+        slower = one.value("time") / best.value("time") - 1
+        yield Comparison(name, limit, slower, one.engine_s / truth.step_s, best.engine_s / truth.step_s, len(chosen))
 
 
 def play(
-    truth: Measured, paths: tuple[OffloadPath, ...], rng: random.Random, *, batches: int = 600, noise: float = 0.05
-) -> float:
+    truth: Measured, paths: tuple[OffloadPath, ...], rng: random.Random, *,
+    batches: int = 400, noise: float = 0.05, room: int = 4,
+) -> float:  # fmt: skip
     """Play an epoch in `Simulation`, by the loader's own ledger and wrr, and return its seconds a batch.
 
     What it does not take from `estimate`: taking a batch keeps the host's processors from making one, transfers over a link
-    follow one another, and leases and fetches reserve room. All sources have as many places in their spools as that with the
-    fewest, and as many workers as the first.
+    follow one another, and leases and fetches reserve room. Its limits: it means nothing if the host makes no batch, since
+    taking is paid for by the host's next one. All sources have as many workers as the first, and as many places in their spools
+    as that with the fewest, at most ``room``: before a slow link `wrr` fills a large spool, and the epoch's end waits for it.
     """
     r_cpu, p_cycle = truth.host_batches_per_s, truth.host_cpu_s_per_batch
     assert truth.step_s is not None and r_cpu is not None and p_cycle is not None
@@ -194,7 +203,30 @@ def play(
     world = World(
         host_s=host_s, train_s=lambda position: about(step_s), fetch_s=fetch_s,
         device_s={path.source: device_s(path) for path in paths},
-        device_workers=paths[0].workers if paths else 1, quota=min(rooms, default=1 << 30),
+        device_workers=paths[0].workers if paths else 1, quota=min([*rooms, room]),
     )  # fmt: skip
     simulation = Simulation(Ledger(batches, host_slots=4, fetch_slots=2 + 2 * len(paths)), world, Wrr)
     return simulation.run().seconds / batches
+
+
+def table(rows: Sequence[Comparison]) -> str:
+    """Return `compare`'s rows as a Markdown table, a line for each rule.
+
+    "Cheaper" counts workloads for which the rule takes fewer engine seconds than ddlp; and how much slower than the best
+    candidate it then is, in the mean.
+    """
+    ours = [row for row in rows if row.rule == "ddlp"]
+    lines = [
+        "| rule | slower, mean | at worst | by over 3 % | sources | engine s a step | cheaper | then slower by |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for rule in RULES:
+        its = [row for row in rows if row.rule == rule]
+        slower = [row.slower for row in its]
+        cheaper = [row.slower for row, our in zip(its, ours, strict=True) if row.engine_s < our.engine_s * 0.999]
+        lines.append(
+            f"| {rule} | {fmean(slower):.2%} | {max(slower):.1%} | {sum(one > 0.03 for one in slower)} "
+            f"| {fmean(row.sources for row in its):.2f} | {fmean(row.engine_s for row in its):.3f} "
+            f"| {len(cheaper)} | {fmean(cheaper) if cheaper else 0.0:.1%} |"
+        )
+    return "\n".join(lines)

@@ -90,13 +90,15 @@ def test_a_source_that_helps_is_taken():
     decision = decide(with_paths(CSD))
     assert decision.offloads and decision.chosen.paths == (CSD,)
     assert [one.paths for one in decision.estimates] == [(), (CSD,)]
-    assert decision.why == "With csd by spool (uint8, whole pipeline) a batch takes 0.1724 s instead of 0.25 s; the host limits."
+    said = "With csd by spool (uint8, whole pipeline) a batch takes 0.1724 s instead of 0.25 s; the host limits."
+    assert decision.why == said
 
 
 def test_without_sources_or_rates_the_host_works_alone():
     for measured in (HOST, with_paths(OffloadPath("csd"))):
         decision = decide(measured)
-        assert not decision.offloads and decision.why == "No source has a measured rate, so the host works alone: 0.25 s a batch."
+        assert not decision.offloads
+        assert decision.why == "No source has a measured rate, so the host works alone: 0.25 s a batch."
 
 
 def test_without_a_stall_the_device_rests():
@@ -143,7 +145,7 @@ def test_by_the_better_way():
 
 
 def test_a_way_that_is_best_alone_need_not_be_best_beside_another_source():
-    """A stream that takes all of the host's time is the best of single ones; two spools are better than a spool and a stream."""
+    """A stream that takes all of the host's time is the best single way; with two sources, two spools are best."""
     paths = [
         replace(CSD, source=source, transport=transport, alone_batches_per_s=rate, host_cpu_s_per_batch=seconds)
         for source in ("csd", "pool") for transport, rate, seconds in (("stream", 8.0, 0.25), ("spool", 5.5, 0.15))
@@ -217,9 +219,8 @@ any_measured = st.builds(
 @given(any_measured, st.sampled_from(["time", "energy", "cost"]), st.one_of(st.none(), st.floats(0, 1)), st.floats(0, 0.5))
 def test_whatever_is_known_there_is_a_decision(measured, objective, max_slowdown, threshold):
     engines = dict.fromkeys("abc", 1.0)
-    decision = decide(
-        measured, threshold, objective, max_slowdown, replace(PRICES, engine_per_h=engines), replace(POWER, engine_watts=engines)
-    )
+    prices, power = replace(PRICES, engine_per_h=engines), replace(POWER, engine_watts=engines)
+    decision = decide(measured, threshold, objective, max_slowdown, prices, power)
     chosen, none = decision.chosen, decision.estimates[0]
     assert none.paths == () and chosen in decision.estimates and decision.why
     if none.time_s is None:
