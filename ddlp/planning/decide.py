@@ -144,7 +144,8 @@ def estimate(
     in `wrr`, and those that cost the host least before others.
 
     ``r_off`` of each source is the least of its own rate; its link's bandwidth / bytes; what is left of the host's processors
-    and of its links; and places in the spool / seconds that a batch holds one (Little's law: a lease reserves it).
+    and of its links; and places in the spool / seconds that a batch holds one (Little's law: a lease reserves it). ``power``
+    and ``prices`` must name each of the sources.
     """
     r_cpu, p_cycle, processors = measured.host_batches_per_s, measured.host_cpu_s_per_batch, measured.host_processors
     if r_cpu is None:
@@ -164,18 +165,18 @@ def estimate(
         )
         rates[path.source], taking, link = rate, taking + rate * ratio, max(0.0, link - rate * size)
     capacity = sum(rates.values()) + max(0.0, r_cpu - max(0.0, taking - free))
-    total = capacity if measured.step_s is None else min(capacity, 1 / measured.step_s)
-    wanted = total
+    trains = measured.step_s is not None and capacity * measured.step_s * _ROUNDING >= 1  # training need not wait
+    time_s = measured.step_s if measured.step_s is not None and trains else 1 / capacity
+    wanted = 1 / time_s
     for source, rate in rates.items():  # in the order of before
         rates[source] = min(rate, wanted)
         wanted -= rates[source]
-    if total < capacity:
+    if trains:
         limit = "training"
-    elif wanted >= total / 2:
+    elif wanted * time_s >= 0.5:
         limit = "host"
     else:
         limit = limits[max(rates, key=lambda source: rates[source])]
-    time_s = measured.step_s if total < capacity and measured.step_s is not None else 1 / total
     busy = min(1.0, (wanted + sum(rate * ratios[source] for source, rate in rates.items())) / most)
     return Estimate(
         paths=paths, time_s=time_s, limit=limit, capacity_batches_per_s=capacity, host_batches_per_s=wanted,
@@ -255,7 +256,8 @@ def decide(
     tried: dict[tuple[OffloadPath, ...], Estimate] = {}
     few = _number_of_sets(usable) <= _ALL_SETS
     for paths in all_sets(usable) if few else _some_sets(usable, lambda paths: rank(tried[paths])):
-        tried[paths] = estimate(measured, paths, power=power, prices=prices)
+        if paths not in tried:
+            tried[paths] = estimate(measured, paths, power=power, prices=prices)
     estimates = tuple(tried.values())
     if measured.step_s is None:
         why = "How long a training step takes is not known, nor whether training waits for data, so the devices rest."
@@ -305,9 +307,10 @@ def _some_sets(
 def _exchanged(
     chosen: tuple[OffloadPath | None, ...], k: int, paths: Sequence[OffloadPath]
 ) -> list[tuple[OffloadPath, ...]]:
-    """The sets with another path in place k."""
+    """The sets with any path in place k, each in the order of ``paths``."""
     others = [path for place, path in enumerate(chosen) if place != k and path is not None]
-    return [(*others, path) for path in paths if path.source not in {other.source for other in others}]
+    taken = {other.source for other in others}
+    return [tuple(sorted((*others, path), key=paths.index)) for path in paths if path.source not in taken]
 
 
 def _check_arguments(

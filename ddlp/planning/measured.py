@@ -90,7 +90,8 @@ class Measured:
 
     Attributes:
         step_s: seconds of a training step that does not wait for data (1 / Gthp).
-        loader_batches_per_s: batches a second as they reach training while only the host makes them (Lthp).
+        loader_batches_per_s: batches a second as they reach training while only the host makes them (Lthp). If training does
+            not wait for data, that is the step's rate, and the host might make more.
         host_cpu_s_per_batch: processor seconds of the host's own path for a batch (Pcycle).
         host_processors: processors that this process may use, by affinity and cgroup quota; may be a fraction.
         transfer_bytes_per_s: bytes a second that the host can take in from all sources together.

@@ -71,8 +71,8 @@ def test_what_bounds_a_source(changes, rate, limit):
     assert one.limit == limit
 
 
-def test_sources_share_the_hosts_link():
-    paths = (CSD, replace(CSD, source="pool", host_cpu_s_per_batch=0.06))
+def test_sources_share_the_hosts_link_and_the_one_that_costs_the_host_least_comes_first():
+    paths = (CSD, replace(CSD, source="another", host_cpu_s_per_batch=0.06))
     one = estimate(replace(HOST, transfer_bytes_per_s=3e6), paths)
     assert one.source_batches_per_s == (2.0, 1.0)
 
@@ -102,8 +102,10 @@ def test_without_sources_or_rates_the_host_works_alone():
 
 
 def test_without_a_stall_the_device_rests():
-    decision = decide(with_paths(CSD, step_s=0.3))
-    assert not decision.offloads and "Training does not wait for data" in decision.why
+    for step_s in (0.25, 0.3):
+        decision = decide(with_paths(CSD, step_s=step_s))
+        assert not decision.offloads and decision.chosen.limit == "training"
+        assert "Training does not wait for data" in decision.why
 
 
 def test_a_source_that_costs_the_host_more_than_it_makes_rests():
@@ -169,6 +171,7 @@ def test_many_sources_are_searched_in_part_and_as_well(monkeypatch):
     monkeypatch.setattr(module, "_ALL_SETS", 0)
     some = decide(few)
     assert some.chosen.paths and some.chosen.time_s == pytest.approx(every.chosen.time_s)
+    assert len({frozenset(one.paths) for one in some.estimates}) == len(some.estimates)
     assert len(some.estimates) <= len(every.estimates) == len(list(all_sets(few.paths))) == 27
     assert some.estimates[0].paths == every.estimates[0].paths == ()
 
