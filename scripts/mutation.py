@@ -91,8 +91,10 @@ class Mutations(MutationVisitor):
             return True  # members are compared by identity
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "zip":
             return True  # of lists of one length, so strict= changes nothing
-        if isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):
-            return node.targets[0].target.value in ("__all__", "__slots__", "line")  # `line` is a text for people
+        if isinstance(node, (cst.Assign, cst.AnnAssign)):
+            target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
+            if isinstance(target, cst.Name):
+                return target.value in ("__all__", "__slots__", "line")  # `line` is a text for people
         return super()._skip_node_and_children(node)
 
     def _create_mutations(self, node: cst.CSTNode) -> None:

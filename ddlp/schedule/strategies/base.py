@@ -123,7 +123,7 @@ class Strategy:
             # A batch is not made before others that are due earlier: such batches would fill the slots until their turn, and
             # the host could make only one batch at a time.
             return back if turn is None or free is None else self.first(RangeSet(((back, back + 1), (free, free + 1))))
-        return free if free is not None else self._take_back(now)
+        return free if free is not None else self._take_back()
 
     def next_lease(self, device: str) -> int | None:
         """Return the batch to lease to a device now."""
@@ -197,7 +197,7 @@ class Strategy:
         left = (1.0 - entry.progress) * device.seconds - idle
         return left > host.seconds or idle > 2 * device.seconds
 
-    def _take_back(self, now: float) -> int | None:
+    def _take_back(self) -> int | None:
         """Return the batch of the least advanced lease, for a host with nothing else to claim. The first verified copy wins."""
         leases = [e for e in self.ledger.leased() if e.host is HostCopy.NONE]
         return min(leases, key=lambda e: e.progress).position if leases else None

@@ -8,6 +8,7 @@ from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate, Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy, Wrr, called, strategy_class
+from ddlp.schedule.strategies.base import Order
 
 
 def scene(name: str, batches: int | None, *, host_slots: int = 3, fetch_slots: int = 2, host_s=None, device_s=None, **options):
@@ -288,7 +289,7 @@ def test_csd_leaves_all_to_the_device_but_what_it_can_not_make():
     lease = ledger.lease("d", 0, 0.0)
     assert strategy.next_lease("d") == 1
     assert strategy.next_claim(8.0) is None and strategy.next_claim(8.1) == 0, "it is stalled"
-    assert strategy._take_back(0.0) is None
+    assert strategy._take_back() is None
     ledger.failed("d", lease)
     assert strategy.next_claim(0.0) == 0
     publish(ledger, 1)
@@ -485,3 +486,58 @@ def test_a_strategy_is_given_by_its_name_or_as_a_class():
         (True, False, False, False, False),  # wrr
         (True, False, False, False, False),  # ordered
     ]
+
+
+# -- by numbers other than 1
+
+
+def test_each_strategy_keeps_its_ledger_its_rates_and_its_order():
+    ledger, rates = Ledger(10, host_slots=3), Rates()
+    for name, order in (("cpu", Order.SAMPLER), ("csd", Order.SAMPLER), ("ordered", Order.SAMPLER), ("wrr", Order.ANY),
+                        ("mte", Order.FROM_BOTH_ENDS)):  # fmt: skip
+        strategy = STRATEGIES[name].make(ledger, rates, 0.25)
+        assert strategy.ledger is ledger and strategy.rates is rates and strategy.order is order
+    assert Strategy.order is Order.ANY
+
+
+def test_where_the_order_is_fixed_the_earlier_of_what_came_back_and_what_is_free_comes_first():
+    for back, expected in ((3, 1), (1, 1)):
+        ledger, strategy = scene("ordered", 10, host_slots=5)
+        assert ledger.failed("d", ledger.lease("d", back, 0.0)) is None
+        assert strategy.next_claim(0.0) == 0
+        ledger.claim(0)
+        assert strategy.next_claim(0.0) == expected
+    ledger, strategy = scene("ordered", 10, host_slots=5)
+    ledger.failed("d", ledger.lease("d", 1, 0.0))
+    ledger.claim(0)
+    assert strategy.next_claim(0.0) == 1 and 2 in ledger.free
+
+
+def test_where_the_order_goes_down_the_later_of_both_comes_first():
+    ledger, strategy = scene("mte", 10, host_batches=0, host_slots=7)
+    ledger.failed("d", ledger.lease("d", 5, 0.0))
+    for expected in (9, 8, 7, 6, 5, 4):
+        assert strategy.next_claim(0.0) == expected
+        ledger.claim(expected)
+
+
+def test_a_device_that_is_back_has_the_usual_time_for_a_fetch():
+    ledger, strategy = scene("wrr", 10)
+    publish(ledger, 9)
+    ledger.fetch(9, 5.0)
+    ledger.leave("d", 20.0)
+    ledger.devices["d"].alive = True
+    assert strategy.hanging_fetch(34.9) is None and strategy.hanging_fetch(35.1) is not None
+
+
+def test_a_fast_host_makes_more_while_a_device_makes_one():
+    ledger, strategy = scene("wrr", 10, host_s=0.5, device_s=4.9)
+    assert strategy.worth_leasing("d"), "the host takes 5 s for all"
+    ledger, strategy = scene("wrr", 10, host_s=0.5, device_s=5.1)
+    assert not strategy.worth_leasing("d")
+
+
+def test_csd_has_the_host_make_what_came_back_though_the_device_is_there():
+    ledger, strategy = scene("csd", 10, device_s=2.0)
+    ledger.failed("d", ledger.lease("d", 0, 0.0))
+    assert strategy.next_claim(0.0) == 0
