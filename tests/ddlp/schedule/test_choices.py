@@ -364,6 +364,23 @@ def test_mte_calibrates_with_what_is_left_and_takes_nothing_back():
     assert strategy.turn() == 0 and strategy.host_batches == 9, "both spools have 20, and are filled by two"
 
 
+@pytest.mark.parametrize("host, device", [(True, False), (False, True), (True, True)])
+def test_mte_waits_until_both_rates_are_known(host, device):
+    ledger, strategy = scene("mte", 100, host_s=0.5, device_s=1.0)
+    strategy.rates.host.count, strategy.rates.device("d").count = (10 if one else 1 for one in (host, device))
+    assert strategy.turn() == 0
+    assert strategy.host_batches == (67 if host and device else None), "100 * 2 / (2 + 1)"
+
+
+def test_mtes_last_batch_is_the_first_where_all_are_the_devices():
+    ledger, strategy = scene("mte", 2, host_batches=0)
+    for position in (1, 0):
+        assert strategy.turn() == position
+        ledger.made(ledger.claim(position))
+        ledger.deliver(position)
+    assert strategy.turn() is None
+
+
 def test_mte_too_short_to_calibrate_stays_ascending():
     ledger, strategy = scene("mte", 3)
     ledger.lease("d", 2, 0.0)
