@@ -89,7 +89,6 @@ def rates(loader: DDLPLoader) -> dict[str, Any]:
     return loader._life.rates.devices
 
 
-@pytest.mark.slow
 def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Board], images: Path) -> None:
     dataset = pictures(images)
     host = make_loader(dataset, "cpu")

@@ -178,7 +178,6 @@ class Samples(torch.utils.data.Dataset):
         return self.transform(image(40 + index))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_they_go_to_torchs_workers(ops, method):
     data = Samples(v1.Compose([ops.letterbox(16).sized(16, 16), ops.noise(), v1.ToTensor()]))
