@@ -47,6 +47,11 @@ def test_a_gap_of_one_between_others_closes():
     assert ranges.ranges() == [(0, 2), (4, 9), (12, 13)] and len(ranges) == 8
 
 
+def test_a_member_in_the_middle_of_others_leaves_a_gap():
+    ranges = RangeSet([(0, 5), (8, 9), (12, 15)])
+    assert ranges.discard(2) and ranges.ranges() == [(0, 2), (3, 5), (8, 9), (12, 15)] and len(ranges) == 8
+
+
 def test_what_is_no_range_and_what_is_not_there():
     ranges = RangeSet([(2, 4)])
     for start, stop in ((-1, 3), (3, 2), (-2, -1)):
