@@ -75,14 +75,15 @@ class EngineConnection:
         self,
         dataset: Dataset,
         member: Member,
+        wanted: Callable[[], bool],
         pipeline: Pipeline,
         layout: Layout,
         on_event: Callable[[EngineEvent], None],
     ) -> JobHandle:
-        """Open a job for a data set that `upload` has described."""
+        """Open a job for a data set that `upload` has described. ``wanted``: whether its epoch still waits for it."""
         upload = self.upload
         return self.link.open_job(
-            pipeline, dataset, layout, upload.manifest, on_event, array_part=upload.array_part, member=member
+            pipeline, dataset, layout, upload.manifest, on_event, array_part=upload.array_part, member=member, wanted=wanted
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -20,6 +21,7 @@ __all__ = ["JobHandle", "Probed"]
 
 _LOG = logging.getLogger("ddlp")
 ANSWER_TIMEOUT_S = 60.0
+_LOOK_UP_S = 1.0  # a caller that waits for an answer looks this often whether anybody still wants it
 
 Item = tuple[int, int]
 
@@ -85,6 +87,7 @@ class JobHandle:
         self._awaits = False  # an answer; any other one is dropped
         self._unanswered: set[int] = set()  # leases of which the engine has told neither that they are published nor failed
         self._sent: dict[str, int] = {}  # the offset of the last part sent, by the file's fingerprint
+        self.wanted: Callable[[], bool] = lambda: True  # False: nobody waits for an answer any more
         self.is_waiting = False
         self.told_note = ""
 
@@ -190,12 +193,18 @@ class JobHandle:
         return EngineGone(f"the engine at {self._link.address} answered {question} with {answer!r:.200}.")
 
     def answer(self, timeout_s: float) -> say.Message:
-        try:
-            answer = self.answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise EngineGone(
-                f"the engine at {self._link.address} did not answer within {timeout_s:g} s. Look at its log."
-            ) from None
+        """Return the engine's next answer. Raises EngineGone after ``timeout_s``, or soon after nobody wants it any more."""
+        until, answer = time.monotonic() + timeout_s, None
+        while answer is None:
+            try:
+                answer = self.answers.get(timeout=max(0.0, min(_LOOK_UP_S, until - time.monotonic())))
+            except queue.Empty:
+                if not self.wanted():
+                    raise EngineGone(f"nobody waits for the engine at {self._link.address} any more.") from None
+                if time.monotonic() >= until:
+                    raise EngineGone(
+                        f"the engine at {self._link.address} did not answer within {timeout_s:g} s. Look at its log."
+                    ) from None
         if isinstance(answer, Exception):
             raise answer
         return answer

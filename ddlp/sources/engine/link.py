@@ -155,6 +155,7 @@ class EngineLink:
         timeout_s: float = ANSWER_TIMEOUT_S,
         array_part: Callable[[str, int], tuple[say.Payload, int]] | None = None,
         member: Member = Member(),  # noqa: B008  (immutable)
+        wanted: Callable[[], bool] | None = None,
     ) -> JobHandle:
         """Open a job. Manifests, and arrays that the engine keeps itself, are sent if the engine does not have them yet.
 
@@ -165,6 +166,7 @@ class EngineLink:
             timeout_s: how long the engine may send nothing about this job.
             array_part: maps an array's fingerprint and an offset to a part of its .npy file, and the file's size.
             member: the rank, and its run, that the job is for.
+            wanted: False once nobody waits for the job's answers any more; None: somebody always does.
 
         Raises:
             EngineRefused: the engine does not take the job; says why.
@@ -173,6 +175,7 @@ class EngineLink:
         welcome = self.open()
         handle = JobHandle(self, f"{os.getpid()}-{next(self._numbers)}", on_event)
         handle.manifests, handle.arrays = manifest_file, array_part
+        handle.wanted = wanted or handle.wanted
         handle.files = frozenset(dataset.uploads(Path(welcome.spool) / ARRAYS))
         with self._lock:
             self._check()

@@ -292,7 +292,7 @@ class EngineSource:
             return nothing
         member, ranks = place.member(spec.rank_after_rank)
         sink.shared(name, ranks)
-        open_job = partial(place.open_job, dataset, member)
+        open_job = partial(place.open_job, dataset, member, lambda: not sink.over_within(0))
         marks = spec.replaces and "bad_rows" in welcome.versions  # an older engine fails the leases of bad samples
         layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes, marks)
         quota = Quota(max(1, welcome.quota_batches), max(1, welcome.quota_bytes)).usable(layout.file_bytes)

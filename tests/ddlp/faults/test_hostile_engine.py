@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ddlp.epoch import executor
 from ddlp.schedule.strategies import base
 from ddlp.sources.engine import part_stream
 from tests.ddlp.faults.scene import make_loader, train
-from tests.engine_process import EngineProcess
+from tests.engine_process import EngineProcess, until
 from tests.hostile_engine import Lie, LyingEngine, honest
 
 HEX = "0" * 32
@@ -184,6 +185,13 @@ def test_a_device_that_lies_is_one_line_an_epoch(lying, data, truth, told):
         truth.check(train(loader, 0.02), epoch)
         if loader.report().batches_csd:
             break
+
+
+@pytest.mark.parametrize("kind", [say.JobOpen, say.ProbeDone])
+def test_once_an_epoch_is_over_nobody_waits_for_an_engine_that_does_not_answer(lying, data, truth, told, kind):
+    loader = make_loader(data, "wrr", csd=lying(instead_of(kind, lambda _: [])()).device(), transfer="stream")
+    truth.check(train(loader, 0.01))
+    until(lambda: not any(one.name.startswith("ddlp-attach") for one in threading.enumerate()), 20, "the thread's end")
 
 
 def test_a_spool_that_is_somewhere_else(lying, data, truth, told, tmp_path):
