@@ -26,7 +26,6 @@ STALLED_AT_LEAST_S = 5.0
 GUESS = 16.0  # the host's speed divided by a device's, while either is not known
 SLACK = 0.5  # of a device's time for a batch: a batch is leased so much earlier than the device's speed demands
 STALLED_BATCHES = 4  # the limit is the time of so many batches: another lease or another job may come first
-SLOW_FETCH_S = 0.1  # a quicker fetch takes as long as this host's threads let it, and not the network
 SLOWEST_BYTES_S = 1 << 19  # of a fetch beside others: over a slower link a device is of no use
 
 
@@ -177,15 +176,9 @@ class Strategy:
             return False
         if fetch_s := self.rates.link_s(entry.device):
             elapsed_s = now - ledger.fetching[entry.lease][1] if entry.csd is CsdCopy.FETCHING else 0.0
-            return self._slow_network(entry.device) and fetch_s - elapsed_s > host.seconds
+            return fetch_s - elapsed_s > host.seconds
         begun = min((since for device, since in ledger.fetching.values() if device == entry.device), default=now)
-        return now - begun > max(host.seconds, 10 * SLOW_FETCH_S)  # the first fetches take longer than the host would
-
-    def _slow_network(self, device: str) -> bool:
-        """True if a device's batches arrive more slowly than training takes batches."""
-        step = self.rates.training
-        arriving_per_s = self.rates.link_per_s(device)
-        return self.rates.link_s(device) > SLOW_FETCH_S and step.count > 0 and step.seconds * arriving_per_s < 1.0
+        return now - begun > host.seconds  # the first fetches take longer than the host would
 
     def _stalled(self, entry: Entry, now: float) -> bool:
         """True if a device answers, but makes no progress on a lease: its worker hangs, or others fill its spool."""
@@ -232,7 +225,7 @@ class Strategy:
         while position is not None:
             entry = self.ledger.entry(position)
             assert entry is not None and entry.device is not None
-            if not self._slow_network(entry.device) or len(spool) / self.rates.link_per_s(entry.device) <= host.seconds:
+            if len(spool) / self.rates.link_per_s(entry.device) <= host.seconds:
                 return None
             if entry.host is HostCopy.NONE:
                 return position
@@ -253,7 +246,7 @@ class Strategy:
         rate = self.rates.device(device)
         if rate.per_s is None:
             return None
-        queue_s = self.ledger.devices[device].held / self.rates.link_per_s(device) if self._slow_network(device) else 0.0
+        queue_s = self.ledger.devices[device].held / self.rates.link_per_s(device)
         return max(self._backlog(device) / rate.per_s + rate.seconds, queue_s)
 
     def worth_leasing(self, device: str) -> bool:
