@@ -380,11 +380,9 @@ class EpochExecutor:
         fetch: _Fetch | None = None
         while (fetch := fetch or self._next_fetch(number)) is not None:
             position, device, lease, _, _ = fetch
-            batch, trouble, vanished, seconds = self._fetch(number, fetch)
+            batch, trouble, vanished = self._fetch(number, fetch)
             with self._lock:
                 cpu = self.counts.cpu(cpu)
-                if seconds:
-                    self.rates.fetched(device, seconds, self._part(position), FETCHERS)
                 given_up = lease not in self.ledger.fetching
                 if batch is None:
                     # The loss of a device was told already, and a file may be removed once the host's copy was first.
@@ -420,19 +418,14 @@ class EpochExecutor:
         source, handle = self._published.pop(lease)
         return _Fetch(position, device, lease, source, handle)
 
-    def _fetch(self, number: int, fetch: _Fetch) -> tuple[PreparedBatch | PendingTransfer | None, str, bool, float]:
-        """Fetch a published batch. Returns it; or None with the error's text, and whether the file is gone.
-
-        Last come the seconds that its source took; 0 if it did not come.
-        """
+    def _fetch(self, number: int, fetch: _Fetch) -> tuple[PreparedBatch | PendingTransfer | None, str, bool]:
+        """Fetch a published batch. Returns it; or None with the error's text, and whether the file is gone."""
         position, device, lease, source, handle = fetch
         ready: PreparedBatch | PendingTransfer | None = None
-        trouble, vanished, seconds = "", False, 0.0
+        trouble, vanished = "", False
         self.hooks.fetch_began(number, device, lease, position, handle)
-        began = time.monotonic()
         try:
             batch = source.fetch(lease, position, handle)
-            seconds = time.monotonic() - began
             self.hooks.fetch_read(lease, position, batch)
             if self.spec.own_steps is not None:  # the user's steps may be slow: the fetch must not count as hanging
                 with self._lock:
@@ -446,7 +439,7 @@ class EpochExecutor:
         except BaseException as error:
             trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
         self.hooks.fetch_ended(number, device, lease, position, trouble)
-        return ready, trouble, vanished, seconds
+        return ready, trouble, vanished
 
     # -- calls by the sources (EpochSink) ------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ class Simulation:
         self._cancelled: set[int] = set()
         self._dead: set[str] = set()
         self._lives = dict.fromkeys(world.device_s, 0)
-        self._training = self._looks_again = False
+        self._training = False
         self._waiting_since: float | None = 0.0
         for name in world.device_s:
             ledger.expect(name, self.now)
@@ -171,18 +171,14 @@ class Simulation:
             # A real worker asks again after a while: only the clock tells that something is late.
             joining = any(account.joining for account in self.ledger.devices.values())
             late = joining or self.ledger.fetching or any(True for _ in self.ledger.leased())
-            if not self._looks_again and not self.ledger.done and late:
-                self._looks_again = True
-                self._at(1.0, self._look_again)
+            if not self._heap and not self.ledger.done and late:
+                self._at(1.0, lambda: None)
             return False
         claim = self.ledger.claim(position)
         self._host_idle -= 1
         seconds = self.world.host_s(position)
         self._at(seconds, lambda: self._made(claim, seconds))
         return True
-
-    def _look_again(self) -> None:
-        self._looks_again = False
 
     def _made(self, claim: int, seconds: float) -> None:
         self._host_idle += 1
@@ -260,14 +256,13 @@ class Simulation:
         position = self.strategy.next_fetch()
         if position is None:
             return False
-        device, lease = self.ledger.fetch(position, self.now)
+        _, lease = self.ledger.fetch(position, self.now)
         seconds = self.world.fetch_s(position)
         if not math.isinf(seconds):
-            self._at(seconds, lambda: self._fetched(device, position, lease, seconds))
+            self._at(seconds, lambda: self._fetched(position, lease))
         return True
 
-    def _fetched(self, device: str, position: int, lease: int, seconds: float) -> None:
-        self.rates.fetched(device, seconds, 1.0, self.ledger.fetch_slots)
+    def _fetched(self, position: int, lease: int) -> None:
         if self.world.fetch_ok(position):
             self.ledger.verified(lease)
         else:

@@ -58,7 +58,6 @@ class Rates:
 
     host: Rate = field(default_factory=Rate)
     devices: dict[str, Rate] = field(default_factory=dict)
-    links: dict[str, Rate] = field(default_factory=dict)  # fetches of the devices' batches into this process's memory
     training: Rate = field(default_factory=Rate)  # the training thread's time between two batches, for whatever work
     full_batch: int = 0  # samples of a full batch: if sizes differ, those of the largest of the first ones; 0: not known yet
     sample_bytes: int = 0  # bytes of a sample in a device's batch; 0: not known
@@ -92,39 +91,15 @@ class Rates:
         """Return the rate of one device. It is made at the first call."""
         return self.devices.setdefault(name, Rate())
 
-    def fetched(self, name: str, seconds: float, part: float, fetchers: int) -> None:
-        """Add a fetch of a device's batch: one of ``fetchers`` threads took ``seconds`` for this part of a full batch."""
-        link = self.links.setdefault(name, Rate())
-        link.parallel = fetchers
-        link.add(seconds, part)
-
-    def link_s(self, name: str) -> float:
-        """Return the seconds that a full batch takes to come from a device; 0 while fewer than 3 have come."""
-        link = self.links.get(name)
-        return 0.0 if link is None or link.count < 3 else link.seconds
-
-    def link_per_s(self, name: str) -> float:
-        """Return the full batches a second that can come from a device; infinite while fewer than 3 have come."""
-        seconds = self.link_s(name)
-        return self.links[name].parallel / seconds if seconds else math.inf
-
     def trained(self, seconds: float, part: float = 1.0) -> None:
         """Add a step of training: it took ``seconds`` with this part of a full batch."""
         usual = self.training
         self.training.add(min(seconds, self.PAUSE * usual.seconds * part) if usual.count >= 3 else seconds, part)
 
     def csd_per_s(self, names: Iterable[str]) -> float | None:
-        """Return the batches a second that these devices together prepare; None before the first batch of any.
+        """Return the batches a second of these devices together; None before the first batch of any.
 
         The caller names the devices, since the rates outlive an epoch, and the rate of a lost device must not count.
         """
-        return self._sum((name, math.inf) for name in names)
-
-    def arriving_per_s(self, names: Iterable[str]) -> float | None:
-        """Return the same of the batches that come from these devices: a slow network may bring fewer than they prepare."""
-        return self._sum((name, self.link_per_s(name)) for name in names)
-
-    def _sum(self, limits: Iterable[tuple[str, float]]) -> float | None:
-        known = [min(per_s, most) for name, most in limits
-                 if name in self.devices and (per_s := self.devices[name].per_s) is not None]  # fmt: skip
+        known = [per_s for name in names if name in self.devices and (per_s := self.devices[name].per_s) is not None]
         return sum(known) if known else None

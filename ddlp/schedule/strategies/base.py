@@ -167,18 +167,7 @@ class Strategy:
         """True if the host should claim the batch whose turn it is. The host does not hold that batch."""
         if entry is None:
             return True
-        return self._late(entry, now) if entry.csd is CsdCopy.LEASED else self._arrives_late(entry, now)
-
-    def _arrives_late(self, entry: Entry, now: float) -> bool:
-        """True if the host would be ready with a published batch before it has come from the device."""
-        host, ledger = self.rates.host, self.ledger
-        if entry.device is None or entry.lease is None or entry.csd is CsdCopy.READY or not host.count:
-            return False
-        if fetch_s := self.rates.link_s(entry.device):
-            elapsed_s = now - ledger.fetching[entry.lease][1] if entry.csd is CsdCopy.FETCHING else 0.0
-            return fetch_s - elapsed_s > host.seconds
-        begun = min((since for device, since in ledger.fetching.values() if device == entry.device), default=now)
-        return now - begun > host.seconds  # the first fetches take longer than the host would
+        return entry.csd is CsdCopy.LEASED and self._late(entry, now)
 
     def _stalled(self, entry: Entry, now: float) -> bool:
         """True if a device answers, but makes no progress on a lease: its worker hangs, or others fill its spool."""
@@ -209,28 +198,9 @@ class Strategy:
         return left > host.seconds or idle > 2 * device.seconds
 
     def _take_back(self) -> int | None:
-        """Return the batch of the least advanced lease, for a host with nothing else to claim. The first verified copy wins.
-
-        Without such a lease, return the published batch that is fetched last, if the host would be ready with it before.
-        """
+        """Return the batch of the least advanced lease, for a host with nothing else to claim. The first verified copy wins."""
         leases = [e for e in self.ledger.leased() if e.host is HostCopy.NONE]
-        return min(leases, key=lambda e: e.progress).position if leases else self._fetched_last()
-
-    def _fetched_last(self) -> int | None:
-        spool, host = self.ledger.in_spool, self.rates.host
-        if not spool or not host.count:
-            return None
-        position: int | None
-        position, step = (spool.last(), -1) if self.first(spool) == spool.first() else (spool.first(), 1)
-        while position is not None:
-            entry = self.ledger.entry(position)
-            assert entry is not None and entry.device is not None
-            if len(spool) / self.rates.link_per_s(entry.device) <= host.seconds:
-                return None
-            if entry.host is HostCopy.NONE:
-                return position
-            position = spool.at_most(position - 1) if step < 0 else spool.at_least(position + 1)
-        return None
+        return min(leases, key=lambda e: e.progress).position if leases else None
 
     def _backlog(self, device: str) -> float:
         """Return how much of its leases the device has still to make, in batches."""
@@ -239,15 +209,9 @@ class Strategy:
         return sum(1.0 - e.progress for e in entries if e is not None)
 
     def _ready_s(self, device: str) -> float | None:
-        """Return the seconds until one more batch of the device would be in memory; None while its speed is not known.
-
-        The time of this batch's own fetch is left out. It counts only where batches queue for the network.
-        """
+        """Return the seconds until the device would be ready with one more batch; None while its speed is not known."""
         rate = self.rates.device(device)
-        if rate.per_s is None:
-            return None
-        queue_s = self.ledger.devices[device].held / self.rates.link_per_s(device)
-        return max(self._backlog(device) / rate.per_s + rate.seconds, queue_s)
+        return self._backlog(device) / rate.per_s + rate.seconds if rate.per_s is not None else None
 
     def worth_leasing(self, device: str) -> bool:
         """True if the device would be ready with one more batch before the host has made all remaining batches."""

@@ -554,30 +554,6 @@ def test_a_fast_host_makes_more_while_a_device_makes_one():
     assert not strategy.worth_leasing("d")
 
 
-def test_a_batch_is_leased_where_it_has_come_before_the_host_has_made_the_others():
-    ledger, strategy = scene("wrr", 20, host_s=1.0, device_s=1.0)
-    publish(ledger, 19, 18, 17, 16)
-    for count in range(3):
-        assert strategy.worth_leasing("d"), f"{count} fetches say nothing yet"
-        strategy.rates.fetched("d", 8.0, 1.0, 2)
-    assert strategy.worth_leasing("d"), "4 batches come in 16 s, as the host makes 16"
-    publish(ledger, 15)
-    assert not strategy.worth_leasing("d"), "5 come in 20 s"
-    assert strategy.rates.arriving_per_s(["d"]) == 0.25 and strategy.rates.csd_per_s(["d"]) == 1.0
-
-
-@pytest.mark.parametrize("fetched_at, times", [(None, [False, False]), (0.0, [True, False])])
-def test_a_batch_whose_turn_it_is_comes_late_over_a_slow_network(fetched_at, times):
-    ledger, strategy = scene("ordered", 10, host_s=1.0, device_s=1.0)
-    publish(ledger, 0)
-    if fetched_at is not None:
-        ledger.fetch(0, fetched_at)
-    assert strategy.next_claim(0.0) == 1, "how long a fetch takes is not known"
-    for _ in range(3):
-        strategy.rates.fetched("d", 3.0, 1.0, 2)
-    assert [strategy.next_claim(now) == 0 for now in (1.9, 2.1)] == (times if fetched_at is not None else [True, True])
-
-
 def test_csd_has_the_host_make_what_came_back_though_the_device_is_there():
     ledger, strategy = scene("csd", 10, device_s=2.0)
     ledger.failed("d", ledger.lease("d", 0, 0.0))
