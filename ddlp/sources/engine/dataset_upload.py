@@ -108,8 +108,9 @@ class DatasetUpload:
                 undo.callback(own.close)
                 undo.callback(files.remove, own)
                 upload = cls(base / name, Path(there) / FILES / name)
-                upload._own(own.open("lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-                undo.callback(os.close, upload._lock)
+                lock = own.open("lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                undo.callback(os.close, lock)
+                upload._own(lock)
                 os.write(upload._lock, host_mark(name).encode("ascii"))
                 os.fchmod(own.descriptor, 0o755)  # the engine may run as another user
                 upload._shared = files, own
@@ -127,7 +128,12 @@ class DatasetUpload:
         sweep(tempfile.gettempdir())
         directory = Path(tempfile.mkdtemp(prefix=own_prefix()))
         upload = cls(directory, Path(there) / ARRAYS, sent=True)
-        upload._own(os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, directory, ignore_errors=True)
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, lock)
+            upload._own(lock)
+            undo.pop_all()
         return upload
 
     def _own(self, lock: int) -> None:

@@ -1,5 +1,6 @@
 """What a device is told of a data set."""
 
+import errno
 import os
 import resource
 
@@ -91,4 +92,19 @@ def test_a_full_spool_leaves_nothing_open_and_nothing_behind(tmp_path):
             DatasetUpload.shared(tmp_path, "/spool")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not open_below(tmp_path) and not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_file_system_without_locks_leaves_nothing_open_and_nothing_behind(tmp_path, monkeypatch, sent):
+    """As on some network file systems."""
+
+    def no_lock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "files").mkdir()
+    monkeypatch.setattr("ddlp.sources.engine.dataset_upload.fcntl.flock", no_lock)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "files"))
+    with pytest.raises(OSError if sent else DDLPError, match="No locks available"):
+        DatasetUpload.sent_to("/spool") if sent else DatasetUpload.shared(tmp_path, "/spool")
     assert not open_below(tmp_path) and not list((tmp_path / "files").iterdir())
