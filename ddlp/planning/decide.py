@@ -16,7 +16,8 @@ from typing import Literal, get_args
 from ddlp.planning.measured import Measured, OffloadPath, Transport
 
 __all__ = [
-    "TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "decide", "estimate", "path_limit",
+    "TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "decide", "estimate", "ocycle_ratio",
+    "path_limit",
 ]  # fmt: skip
 
 Objective = Literal["time", "energy", "cost"]
@@ -150,8 +151,9 @@ def estimate(
     r_cpu, p_cycle, processors = measured.host_batches_per_s, measured.host_cpu_s_per_batch, measured.host_processors
     if r_cpu is None:
         return Estimate(paths)
-    assumed: list[str] = []
-    ratios = {path.source: _ocycle_ratio(measured, path, assumed) for path in paths}
+    ratios = {path.source: ocycle_ratio(measured, path) for path in paths}
+    assumed = tuple(f"taking a batch of {path} costs the host {ratios[path.source]:.0%} of making one"
+                    for path in paths if None in (p_cycle, path.host_cpu_s_per_batch))  # fmt: skip
     # The host's processors, in batches a second of its own path: those that path leaves free, and all.
     free = 0.0 if p_cycle is None or processors is None else max(0.0, (processors - 1) / p_cycle - r_cpu)
     most = r_cpu + free if p_cycle is None or processors is None else processors / p_cycle
@@ -182,17 +184,15 @@ def estimate(
         paths=paths, time_s=time_s, limit=limit, capacity_batches_per_s=capacity, host_batches_per_s=wanted,
         source_batches_per_s=tuple(rates[path.source] for path in paths),
         energy_j=None if power is None else _energy_j(power, paths, time_s, busy),
-        cost=None if prices is None else _cost(prices, paths, time_s), assumed=tuple(assumed),
+        cost=None if prices is None else _cost(prices, paths, time_s), assumed=assumed,
     )  # fmt: skip
 
 
-def _ocycle_ratio(measured: Measured, path: OffloadPath, assumed: list[str]) -> float:
-    """Ocycle / Pcycle: what it costs the host to take a batch, in batches of its own path."""
+def ocycle_ratio(measured: Measured, path: OffloadPath) -> float:
+    """Ocycle / Pcycle: what it costs the host to take a batch, in batches of its own path; a typical value if not known."""
     if measured.host_cpu_s_per_batch is not None and path.host_cpu_s_per_batch is not None:
         return path.host_cpu_s_per_batch / measured.host_cpu_s_per_batch
-    ratio = TYPICAL_OCYCLE[path.transport]
-    assumed.append(f"taking a batch of {path} costs the host {ratio:.0%} of making one")
-    return ratio
+    return TYPICAL_OCYCLE[path.transport]
 
 
 def path_limit(path: OffloadPath, made: float | None) -> tuple[float, str]:

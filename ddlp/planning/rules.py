@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddlp.planning.decide import TYPICAL_OCYCLE, path_limit
+from ddlp.planning.decide import ocycle_ratio, path_limit
 from ddlp.planning.measured import Measured, OffloadPath
 
 __all__ = ["CACHEW_CODE", "CACHEW_PAPER", "FASTFLOW_CODE", "FASTFLOW_PAPER", "Cachew", "CachewScaling", "FastFlow"]
@@ -35,14 +35,12 @@ class FastFlow:
 
     def choose(self, measured: Measured) -> tuple[OffloadPath, ...]:
         """Return the sources, those with the highest calibrated Rthp first, each by its best way."""
-        l_thp, p_cycle = measured.host_batches_per_s, measured.host_cpu_s_per_batch
+        l_thp = measured.host_batches_per_s
         if measured.step_s is None or l_thp is None or 1 / measured.step_s <= self.bottleneck * l_thp:
             return ()
 
         def calibrated(path: OffloadPath) -> float:  # Rthp, and what the host could make beside
-            known = p_cycle is not None and path.host_cpu_s_per_batch is not None
-            ratio = path.host_cpu_s_per_batch / p_cycle if known else TYPICAL_OCYCLE[path.transport]  # type: ignore[operator]
-            return _r_thp(measured, path) + l_thp * (1 - ratio)
+            return _r_thp(measured, path) + l_thp * (1 - ocycle_ratio(measured, path))
 
         best = _one_way_each(measured, calibrated)
         if not best:
