@@ -130,8 +130,7 @@ def _groups(controller: str, root: str = "/") -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             top = Path(root, "sys/fs/cgroup", controller if controllers else "")
-            inside = Path(os.path.normpath(path))  # "/../other": a group outside of the namespace
-            yield from (top / one.relative_to("/") for one in (inside, *inside.parents))
+            yield from (top / one.relative_to("/") for one in (Path(path), *Path(path).parents))
 
 
 def _reclaimable(group: Path) -> int:
