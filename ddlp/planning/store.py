@@ -54,8 +54,8 @@ class Key:
 
     @property
     def id(self) -> str:
-        """10 hex digits by which a user names the entry."""
-        return hashlib.blake2b(self.to_json().encode(), digest_size=5).hexdigest()
+        """12 hex digits that stand for all of the texts; a user names the entry by them."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Store:
 
     def get(self, key: Key) -> Measured | None:
         """Return the figures of this key; None if there are none."""
-        return next((entry.measured for entry in self._read("WHERE id = ?", key.id) if entry.key == key), None)
+        return next((entry.measured for entry in self._read("WHERE id = ?", key.id)), None)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all entries, the newest first."""

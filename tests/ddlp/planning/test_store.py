@@ -265,6 +265,17 @@ def test_a_fifo_in_its_place_keeps_nobody_waiting(path):
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
     silent(path)
+    store = Store(path)
+    assert store.get(KEY) is None and store.note.endswith("can't be used: it is no file"), "who may only read it would wait"
+
+
+def test_what_goes_wrong_first_is_told(filled):
+    filled.write_bytes(NOISE)
+    store = Store(filled)
+    assert store.get(KEY) is None
+    first = store.note
+    filled.mkdir()
+    assert not store.put(KEY, MEASURED) and store.note == first and "were damaged" in first
 
 
 def test_a_file_in_the_directorys_place(tmp_path):
