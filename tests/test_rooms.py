@@ -25,7 +25,10 @@ FLOORS = (
     ("csd_engine.prepare", "csd_engine.bare"),
     ("csd_engine.service", "csd_engine.parity"),
     ("csd_engine.__main__", "csd_engine.supervisor"),
-    ("ddlp.errors", "ddlp.schema", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed", "ddlp.schedule"),
+    (
+        "ddlp.errors", "ddlp.schema", "ddlp.cache_directory", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed",
+        "ddlp.schedule",
+    ),
     ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface"),
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
@@ -38,7 +41,7 @@ FLOORS = (
     ("ddlp.tryout",),
     ("ddlp.cli",),
     ("ddlp.__main__",),
-)
+)  # fmt: skip
 
 
 Graph = Mapping[str, Collection[str]]

@@ -2,5 +2,6 @@
 
 `simulate` drives the same ledger and strategies as the loader. `decide` chooses sources from what was `measured`; `rules` has
 FastFlow's and Cachew's ways of choosing, `workloads` random set-ups to compare them on. `published` has the tables of the DDLP
-paper, `paper` predicts them, and `ddlp plan` prints that. No threads, sockets or clocks live here.
+paper, `paper` predicts them, and `ddlp plan` prints that. `store` keeps what was measured for the next run, by `fingerprints`.
+No threads or sockets live here.
 """
