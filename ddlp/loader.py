@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from csd_engine.machine.computer import cpus
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
@@ -25,6 +26,9 @@ from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
 from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
 from ddlp.frameworks.shards import warn_if_not_shared
+from ddlp.planning.controller import Controller, Goal
+from ddlp.planning.decide import Decision
+from ddlp.planning.measured import Measured
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.user_warnings import warn_user
@@ -70,7 +74,8 @@ class DDLPLoader(DataLoader):
         strategy: which side each step's batch comes from. ``"cpu"``: the host alone. ``"csd"``: the device alone. ``"mte"``:
             the host's batches come first, then the device's. ``"wrr"``: any batch that is ready, the device's first.
             ``"ordered"``: both sides, in the sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` if the order
-            is random anyway, else ``"ordered"``. You can also pass a class of your own, a subclass of
+            is random anyway, else ``"ordered"``. ``"auto"``: as wrr, but measures while training goes on, and lets devices
+            rest that do not make training faster. You can also pass a class of your own, a subclass of
             `ddlp.schedule.strategies.Strategy` (docs/extending.md).
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
             keys), or several of these. None: if the strategy uses a device, an engine is started on this machine. You can also
@@ -80,6 +85,7 @@ class DDLPLoader(DataLoader):
         seed: the seed of all random draws within samples. None draws a seed from ``generator`` (or torch's) at each iter(), as
             DataLoader does. The order of samples comes from torch's generators in any case.
         ratio: for ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
+        goal: for ``auto``: what a decision makes small, a `ddlp.Goal`: time, energy or cost. None: time.
         transfer: how a device's batches come to this host. ``"shared"``: through the device's spool, which this host must see.
             ``"stream"``: over the engine's socket. None or ``"auto"``: through the spool if both sides prove to see the same
             one, else over the socket. From the spool into a GPU's memory the fastest way is taken, measured with the first
@@ -158,6 +164,7 @@ class DDLPLoader(DataLoader):
         device: str | int | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
+        goal: Goal | None = None,
         transfer: str | None = None,
         spool: str | None = None,
         spool_bytes: int | None = None,
@@ -201,6 +208,7 @@ class DDLPLoader(DataLoader):
         self.device = device
         self.seed = seed
         self.ratio = ratio
+        self.goal = goal
         self.transfer = transfer
         self.spool = spool
         self.spool_bytes = spool_bytes
@@ -224,6 +232,7 @@ class DDLPLoader(DataLoader):
         self._dealt: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
         self._life = Life()
+        self._controller: Controller | None = None
         self._connections: EngineConnections | None = None
         self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
@@ -421,6 +430,7 @@ class DDLPLoader(DataLoader):
                     own_steps=config.own_steps,
                     most_replaced=config.most_replaced,
                     hooks=hooks,
+                    controller=self._controller_for(config, strategy),
                     on_closed=ended,
                 ),
             )
@@ -434,6 +444,26 @@ class DDLPLoader(DataLoader):
             name = f"ddlp-attach-{source.name}"
             threading.Thread(target=_attach, args=(source, iterator.executor), name=name, daemon=True).start()
         return iterator
+
+    def _controller_for(self, config: LoaderConfig, strategy: type[Strategy]) -> Controller | None:
+        """Return what decides for a strategy that wants that, else None. All epochs share it."""
+        if not strategy.decides:
+            self._life.rates.work()  # another strategy may come after it
+            return None
+        goal = config.goal or Goal()
+        if self._controller is None or self._controller.goal != goal:
+            self._controller = Controller(self._life.rates, goal, float(cpus()))
+        return self._controller
+
+    @property
+    def decision(self) -> Decision | None:
+        """What ``strategy="auto"`` has decided last, and why; None: too little is measured so far, or another strategy."""
+        return None if self._controller is None else self._controller.decision
+
+    @property
+    def measured(self) -> Measured | None:
+        """The figures from which ``strategy="auto"`` has decided last; None: too little is measured, or another strategy."""
+        return None if self._controller is None else self._controller.measured
 
     def _gpu_transfer_for_target(self, config: LoaderConfig) -> GpuTransfer | None:
         """Return the transfer to an accelerator that takes copies beside its work, else None. All epochs share it."""
@@ -578,7 +608,7 @@ class DDLPLoader(DataLoader):
         left = dict.fromkeys(
             (
                 "_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples",
-                "_own_processes",
+                "_own_processes", "_controller",
             )  # fmt: skip
         )
         return {**vars(self), **left, "_handles": [], "_life": Life()}
