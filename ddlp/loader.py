@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from csd_engine.machine.computer import cpus
+from csd_engine.machine.computer import processors
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
@@ -34,6 +34,7 @@ from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.user_warnings import warn_user
 from ddlp.recording.recorder import Recorder, hooks_of
 from ddlp.recording.watch import Observer
+from ddlp.remembered import Remembered
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
 from ddlp.sampling.merged import rest_of
@@ -233,6 +234,7 @@ class DDLPLoader(DataLoader):
         self._loaded: dict[str, Any] | None = None
         self._life = Life()
         self._controller: Controller | None = None
+        self._remembered: Remembered | None = None
         self._connections: EngineConnections | None = None
         self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
@@ -405,6 +407,7 @@ class DDLPLoader(DataLoader):
         sources = self._lease_sources(config) if strategy.uses_device else ()
         connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
         ended = (lambda: None) if connections is None else connections.epoch_began()
+        controller = self._controller_for(config, strategy, now)
         observers, self._observers = self._observers, ()
         hooks: EpochHooks | None = None
         try:
@@ -430,8 +433,8 @@ class DDLPLoader(DataLoader):
                     own_steps=config.own_steps,
                     most_replaced=config.most_replaced,
                     hooks=hooks,
-                    controller=self._controller_for(config, strategy),
-                    on_closed=ended,
+                    controller=controller,
+                    on_closed=partial(self._epoch_closed, controller, self._remembered, ended),
                 ),
             )
         except BaseException:
@@ -445,15 +448,25 @@ class DDLPLoader(DataLoader):
             threading.Thread(target=_attach, args=(source, iterator.executor), name=name, daemon=True).start()
         return iterator
 
-    def _controller_for(self, config: LoaderConfig, strategy: type[Strategy]) -> Controller | None:
+    def _controller_for(self, config: LoaderConfig, strategy: type[Strategy], now: Portable) -> Controller | None:
         """Return what decides for a strategy that wants that, else None. All epochs share it."""
         if not strategy.decides:
             self._life.rates.work()  # another strategy may come after it
             return None
         goal = config.goal or Goal()
         if self._controller is None or self._controller.goal != goal:
-            self._controller = Controller(self._life.rates, goal, float(cpus()))
+            self._controller = Controller(self._life.rates, goal, processors())
+            self._remembered = Remembered.of(self, config, now, goal.model) if goal.remember else None
+            if self._remembered is not None:
+                self._remembered.recall(self._controller)
         return self._controller
+
+    @staticmethod
+    def _epoch_closed(controller: Controller | None, remembered: Remembered | None, ended: Callable[[], None]) -> None:
+        """Keep what an epoch has measured. It is static, since the epoch must not keep the loader."""
+        if controller is not None and remembered is not None:
+            remembered.keep(controller)
+        ended()
 
     @property
     def decision(self) -> Decision | None:
@@ -608,7 +621,7 @@ class DDLPLoader(DataLoader):
         left = dict.fromkeys(
             (
                 "_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples",
-                "_own_processes", "_controller",
+                "_own_processes", "_controller", "_remembered",
             )  # fmt: skip
         )
         return {**vars(self), **left, "_handles": [], "_life": Life()}

@@ -34,7 +34,7 @@ FLOORS = (
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
-    ("ddlp.recording",),
+    ("ddlp.recording", "ddlp.remembered"),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap"),
     ("ddlp.bench",),

@@ -44,6 +44,8 @@ class Goal:
         max_slowdown: no decision may take more than (1 + max_slowdown) times as long as the fastest; None: any.
         prices: for the objective "cost".
         power: for the objective "energy".
+        model: a name of what is trained. What a run has measured is kept for the next run of the same model, data and host.
+        remember: False: nothing is kept, and nothing of an earlier run is used.
 
     Raises ValueError for a value out of its range, and if prices or watts are missing.
     """
@@ -53,6 +55,8 @@ class Goal:
     max_slowdown: float | None = None
     prices: Prices | None = None
     power: Power | None = None
+    model: str = ""
+    remember: bool = True
 
     def __post_init__(self) -> None:
         check_goal(self.threshold, self.objective, self.max_slowdown, self.prices, self.power)
@@ -103,6 +107,7 @@ class Controller:
         decision: the last one; None: not enough is measured yet.
         measured: what it was made from.
         transports: how each source's batches come, as far as that is known.
+        stopped: what was measured has ended the offloading.
     """
 
     rates: Rates
@@ -111,6 +116,7 @@ class Controller:
     decision: Decision | None = None
     measured: Measured | None = None
     transports: dict[str, Transport] = field(default_factory=dict)
+    stopped: bool = False
     _ledger: Ledger | None = None
     _batches: int = 0
     _warm_up: int = WARM_UP
@@ -128,7 +134,6 @@ class Controller:
     _slow: int = 0  # slower windows in a row
     _changed_at: int = 0
     _changed_rates: dict[str, float] = field(default_factory=dict)  # when the decision changed last
-    _stopped: bool = False  # what was measured has ended the offloading
 
     def begin(self, ledger: Ledger) -> None:
         """Begin an epoch. Raises ValueError if watts or prices of a source are missing."""
@@ -137,6 +142,8 @@ class Controller:
         self._ledger, self._alive = ledger, frozenset()
         if self._alone is None:
             self.rates.rest(ledger.devices)  # the host is measured alone first
+        elif not self._batches and self.decision is not None:
+            self._rest_all_but({path.source for path in self.decision.chosen.paths}, set(ledger.devices))
 
     def know(self, measured: Measured) -> None:
         """Begin with what an earlier run has measured: the first window has the sources that were right then."""
@@ -146,7 +153,7 @@ class Controller:
         self._alone = _Alone(batch_s, measured.host_cpu_s_per_batch or 0.0, batch_s > measured.step_s, measured.step_s)
         self._warm_up, self._length, self.measured = WARM_UP, WINDOW, measured
         self.decision = self._decide(measured)
-        self._rest_all_but({path.source for path in self.decision.chosen.paths}, {path.source for path in measured.paths})
+        self._not_before = 0 if self.decision.offloads else RETRY
 
     def delivered(self, waited_s: float, step_s: float | None, part: float) -> str | None:
         """Note a batch. Returns a line for the user if what was measured ends the offloading, or takes it up again.
@@ -196,7 +203,7 @@ class Controller:
             have = self._window.batches if self._window is not None else 0
             what = "the host alone" if self._alone is None else "its sources"
             return f"auto measures {what} ({have} of {self._length} batches)"
-        if self._stopped:
+        if self.stopped:
             return "auto: with its sources training was slower than with the host alone, so they rest."
         return f"auto: {self.decision.why}"
 
@@ -243,7 +250,7 @@ class Controller:
         if not window.shared:
             self._judge_alone(window, step_s)
             return None
-        self._stopped = False
+        self.stopped = False
         slower = window.batch_s > self._alone_s(step_s) * (1 + window.times.error)
         self._slow = self._slow + 1 if slower else 0
         self.measured = self._figures(window, step_s)
@@ -271,7 +278,7 @@ class Controller:
             return
         self.measured = self._figures(window, step_s)
         decision = self._decide(self.measured)
-        if not (self._stopped or decision.offloads):  # else sources that rest may be worth a try, later
+        if not (self.stopped or decision.offloads):  # else sources that rest may be worth a try, later
             self.decision = decision
 
     def _alone_s(self, step_s: float) -> float:
@@ -285,7 +292,7 @@ class Controller:
         """End the offloading, since it was slower than the host alone."""
         names = self._taking_part()
         self.rates.rest(self._alive)
-        self._stopped, self._slow = True, 0
+        self.stopped, self._slow = True, 0
         self._changed()
         return (
             f"batches take {window.batch_s:.3g} s with {', '.join(sorted(names))}, and the host alone takes "

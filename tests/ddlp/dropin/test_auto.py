@@ -143,3 +143,31 @@ def test_a_goal_is_checked(engine: EngineProcess) -> None:
     loader.goal = Goal("energy", power=Power(50, 100, 300, {"board": 500}))
     train_until_decided(loader)
     assert loader._life.rates.resting == {"board"}, "it costs more energy than it saves"
+
+
+def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProcess, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = make_loader(engine, 0.01)
+    train_until_decided(first)
+    assert first.measured is not None and first.measured.paths
+    again = make_loader(engine, 0.01)
+    train(again)
+    assert again._controller is not None and again._controller._batches < 2 * BATCHES
+    assert again.decision is not None and again.decision.offloads
+    rested = make_loader(engine, 0.01, goal=Goal(remember=False))
+    iter(rested)
+    assert rested.decision is None, "it has to measure"
+    for other in (make_loader(engine, 0.01, goal=Goal(model="another")), make_loader(engine, 0.01, num_workers=2)):
+        iter(other)
+        assert other.decision is None, "what was measured was another training"
+
+
+def test_a_store_that_cannot_be_used_is_no_error(engine: EngineProcess, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "ddlp").write_text("a file in the place of the directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.warns(UserWarning, match="measurements") as told:
+        loader = make_loader(engine, 0.01)
+        train(loader)
+        train(loader)
+    assert sum("measurements" in str(one.message) for one in told) == 1
