@@ -80,12 +80,12 @@ def csd_batches_cost_nothing(patch):
 
 
 def a_split_for_a_slower_device(patch):
-    patch.setattr(paper, "_split", lambda n, cpu_s, device_s: round(n * device_s / (cpu_s + device_s) * 1.02))
+    patch.setattr(paper, "split", lambda n, cpu_s, device_s: round(n * device_s / (cpu_s + device_s) * 1.02))
 
 
 def mte_in_place_of_wrr(patch):
     def epoch(n, cpu_s, device_s, csd_train_s, split=None, **rest):
-        return paper_epoch(n, cpu_s, device_s, csd_train_s, split or paper._split(n, cpu_s, device_s), **rest)
+        return paper_epoch(n, cpu_s, device_s, csd_train_s, split or paper.split(n, cpu_s, device_s), **rest)
 
     patch.setattr(paper, "paper_epoch", epoch)
 
