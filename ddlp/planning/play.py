@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,11 +12,13 @@ from ddlp.planning.decide import host_spare, ocycle_ratio
 from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy, Wrr
 
 __all__ = ["FETCH_SLOTS", "QUOTA", "Played", "host_slots", "play_epoch"]
 
 FETCH_SLOTS = 3  # as `ddlp.epoch.iterator` has it
+_KNOWN = 10  # batches after which a strategy takes a rate as known
 QUOTA = 1024  # batches in a spool, if its room is not known: an engine's default
 
 
@@ -71,9 +74,10 @@ def play_epoch(
 ) -> Played:
     """Play an epoch.
 
-    A batch that the host takes keeps its processors from making one, as far as none is free for that: the host's next batch
-    takes so much longer. Nor are more taken than all its processors can. The batches of a link follow one another, as do those
-    of all links together. Leases and fetches reserve places in the spool. Without ``about``, durations do not vary.
+    A batch that the host takes keeps its processors from making one, as far as none is free for that and no worker rests: the
+    host's next batch takes so much longer. Nor are more taken than all its processors can. The batches of a link follow one another, as do those
+    of all links together. Leases and fetches reserve places in the spool. The rates are known from an epoch before. Without
+    ``about``, durations do not vary.
 
     Args:
         measured: the step's time and the host's rate must be known, and the rate of each path.
@@ -95,17 +99,33 @@ def play_epoch(
     own_links, all_links, takers = {name: _Queue() for name in by_source}, _Queue(), _Queue()
     made, taken = 0, Counter(dict.fromkeys(by_source, 0))
     owed, owed_at = 0.0, 0.0  # batches that the host can't make since it has taken others, and when that was
+    busy: list[float] = []  # until when each of the host's workers that is at work
     soon = free and FETCH_SLOTS * max(ratios.values(), default=0.0)  # owed for batches at hand: free processors see to that
 
+    def pay(until: float) -> None:
+        """Processors that are free, and those of workers that rest, have taken batches meanwhile."""
+        nonlocal owed, owed_at
+        resting = 1 - len(busy) / workers
+        owed, owed_at = max(0.0, owed - (free + resting * r_cpu) * (until - owed_at)), until
+
+    def settle() -> None:
+        while busy and busy[0] <= simulation.now:
+            pay(busy[0])
+            heapq.heappop(busy)
+        pay(simulation.now)
+
     def host_s(position: int) -> float:
-        nonlocal owed, owed_at, made
-        owed, owed_at, made = max(0.0, owed - free * (simulation.now - owed_at)), simulation.now, made + 1
-        late = max(0.0, owed - soon)
+        nonlocal owed, made
+        settle()
+        late, made = max(0.0, owed - soon), made + 1
         owed -= late
-        return (about(1 / r_cpu) + late / r_cpu) * workers
+        seconds = (about(1 / r_cpu) + late / r_cpu) * workers
+        heapq.heappush(busy, simulation.now + seconds)
+        return seconds
 
     def fetch_s(position: int) -> float:
         nonlocal owed
+        settle()
         entry = simulation.ledger.entry(position)
         assert entry is not None and entry.device is not None
         path, ratio, now = by_source[entry.device], about(ratios[entry.device]), simulation.now
@@ -135,5 +155,18 @@ def play_epoch(
     host, fetched = (host_slots(workers, bool(paths)), FETCH_SLOTS) if slots is None else slots
     simulation = Simulation(Ledger(batches, host_slots=host, fetch_slots=fetched), world, strategy.make)
     simulation.rates.epoch_begins(workers, 1, int(max((path.bytes_per_batch or 0.0 for path in paths), default=0.0)))
+    _know(simulation.rates, measured, paths, workers)
     outcome = simulation.run()
     return Played(batches, outcome.seconds, outcome.waiting_s, made, taken)
+
+
+def _know(rates: Rates, measured: Measured, paths: tuple[OffloadPath, ...], workers: int) -> None:
+    """Tell what an epoch before has shown: a loader's rates outlive its epochs."""
+    assert measured.step_s is not None and measured.host_batches_per_s is not None
+    for path in paths:
+        rates.joined(path.source, path.workers)
+    for _ in range(_KNOWN):
+        rates.host.add(workers / measured.host_batches_per_s)
+        rates.trained(measured.step_s)
+        for path in paths:
+            rates.device(path.source).add(path.workers / (path.batches_per_s or math.inf))
