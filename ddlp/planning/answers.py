@@ -1,7 +1,7 @@
 """The questions that people ask before they buy, each answered from a set-up.
 
-Times are simulated (`predict`). How many workers or engines are enough is `estimate`'s, which knows no beginning and no end of an
-epoch; the time with so many is simulated then.
+Times are simulated (`predict`). How many workers or engines are enough is `estimate`'s, which knows no beginning and no end of
+an epoch; the time with so many is simulated then.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Point:
     bound_s: float
 
 
-def answers(setup: Setup, strategy: type[Strategy] = Wrr, *, pool: int = 4, cache_cost: float = CACHE_COST) -> tuple[Answer, ...]:
+def answers(
+    setup: Setup, strategy: type[Strategy] = Wrr, *, pool: int = 4, cache_cost: float = CACHE_COST
+) -> tuple[Answer, ...]:
     """Answer every question.
 
     Args:
@@ -101,7 +103,7 @@ def _answers(setup: Setup, strategy: type[Strategy], pool: int, cache_cost: floa
         yield with_change(f"a pool of {pool}", _like_the_first(setup, pool), lead)
         yield _bytes_instead_of_floats(setup, today, with_change)
     else:
-        why = "No engine is described, so nothing can be said of devices and pools. Describe one: --engine NAME=BATCHES_A_SECOND."
+        why = "No engine is described, so nothing can be said of devices and pools. Describe one: --engine NAME=RATE."
         yield Answer("a device", why)
     yield _cached(setup, today, cache_cost)
     yield _fewest_workers(setup, strategy, today)
@@ -145,9 +147,9 @@ def _cached(setup: Setup, today: Epoch, cost: float) -> Answer:
     epoch = predict(replace(setup, measured=cheaper), Cpu)
     room = "" if setup.batch_bytes is None else f" of {setup.batch_bytes * setup.batches / 1e9:,.3g} GB"
     text = (
-        f"With a cache{room} of all finished batches, the host alone, from the second epoch on: {_instead(epoch, today)} Reading "
-        f"a batch is taken to cost the host {cost:.0%} of making it (--cache-cost). Each epoch then trains on the same crops and "
-        "flips."
+        f"With a cache{room} of all finished batches, the host alone, from the second epoch on: {_instead(epoch, today)} "
+        f"Reading a batch is taken to cost the host {cost:.0%} of making it (--cache-cost). Each epoch then trains on the same "
+        "crops and flips."
     )
     return Answer("a cache", text, epoch, 1 - epoch.seconds / today.seconds)
 
@@ -179,6 +181,7 @@ def _fewest(
             epoch = predict(changed, strategy)
             text = f"With {said(count)} training does not wait: {_instead(epoch, today)}"
             text += f" Of the simulated epoch it still waits {epoch.waiting:.1%}." if epoch.waiting >= 0.0005 else ""
+            text += " The count is for engines that are there all the time." if setup.moves else ""
             return Answer(question, text, epoch, 1 - epoch.seconds / today.seconds, by)
     one = estimate(changed.measured, changed.engines)
     limits = "the host" if one.limit == "host" else f"the {one.limit}"

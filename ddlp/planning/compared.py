@@ -10,7 +10,7 @@ from ddlp.planning.decide import decide, estimate, path_limit
 from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.paper import split
 from ddlp.planning.play import Played
-from ddlp.planning.predict import SIMULATED, Epoch, epoch_of, predict
+from ddlp.planning.predict import Epoch, epoch_of, predict, simulated
 from ddlp.planning.rules import FastFlow
 from ddlp.planning.setup import Setup
 from ddlp.planning.simulate import paper_epoch
@@ -29,7 +29,8 @@ class Row:
         engines: that take part.
         epoch: what it takes.
         speed: the time of `cpu` / its time.
-        bound_s: the least time with these engines, by `estimate`; None for the paper's rules, which work otherwise.
+        bound_s: the least time with these engines, by `estimate`, if all are there all the time. None for the paper's rules,
+            which work otherwise, and if engines that work alone leave.
     """
 
     name: str
@@ -47,7 +48,8 @@ def compared(setup: Setup) -> tuple[Row, ...]:
         return tuple(rows)
     for name, strategy in STRATEGIES.items():
         if strategy.uses_device:
-            bound_s = _bound_s(setup, setup.engines, alone=strategy.needs_device)
+            alone = strategy.needs_device
+            bound_s = None if alone and setup.moves else _bound_s(setup, setup.engines, alone)
             rows.append(_row(name, setup.engines, predict(setup, strategy), cpu, bound_s))
     rows += [_row(name, setup.engines, epoch, cpu, None) for name, epoch in _papers(setup)]
     for name, paths in _choices(setup.measured):
@@ -84,7 +86,7 @@ def _papers(setup: Setup) -> Iterator[tuple[str, Epoch]]:
 
     Its host is serial: it prepares a batch, or reads one of the CSD, and trains on it. No single stage limits that.
     """
-    n = min(setup.batches, SIMULATED)
+    n = simulated(setup)
     rates = [path_limit(path, path.batches_per_s)[0] for path in setup.engines]
     reads = [rate * (path.bytes_per_batch or 0.0) / (path.bandwidth_bytes_per_s or math.inf)
              for rate, path in zip(rates, setup.engines, strict=True)]  # fmt: skip

@@ -27,8 +27,8 @@ SPOOL_BYTES = 8 << 30  # an engine's default
 BATCHES = 1000
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _ENGINE_FORM = (
-    "NAME=RATE, its batches a second, and behind it, with commas, what is known: spool or stream, uint8 or float32, its workers, "
-    "KEY=VALUE. For example csd0=2.5,spool,4,watts=12"
+    "NAME=RATE, its batches a second, and behind it, with commas, what is known: spool or stream, uint8 or float32, its "
+    "workers, KEY=VALUE. For example csd0=2.5,spool,4,watts=12"
 )
 
 
@@ -99,7 +99,8 @@ FIELDS: Mapping[str, Check] = {
     "batches": _count, "batch_bytes": _bytes, "bandwidth": _bytes, "host_bandwidth": _bytes,
     "engine": lambda value: _engines(value), "join": _texts, "leave": _texts,
     "host_watts": _watts, "accelerator_watts": _not_negative, "engine_watts": _not_negative,
-    "host_price": _not_negative, "accelerator_price": _not_negative, "engine_price": _not_negative, "storage_price": _not_negative,
+    "host_price": _not_negative, "accelerator_price": _not_negative, "engine_price": _not_negative,
+    "storage_price": _not_negative,
 }  # fmt: skip
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddlp.planning.answers import CACHE_COST, Answer, Point, answers, curve, seconds
 from ddlp.planning.compared import Row, compared
-from ddlp.planning.predict import SIMULATED
+from ddlp.planning.predict import simulated
 from ddlp.planning.setup import Setup
 from ddlp.schedule.strategies import Strategy, Wrr
 
 __all__ = ["Plan", "headings", "made_of", "make_plan", "notes", "text", "values"]
+
+_WIDTH = 110  # of a line
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Plan:
     @property
     def simulated(self) -> int:
         """Batches that were simulated; the seconds of a longer epoch are scaled."""
-        return min(SIMULATED, self.setup.batches)
+        return simulated(self.setup)
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -91,7 +94,7 @@ def text(plan: Plan) -> str:
                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
         lines.append("  ".join(cells).rstrip())
     lines += ["", f"answers ({plan.strategy if plan.setup.engines else 'the host alone'}, simulated)"]
-    lines += [f"- {answer.text}" for answer in plan.answers]
+    lines += [textwrap.fill(f"- {answer.text}", _WIDTH, subsequent_indent="  ") for answer in plan.answers]
     if plan.curve:
         lines += ["", f"an epoch with n engines like {plan.setup.engines[0].source}"]
         lines += [f"{point.engines:4}  {seconds(point.epoch.seconds):>10}" for point in plan.curve]

@@ -75,9 +75,9 @@ def play_epoch(
     """Play an epoch.
 
     A batch that the host takes keeps its processors from making one, as far as none is free for that and no worker rests: the
-    host's next batch takes so much longer. Nor are more taken than all its processors can. The batches of a link follow one another, as do those
-    of all links together. Leases and fetches reserve places in the spool. The rates are known from an epoch before. Without
-    ``about``, durations do not vary.
+    host's next batch takes so much longer. Nor are more taken than all its processors can. The batches of a link follow one
+    another, as do those of all links together. Leases and fetches reserve places in the spool. The rates are known from an
+    epoch before. Without ``about``, durations do not vary.
 
     Args:
         measured: the step's time and the host's rate must be known, and the rate of each path.
@@ -143,9 +143,8 @@ def play_epoch(
         assert rate is not None
         return lambda position: about(path.workers / rate)
 
-    places = {
-        path.source: int(path.spool_bytes // path.bytes_per_batch) for path in paths if path.spool_bytes and path.bytes_per_batch
-    }
+    places = {path.source: int(path.spool_bytes // path.bytes_per_batch)
+              for path in paths if path.spool_bytes and path.bytes_per_batch}  # fmt: skip
     world = World(
         host_s=host_s, train_s=lambda position: about(step_s), fetch_s=fetch_s, host_workers=workers,
         device_s={path.source: device_s(path) for path in paths}, workers_of={path.source: path.workers for path in paths},

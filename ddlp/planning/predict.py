@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,11 +12,11 @@ from ddlp.planning.play import Played, play_epoch
 from ddlp.planning.setup import Setup
 from ddlp.schedule.strategies import Strategy
 
-__all__ = ["SIMULATED", "WAITS", "Epoch", "epoch_of", "predict"]
+__all__ = ["SIMULATED", "WAITS", "WITH_MOVES", "Epoch", "epoch_of", "predict", "simulated"]
 
-SIMULATED = 1000  # batches at most: a longer epoch is simulated with so many
+SIMULATED, WITH_MOVES = 1000, 3000  # batches at most: a longer epoch is simulated with so many; if engines join or leave
 WAITS = 0.05  # part of the epoch: if training waits less than this, training limits, as `ddlp analyse` has it
-_play = lru_cache(maxsize=256)(play_epoch)
+_play: Callable[..., Played] = lru_cache(maxsize=256)(play_epoch)
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,19 @@ class Epoch:
     cost: float | None
 
 
+def simulated(setup: Setup) -> int:
+    """Return how many batches of an epoch are simulated."""
+    return min(setup.batches, WITH_MOVES if setup.moves else SIMULATED)
+
+
 def predict(setup: Setup, strategy: type[Strategy], paths: tuple[OffloadPath, ...] | None = None) -> Epoch:
     """Simulate an epoch by the loader's ledger and this strategy. ``paths``: the engines that take part; None: all.
 
-    An epoch of more than `SIMULATED` batches is simulated with so many. Its moments of joins and leaves are moved, and its
-    seconds are scaled, in proportion.
+    A long epoch is simulated with fewer batches (`simulated`). Its moments of joins and leaves are moved, and its seconds are
+    scaled, in proportion.
     """
     taking = (setup.engines if paths is None else paths) if strategy.uses_device else ()
-    batches = min(setup.batches, SIMULATED)
+    batches = simulated(setup)
     scale = setup.batches / batches
     moves = tuple((move.seconds / scale, move.engine, move.joins) for move in setup.moves)
     played = _play(

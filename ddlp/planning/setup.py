@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from ddlp.planning.decide import Power, Prices
@@ -73,11 +74,11 @@ class Setup:
             for move in own:
                 if not math.isfinite(move.seconds) or move.seconds < 0:
                     raise ValueError(f"{name} joins or leaves at {move.seconds} s; give seconds since the epoch began")
-            for one, other in zip(own, own[1:]):
+            for one, other in pairwise(own):
                 if one.joins == other.joins:
                     verb = "joins" if one.joins else "leaves"
-                    raise ValueError(f"{name} {verb} at {one.seconds:g} s and again at {other.seconds:g} s; joins and leaves of an "
-                                     "engine come by turns")  # fmt: skip
+                    raise ValueError(f"{name} {verb} at {one.seconds:g} s and again at {other.seconds:g} s; joins and leaves "
+                                     "of an engine come by turns")  # fmt: skip
 
     @property
     def engines(self) -> tuple[OffloadPath, ...]:
