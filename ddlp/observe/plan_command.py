@@ -28,7 +28,6 @@ import sys
 from pathlib import Path
 
 from ddlp.observe.measured_run import measured_run
-from ddlp.observe.report.plan_page import write_plan
 from ddlp.observe.run import epoch_files, read_epoch
 from ddlp.planning import command
 from ddlp.planning.command import Known
@@ -57,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
         return Known(found.fields, found.assumed, str(file))
 
     def draw(plan: Plan) -> None:
+        from ddlp.observe.report.plan_page import write_plan  # imports torch, which takes seconds
+
         print(f"page: {write_plan(plan, options.html)}", file=sys.stderr)
 
     if options.html is not None:

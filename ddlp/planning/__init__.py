@@ -1,6 +1,7 @@
 """What a run would do: an epoch predicted without running it, and whether sources are worth their use.
 
 `simulate` drives the same ledger and strategies as the loader. `decide` chooses sources from what was `measured`; `rules` has
-FastFlow's and Cachew's ways of choosing, `workloads` random set-ups to compare them on. `published` has the tables of the DDLP
-paper, `paper` predicts them, and `ddlp plan` prints that. No threads, sockets or clocks live here.
+FastFlow's and Cachew's ways of choosing, `workloads` random set-ups to compare them on. `plan` is what `ddlp plan` prints: a
+`setup`, `described` by its user, is played (`play`, `predict`), `compared` under strategies and rules, and `answers` are given.
+`published` has the tables of the DDLP paper, and `paper` predicts them. No threads, sockets or clocks live here.
 """

@@ -156,9 +156,11 @@ def _cached(setup: Setup, today: Epoch, cost: float) -> Answer:
 
 def _fewest_workers(setup: Setup, strategy: type[Strategy], today: Epoch) -> Answer:
     engines = f" beside {_names(setup)}" if setup.engines else ""
+    processors = setup.measured.host_processors
+    at_most = "" if processors is None else f"as many workers as {processors:g} processors can keep at work{engines}"
     return _fewest(
         "the fewest workers", setup, strategy, today, range(1, _WORKERS + 1), setup.with_workers,
-        lambda count: f"{count} worker{'s' * (count > 1)} on the host{engines}",
+        lambda count: f"{count} worker{'s' * (count > 1)} on the host{engines}", at_most,
     )  # fmt: skip
 
 
@@ -172,7 +174,7 @@ def _fewest_engines(setup: Setup, strategy: type[Strategy], today: Epoch) -> Ans
 
 def _fewest(
     question: str, setup: Setup, strategy: type[Strategy], today: Epoch, counts: range, change: Callable[[int], Setup],
-    said: Callable[[int], str],
+    said: Callable[[int], str], at_most: str = "",
 ) -> Answer:  # fmt: skip
     by = "estimated, then simulated"
     for count in counts:
@@ -185,7 +187,7 @@ def _fewest(
             return Answer(question, text, epoch, 1 - epoch.seconds / today.seconds, by)
     one = estimate(changed.measured, changed.engines)
     limits = "the host" if one.limit == "host" else f"the {one.limit}"
-    return Answer(question, f"Even with {said(counts[-1])} training waits: {limits} limits.", by=by)
+    return Answer(question, f"Even with {at_most or said(counts[-1])} training waits: {limits} limits.", by=by)
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------
