@@ -135,9 +135,12 @@ def _bytes_instead_of_floats(setup: Setup, today: Epoch, with_change: _Change) -
     if any(path.dtype == "float32" for path in setup.engines):
         smaller = setup.with_engines(tuple(_as(path, "uint8") for path in setup.engines))
         return with_change(question, smaller, "With batches of uint8, a quarter of the bytes")
-    larger = setup.with_engines(tuple(_as(path, "float32") for path in setup.engines))
-    answer = with_change(question, larger, "As float32, four times the bytes")
-    return replace(answer, text=f"Batches of {first.source} travel as uint8 already. {answer.text}")
+    already = f"Batches of {first.source} travel as uint8 already."
+    larger = tuple(_as(path, "float32") for path in setup.engines)
+    if any(path.spool_bytes is not None and path.spool_bytes < (path.bytes_per_batch or 0.0) for path in larger):
+        return Answer(question, f"{already} As float32, four times the bytes, a batch would not fit into the spool.")
+    answer = with_change(question, setup.with_engines(larger), "As float32, four times the bytes")
+    return replace(answer, text=f"{already} {answer.text}")
 
 
 def _cached(setup: Setup, today: Epoch, cost: float) -> Answer:

@@ -84,7 +84,7 @@ def _choices(measured: Measured) -> Iterator[tuple[str, tuple[OffloadPath, ...]]
 def _papers(setup: Setup) -> Iterator[tuple[str, Epoch]]:
     """Yield the paper's MTE and WRR by its own event rules, with all engines as one CSD.
 
-    Its host is serial: it prepares a batch, or reads one of the CSD, and trains on it. No single stage limits that.
+    Its host is serial, and that limits: it prepares a batch, or reads one of the CSD, and trains on it.
     """
     n = simulated(setup)
     rates = [path_limit(path, path.batches_per_s)[0] for path in setup.engines]
@@ -95,4 +95,4 @@ def _papers(setup: Setup) -> Iterator[tuple[str, Epoch]]:
         seconds, trained, used = paper_epoch(n, *times, host_batches)
         taken = {path.source: round(used * rate / sum(rates)) for rate, path in zip(rates, setup.engines, strict=True)}
         played = Played(trained, seconds, seconds - trained * setup.step_s, trained - used, taken)
-        yield f"{name}, the paper's rules", replace(epoch_of(setup, setup.engines, played), limit="-")
+        yield f"{name}, the paper's rules", replace(epoch_of(setup, setup.engines, played), limit="serial host")

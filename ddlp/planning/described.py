@@ -212,7 +212,7 @@ def _path(engine: Fields, fields: Fields, notes: list[str]) -> OffloadPath:
         if "room" not in engine:
             notes.append(f"the spool of {name} holds 8 GiB, an engine's default (room=BATCHES)")
     elif "room" in engine:
-        size, room = 1.0, float(engine["room"])  # nothing else asks for the bytes: their bandwidth is not known
+        raise ValueError(f"engine {name}: room={engine['room']} is in batches, whose bytes are not known; give --batch-bytes")
     else:
         notes.append(f"the spool of {name} holds {QUOTA:,} batches, an engine's default (room=BATCHES)")
     rate = engine.get("rate")

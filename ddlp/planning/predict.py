@@ -26,7 +26,7 @@ class Epoch:
     Attributes:
         seconds: it takes.
         waiting: the part of these in which training has no batch.
-        limit: the stage that limits: "training", "host", "source", "transfer" or "spool".
+        limit: the stage that limits: "training", "host", "source", "transfer" or "spool"; "serial host" by the paper's rules.
         shares: the part of the batches that the host made, and each engine, by its name; the host is "".
         energy_j: None without watts.
         cost: None without prices.

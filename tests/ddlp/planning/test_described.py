@@ -85,6 +85,7 @@ def test_a_file_and_what_counts_more(tmp_path, suffix):
     ({"engine": ["a=1"], "join": ["a"]}, "--join 'a': write NAME@SECONDS"),
     ({"engine": ["a=1"], "leave": ["b@1"]}, "'b' joins or leaves, and is no engine here; there are: a"),
     ({"engine": ["a=1"], "leave": ["a@1", "a@2"]}, "a leaves at 1 s and again at 2 s; joins and leaves of an engine come by"),
+    ({"engine": ["a=1,room=9"]}, "engine a: room=9 is in batches, whose bytes are not known; give --batch-bytes"),
     ({"engine": ["a=1,bytes=20G"]}, "the spool of engine a has no room for a batch"),
     ({"step_s": None}, "the options: step_s is None"),
 ])  # fmt: skip

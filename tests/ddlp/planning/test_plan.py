@@ -126,6 +126,11 @@ def test_answers_are_those_reckoned_by_hand(question, changes, rate):
     assert one.saves == pytest.approx(1 - one.epoch.seconds / today.seconds) and one.by == "simulated"
 
 
+def test_a_spool_without_room_for_float32():
+    one = answered("uint8 instead of float32", engine=["csd=2,bytes=1M,bandwidth=4M,room=3"])
+    assert one.epoch is None and one.text.endswith("As float32, four times the bytes, a batch would not fit into the spool.")
+
+
 def test_the_fewest():
     workers, engines = answered("the fewest workers"), answered("the fewest engines")
     assert "With 8 workers on the host beside csd training does not wait" in workers.text  # 8 + 2
