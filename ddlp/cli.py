@@ -28,7 +28,7 @@ _COMMANDS = {
     "analyse": ("ddlp.observe.analysis_command", "where the time of a recorded run went, and which stage limits it"),
     "trace": ("ddlp.observe.trace", "a recorded run as a Chrome trace for Perfetto"),
     "report": ("ddlp.observe.report.command", "a recorded run as one HTML page and PNG plots"),
-    "plan": ("ddlp.planning.command", "what ddlp predicts without running it, held against the paper's figures"),
+    "plan": ("ddlp.observe.plan_command", "what strategies, devices and workers would bring, predicted without running it"),
     "try": ("ddlp.tryout.command", "what ddlp would bring for the images in a folder of yours, in two minutes"),
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
 }

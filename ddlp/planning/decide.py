@@ -17,7 +17,7 @@ from ddlp.planning.measured import Measured, OffloadPath, Transport
 
 __all__ = [
     "TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "check_goal", "decide", "estimate",
-    "ocycle_ratio", "path_limit",
+    "host_spare", "joules", "ocycle_ratio", "path_limit", "price",
 ]  # fmt: skip
 
 Objective = Literal["time", "energy", "cost"]
@@ -90,6 +90,7 @@ class Estimate:
         capacity_batches_per_s: batches a second of all sides together if training took no time.
         host_batches_per_s: batches a second that the host makes.
         source_batches_per_s: batches a second of each source, in the order of ``paths``.
+        source_limits: the stage that limits each source, in the same order.
         energy_j: joules a batch.
         cost: price of a batch.
         assumed: what was not measured and has been assumed.
@@ -101,6 +102,7 @@ class Estimate:
     capacity_batches_per_s: float = 0.0
     host_batches_per_s: float = 0.0
     source_batches_per_s: tuple[float, ...] = ()
+    source_limits: tuple[str, ...] = ()
     energy_j: float | None = None
     cost: float | None = None
     assumed: tuple[str, ...] = ()
@@ -148,15 +150,13 @@ def estimate(
     and of its links; and places in the spool / seconds that a batch holds one (Little's law: a lease reserves it). ``power``
     and ``prices`` must name each of the sources.
     """
-    r_cpu, p_cycle, processors = measured.host_batches_per_s, measured.host_cpu_s_per_batch, measured.host_processors
+    r_cpu = measured.host_batches_per_s
     if r_cpu is None:
         return Estimate(paths)
     ratios = {path.source: ocycle_ratio(measured, path) for path in paths}
     assumed = tuple(f"taking a batch of {path} costs the host {ratios[path.source]:.0%} of making one"
-                    for path in paths if None in (p_cycle, path.host_cpu_s_per_batch))  # fmt: skip
-    # The host's processors, in batches a second of its own path: those that path leaves free, and all.
-    free = 0.0 if p_cycle is None or processors is None else max(0.0, (processors - 1) / p_cycle - r_cpu)
-    most = r_cpu + free if p_cycle is None or processors is None else processors / p_cycle
+                    for path in paths if None in (measured.host_cpu_s_per_batch, path.host_cpu_s_per_batch))  # fmt: skip
+    free, most = host_spare(measured)
     link, taking, rates, limits = measured.transfer_bytes_per_s or math.inf, 0.0, {}, {}
     for path in sorted(paths, key=lambda path: (ratios[path.source], path.source)):
         size, ratio = path.bytes_per_batch or 0.0, ratios[path.source]
@@ -183,9 +183,21 @@ def estimate(
     return Estimate(
         paths=paths, time_s=time_s, limit=limit, capacity_batches_per_s=capacity, host_batches_per_s=wanted,
         source_batches_per_s=tuple(rates[path.source] for path in paths),
-        energy_j=None if power is None else _energy_j(power, paths, time_s, busy),
-        cost=None if prices is None else _cost(prices, paths, time_s), assumed=assumed,
+        source_limits=tuple(limits[path.source] for path in paths),
+        energy_j=None if power is None else joules(power, paths, time_s, busy),
+        cost=None if prices is None else price(prices, paths, time_s), assumed=assumed,
     )  # fmt: skip
+
+
+def host_spare(measured: Measured) -> tuple[float, float]:
+    """The host's processors, in batches a second of its own path: those that this path leaves free, and all.
+
+    One of the free ones trains. If too little is known, none is free.
+    """
+    r_cpu, p_cycle, processors = measured.host_batches_per_s or 0.0, measured.host_cpu_s_per_batch, measured.host_processors
+    if p_cycle is None or processors is None:
+        return 0.0, r_cpu
+    return max(0.0, (processors - 1) / p_cycle - r_cpu), processors / p_cycle
 
 
 def ocycle_ratio(measured: Measured, path: OffloadPath) -> float:
@@ -207,12 +219,14 @@ def path_limit(path: OffloadPath, made: float | None) -> tuple[float, str]:
     return min((made, "source"), (transfer, "transfer"), (spool, "spool"))
 
 
-def _energy_j(power: Power, paths: tuple[OffloadPath, ...], time_s: float, busy: float) -> float:
+def joules(power: Power, paths: tuple[OffloadPath, ...], time_s: float, busy: float) -> float:
+    """Joules of so many seconds with these sources; ``busy``: the part of the host's processors that are at work, 0 to 1."""
     host = power.host_idle_watts + (power.host_busy_watts - power.host_idle_watts) * busy
     return time_s * (host + power.accelerator_watts + sum(power.engine_watts[path.source] for path in paths))
 
 
-def _cost(prices: Prices, paths: tuple[OffloadPath, ...], time_s: float) -> float:
+def price(prices: Prices, paths: tuple[OffloadPath, ...], time_s: float) -> float:
+    """What so many seconds with these sources cost."""
     engines = sum(prices.engine_per_h[path.source] for path in paths)
     stored_gb = sum(path.spool_bytes or 0.0 for path in paths) / 1e9
     storage = stored_gb * prices.stored_per_gb_month / _H_PER_MONTH

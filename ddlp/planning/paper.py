@@ -23,7 +23,7 @@ from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from ddlp.planning.simulate import paper_epoch
 from ddlp.planning.table6 import Cell, cells, clean_cells
 
-__all__ = ["Aim", "Prediction", "Validation", "table", "validate"]
+__all__ = ["Aim", "Prediction", "Validation", "split", "table", "validate"]
 
 _ONE, _TWO, _DALI = "Table VI, one GPU", "Table VI, two GPUs", "Table VII, DALI on the GPU"
 _WRONG = "Table VI, cells that are wrong"
@@ -111,7 +111,7 @@ def _toy_aims() -> list[Aim]:
     """Section IV-D: 1000 batches; 1/4 s to prepare one on the CPU and train on it, 1 s on the CSD, 1/8 s to read and train."""
     n, toy = 1000, (0.25, 1.0, 0.125)
     found = [
-        ("MTE", (225.0, 1000, 200), paper_epoch(n, *toy, _split(n, *toy[:2])), f"{n * _formula('mte', *toy):g} s"),
+        ("MTE", (225.0, 1000, 200), paper_epoch(n, *toy, split(n, *toy[:2])), f"{n * _formula('mte', *toy):g} s"),
         ("WRR", (222.25, 1000, 222), paper_epoch(n, *toy), f"{n * _formula('wrr', *toy):.2f} s"),
         ("Algorithm 2 to the letter", (285.625, 1285, 285), paper_epoch(n, *toy, literal=True), ""),
     ]
@@ -135,13 +135,13 @@ def _predictions(part: str, chosen: Iterable[Cell]) -> Iterable[Prediction]:
     for cell in chosen:
         n = math.ceil(IMAGENET_IMAGES / BATCH_SIZES[cell.model])
         times = (cell.cpu_s, cell.device_s, cell.read_and_train_s)
-        for strategy, printed_s, split in (("mte", cell.mte_s, _split(n, *times[:2])), ("wrr", cell.wrr_s, None)):
-            rules_s, formula_s = paper_epoch(n, *times, split)[0] / n, _formula(strategy, *times)
+        for strategy, printed_s, head in (("mte", cell.mte_s, split(n, *times[:2])), ("wrr", cell.wrr_s, None)):
+            rules_s, formula_s = paper_epoch(n, *times, head)[0] / n, _formula(strategy, *times)
             name = f"{cell.model} {cell.pipeline}"
             yield Prediction(part, name, cell.processes, cell.cpu_s, strategy, printed_s, rules_s, formula_s)
 
 
-def _split(n: int, cpu_s: float, device_s: float) -> int:
+def split(n: int, cpu_s: float, device_s: float) -> int:
     """The CPU's batches under MTE: both sides are busy equally long."""
     return round(n * device_s / (cpu_s + device_s))
 

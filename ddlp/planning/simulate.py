@@ -32,6 +32,8 @@ class World:
     host_workers: int = 1
     device_workers: int = 1
     quota: int = 1 << 30
+    workers_of: dict[str, int] = field(default_factory=dict)  # of single devices; the others have ``device_workers``
+    quota_of: dict[str, int] = field(default_factory=dict)  # the same, for ``quota``
     joins_s: float = 0.0  # infinite: it hangs
     fetch_ok: Callable[[int], bool] = lambda position: True
     lease_fails: Callable[[int], bool] = lambda position: False
@@ -39,6 +41,8 @@ class World:
     doubled: Callable[[int], bool] = lambda lease: False  # the message that it is published comes twice
     device_dies_s: dict[str, float] = field(default_factory=dict)
     device_returns_s: dict[str, float] = field(default_factory=dict)  # after it has died
+    absent: frozenset[str] = frozenset()  # not there at the beginning, and not expected
+    moves: tuple[tuple[float, str, bool], ...] = ()  # when, which device; True: it joins, False: it leaves
     sampler: tuple[int, int] | None = None  # (batches, window): the sampler is read as the epoch goes
 
 
@@ -84,20 +88,24 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._host_idle = world.host_workers
-        self._device_idle = {name: world.device_workers for name in world.device_s}
+        self._device_idle = {name: self._workers(name) for name in world.device_s}
         self._queues: dict[str, list[tuple[int, int]]] = {name: [] for name in world.device_s}
         self._cancelled: set[int] = set()
-        self._dead: set[str] = set()
+        self._dead: set[str] = set(world.absent)
         self._lives = dict.fromkeys(world.device_s, 0)
         self._training = self._looks_again = False
         self._step_s: float | None = None  # of the last training step
         self._waiting_since: float | None = 0.0
         for name in world.device_s:
             ledger.expect(name, self.now)
-            if not math.isinf(world.joins_s):
+            if name in world.absent:
+                ledger.no_longer_expect(name)
+            elif not math.isinf(world.joins_s):
                 self._at(world.joins_s, partial(self._join, name))
         for name, when in world.device_dies_s.items():
             self._at(when, partial(self._die, name))
+        for when, name, joins in world.moves:
+            self._at(when, partial(self._return if joins else self._die, name))
         if controller is not None:
             controller.begin(ledger)
 
@@ -205,8 +213,11 @@ class Simulation:
 
     def _join(self, name: str) -> None:
         if name not in self._dead and not self.ledger.devices[name].alive:
-            self.rates.joined(name, self.world.device_workers)
-            self.ledger.join(name, quota=self.world.quota, window=self.world.device_workers + 1)
+            self.rates.joined(name, self._workers(name))
+            self.ledger.join(name, quota=self.world.quota_of.get(name, self.world.quota), window=self._workers(name) + 1)
+
+    def _workers(self, name: str) -> int:
+        return self.world.workers_of.get(name, self.world.device_workers)
 
     def _die(self, name: str) -> None:
         self._dead.add(name)
@@ -219,7 +230,7 @@ class Simulation:
         """The device starts anew, with all its workers idle, whatever the former ones were doing."""
         self._dead.remove(name)
         self._lives[name] += 1
-        self._device_idle[name] = self.world.device_workers
+        self._device_idle[name] = self._workers(name)
         self._join(name)
 
     def _lease(self) -> bool:

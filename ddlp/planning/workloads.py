@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from ddlp.planning.decide import Estimate, all_sets, decide, estimate
 from ddlp.planning.measured import DType, Measured, OffloadPath, Part, Transport
+from ddlp.planning.play import play_epoch
 from ddlp.planning.rules import CACHEW_CODE, CACHEW_PAPER, FASTFLOW_CODE, FASTFLOW_PAPER, Cachew, FastFlow
-from ddlp.planning.simulate import Simulation, World
-from ddlp.schedule.ledger import Ledger
-from ddlp.schedule.strategies import Wrr
 
 __all__ = ["RULES", "Comparison", "compare", "measure", "oracle", "play", "random_workload", "table"]
 
@@ -162,51 +160,17 @@ def play(
     truth: Measured, paths: tuple[OffloadPath, ...], rng: random.Random, *,
     batches: int = 400, noise: float = 0.05, room: int = 4,
 ) -> float:  # fmt: skip
-    """Play an epoch in `Simulation`, by the loader's own ledger and wrr, and return its seconds a batch.
+    """Play an epoch by wrr, with durations that vary (`play_epoch`), and return its seconds a batch.
 
-    What it does not take from `estimate`: taking a batch keeps the host's processors from making one, transfers over a link
-    follow one another, and leases and fetches reserve room. Its limits: it means nothing if the host makes no batch, since
-    taking is paid for by the host's next one. All sources have as many workers as the first, and as many places in their spools
-    as that with the fewest, at most ``room``: before a slow link `wrr` fills a large spool, and the epoch's end waits for it.
+    It means nothing if the host makes no batch. A spool has ``room`` places at most: before a slow link `wrr` fills a large
+    spool, and the epoch's end waits for it. The host may take as many batches at once as `estimate` takes for granted.
     """
-    r_cpu, p_cycle = truth.host_batches_per_s, truth.host_cpu_s_per_batch
-    assert truth.step_s is not None and r_cpu is not None and p_cycle is not None
-    by_source = {path.source: path for path in paths}
-    processors = r_cpu * p_cycle  # that prepare
-    free = max(0.0, (truth.host_processors or 0.0) - 1 - processors)
-    owed, owed_at = 0.0, 0.0  # processor seconds for taking batches, and when that was
-    link_free = dict.fromkeys(by_source, 0.0)
 
     def about(seconds: float) -> float:
         return seconds * max(0.01, rng.gauss(1.0, noise))
 
-    def host_s(position: int) -> float:
-        nonlocal owed, owed_at
-        owed, owed_at = max(0.0, owed - free * (simulation.now - owed_at)), simulation.now
-        seconds, owed = about(1 / r_cpu) + owed / processors, 0.0
-        return seconds
-
-    def fetch_s(position: int) -> float:
-        nonlocal owed
-        path = by_source[next(reversed(simulation.ledger.fetching.values()))[0]]
-        owed += about(path.host_cpu_s_per_batch or 0.0)
-        band = path.bandwidth_bytes_per_s
-        took = about((path.bytes_per_batch or 0.0) / band) if band else 0.0
-        link_free[path.source] = max(simulation.now, link_free[path.source]) + took
-        return link_free[path.source] - simulation.now
-
-    def device_s(path: OffloadPath) -> Callable[[int], float]:
-        return lambda position: about(path.workers / (path.batches_per_s or math.inf))
-
-    rooms = [int(path.spool_bytes // path.bytes_per_batch) for path in paths if path.spool_bytes and path.bytes_per_batch]
-    step_s = truth.step_s
-    world = World(
-        host_s=host_s, train_s=lambda position: about(step_s), fetch_s=fetch_s,
-        device_s={path.source: device_s(path) for path in paths},
-        device_workers=paths[0].workers if paths else 1, quota=min([*rooms, room]),
-    )  # fmt: skip
-    simulation = Simulation(Ledger(batches, host_slots=4, fetch_slots=2 + 2 * len(paths)), world, Wrr)
-    return simulation.run().seconds / batches
+    slots = 4, 2 + 2 * len(paths)
+    return play_epoch(truth, paths, batches=batches, about=about, slots=slots, room=room).seconds / batches
 
 
 def table(rows: Sequence[Comparison]) -> str:

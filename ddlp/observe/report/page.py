@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 
@@ -18,7 +18,7 @@ from ddlp.observe.run import EpochTrace
 from ddlp.process.version import __version__
 from ddlp.recording.events import Joined
 
-__all__ = ["page"]
+__all__ = ["document", "page", "tiles"]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _MOST_EVENTS = 100  # in the list; beyond that they are counted
@@ -26,13 +26,17 @@ _MOST_EVENTS = 100  # in the list; beyond that they are counted
 
 def page(report: RunReport) -> str:
     """The whole file."""
+    return document(f"{report.path.name}: ddlp report", "".join(_body(report)))
+
+
+def document(title: str, body: str) -> str:
+    """A page of ours: ``body`` is HTML."""
     css = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report.path.name)}: ddlp report</title><style>\n{css}</style></head>\n"
-        f"<body><main>{''.join(_body(report))}</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
 
 
@@ -99,16 +103,20 @@ def _tiles(analysis: Analysis) -> str:
     rates = analysis.rates
     able = f"{'host and device together' if rates.devices else 'the host alone'} can {number(rates.both_sides)}"
     made = sum(analysis.batches.values())
-    tiles = [
+    return tiles([
         ("images/s", number(analysis.images_per_s), able),
         ("epoch", seconds(wall_s), of_bound),
         ("of the bound", of, "100 %: as fast as these rates allow"),
         ("from the device", percent(analysis.batches["csd"], made), f"{analysis.batches['csd']} of {made} batches"),
         ("training waited", percent(analysis.stages[WAITING], wall_s), f"{seconds(analysis.stages[WAITING])} of the epoch"),
-    ]
+    ])
+
+
+def tiles(shown: Iterable[tuple[str, str, str]]) -> str:
+    """The large figures: name, value, and what belongs to it."""
     cells = "".join(
         f"<div><dt>{name}</dt><dd>{value}<small>{more}</small></dd></div>"
-        for name, value, more in (map(escape, tile) for tile in tiles)
+        for name, value, more in (map(escape, one) for one in shown)
     )
     return f'<dl class="tiles">{cells}</dl>'
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddlp.cli import main
 from ddlp.observe.report import write_report
 from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
 
@@ -29,6 +30,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.mark.parametrize("run", RUNS)
 def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: str) -> None:
     page = write_report(recorded / run, tmp_path)
+    for width in (1280, 400):
+        for scheme in ("light", "dark"):
+            assert browser.look(page, width, scheme) == [], (width, scheme)
+
+
+@pytest.mark.parametrize("engines", [["csd0=2,spool", "csd1=1"], []])
+def test_a_plan_can_be_read(browser: Browser, tmp_path: Path, engines: list[str]) -> None:
+    page = tmp_path / "plan.html"
+    described = ["--step-s", "0.1", "--host-rate", "4", "--batches", "100", "--host-watts", "80:250", "--engine-watts", "9"]
+    assert main(["plan", *described, *(f"--engine={one}" for one in engines), "--html", str(page)]) == 0
     for width in (1280, 400):
         for scheme in ("light", "dark"):
             assert browser.look(page, width, scheme) == [], (width, scheme)

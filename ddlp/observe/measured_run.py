@@ -1,0 +1,92 @@
+"""A recorded epoch as the figures of a set-up, for `ddlp plan --from-run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from ddlp.errors import DDLPError
+from ddlp.observe.analysis import analyse
+from ddlp.observe.engine_time import DeviceTime, device_times
+from ddlp.observe.run import EpochTrace
+from ddlp.observe.spans import length, union
+from ddlp.planning.decide import TYPICAL_OCYCLE
+from ddlp.planning.described import Fields
+from ddlp.recording.events import Exhausted, Fetched, HostBatch, Step
+
+__all__ = ["IMAGE_BYTES", "MeasuredRun", "measured_run"]
+
+IMAGE_BYTES = 224 * 224 * 3  # of an image in a device's batch, which no recording has: that of ImageNet's usual crop
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What a recorded epoch tells: fields as `ddlp.planning.described` has them, and what has been assumed of others."""
+
+    fields: Fields
+    assumed: tuple[str, ...]
+
+
+def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> MeasuredRun:
+    """Read the figures of an epoch, all for full batches.
+
+    Rates are those of ``ddlp analyse``: all workers at work and nothing else in the way. A step is the time from having a batch
+    until the next one is asked for.
+
+    Args:
+        trace: the epoch.
+        batch_bytes: of a batch as a device sends it. It is not recorded, so None assumes images of 224 x 224.
+
+    Raises:
+        DDLPError: nobody trained on a batch of it.
+    """
+    began, steps = trace.began, trace.of(Step)
+    asked = [step.asked_at for step in steps[1:]] + [end.asked_at for end in trace.of(Exhausted)][:1]
+    trained = list(zip(steps, asked, strict=False))
+    if not trained:
+        raise DDLPError(f"{trace.path}: no training step is recorded whole, so nothing can be planned from it. Record an epoch "
+                        "that runs to its end.")  # fmt: skip
+    full = max(began.batch_size, *(step.samples for step in steps), 1)
+    rates = analyse(trace).rates
+    step_s = sum(at - step.got_at for step, at in trained) / max(1, sum(step.samples for step, _ in trained)) * full
+    fields: Fields = {
+        "step_s": max(step_s, 1e-9), "workers": max(1, began.workers), "batches": began.batches or len(steps),
+        "batch_bytes": batch_bytes or full * IMAGE_BYTES,
+    }  # fmt: skip
+    assumed = ["the recording does not say how many processors the host has (--processors)"] if began.devices else []
+    if rates.host is not None:
+        fields["host_rate"] = rates.host / full
+        made = [batch for batch in trace.of(HostBatch) if batch.outcome == "made"]
+        images = fmean(step.samples for step in steps)
+        fields["host_cpu_s"] = max(1e-9, fmean(batch.cpu_s for batch in made) / images * full)
+    if batch_bytes is None:
+        assumed.append(f"a batch has {full} images of 224 x 224 pixels in bytes (--batch-bytes)")
+    engines = []
+    for device in device_times(trace):
+        if device.device not in rates.devices:
+            assumed.append(f"{device.device} published nothing, so its rate is not known, and it is left out (--engine)")
+            continue
+        engines.append(_engine(trace, device, rates.devices[device.device] / full, fields, assumed))
+    return MeasuredRun(fields | {"engine": engines}, tuple(assumed))
+
+
+def _engine(trace: EpochTrace, device: DeviceTime, rate: float, fields: Fields, assumed: list[str]) -> Fields:
+    """A device's fields. Its link is taken to be as fast as its batches came while any was on its way."""
+    name = device.device
+    fetched = [one for one in trace.of(Fetched) if one.device == name and not one.trouble]
+    engine: Fields = {
+        "name": name, "rate": rate, "workers": max(1, device.workers), "room": max(1, device.quota),
+    }  # fmt: skip
+    if not fetched:
+        return engine
+    assumed.append(f"whether batches of {name} came by spool or stream is not recorded; it is called stream")
+    reading_s = length(union((one.began_at, one.read_at) for one in fetched))
+    engine["bandwidth"] = fields["batch_bytes"] * len(fetched) / max(reading_s, 1e-6)
+    if "host_cpu_s" in fields:
+        took_s = fmean(one.ended_at - one.began_at for one in fetched)
+        engine["host_cpu_s"] = min(took_s, TYPICAL_OCYCLE["stream"] * fields["host_cpu_s"])
+        assumed.append(
+            f"taking a batch of {name} costs the host {engine['host_cpu_s']:.3g} s of a processor: the time of a fetch, "
+            f"{took_s:.3g} s, and {TYPICAL_OCYCLE['stream']:.0%} of making one at most (host_cpu_s=)"
+        )
+    return engine

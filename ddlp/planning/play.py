@@ -1,0 +1,171 @@
+"""An epoch of measured figures, played in `Simulation` by the loader's own ledger and strategies."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ddlp.planning.decide import host_spare, ocycle_ratio
+from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.planning.simulate import Simulation, World
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.rates import Rates
+from ddlp.schedule.strategies import Strategy, Wrr
+
+__all__ = ["FETCH_SLOTS", "QUOTA", "Played", "host_slots", "play_epoch"]
+
+FETCH_SLOTS = 3  # as `ddlp.epoch.iterator` has it
+_KNOWN = 10  # batches after which a strategy takes a rate as known
+QUOTA = 1024  # batches in a spool, if its room is not known: an engine's default
+
+
+@dataclass(frozen=True)
+class Played:
+    """A simulated epoch.
+
+    Attributes:
+        batches: its batches.
+        seconds: from its beginning until the last batch was trained on.
+        waiting_s: the seconds of these in which training had no batch.
+        host_made: batches that the host made, also those that were not used.
+        taken: batches that the host took from each source.
+    """
+
+    batches: int
+    seconds: float
+    waiting_s: float
+    host_made: int
+    taken: Mapping[str, int]
+
+
+def host_slots(workers: int, devices: bool) -> int:
+    """Return how many batches the host may hold, as in `ddlp.epoch.iterator` with DataLoader's prefetch_factor of 2."""
+    slots = max(2, 2 * workers + 1)
+    return min(slots, max(workers + 2, slots - FETCH_SLOTS)) if devices else slots
+
+
+class _Queue:
+    """What does one piece of work after the other."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def add(self, now: float, seconds: float) -> float:
+        """Add work; returns when it is done."""
+        self._until = max(now, self._until) + seconds
+        return self._until
+
+
+def play_epoch(
+    measured: Measured,
+    paths: tuple[OffloadPath, ...] = (),
+    strategy: type[Strategy] = Wrr,
+    *,
+    batches: int,
+    workers: int = 1,
+    absent: frozenset[str] = frozenset(),
+    moves: tuple[tuple[float, str, bool], ...] = (),
+    about: Callable[[float], float] = lambda seconds: seconds,
+    slots: tuple[int, int] | None = None,
+    room: int = QUOTA,
+) -> Played:
+    """Play an epoch.
+
+    A batch that the host takes keeps its processors from making one, as far as none is free for that and no worker rests: the
+    host's next batch takes so much longer. Nor are more taken than all its processors can. The batches of a link follow one
+    another, as do those of all links together. Leases and fetches reserve places in the spool. The rates are known from an
+    epoch before. Without ``about``, durations do not vary.
+
+    Args:
+        measured: the step's time and the host's rate must be known, and the rate of each path.
+        paths: the sources that take part.
+        strategy: one of ddlp's, or a user's.
+        batches: of the epoch.
+        workers: of the host; together they have the measured rate.
+        absent: sources that are not there at the beginning.
+        moves: when a source joins (True) or leaves (False), in seconds.
+        about: returns a duration near the given one.
+        slots: how many batches the host may hold, made by itself and taken; None: as the loader does.
+        room: places in a spool at most.
+    """
+    step_s, r_cpu = measured.step_s, measured.host_batches_per_s
+    assert step_s is not None and r_cpu is not None
+    by_source = {path.source: path for path in paths}
+    ratios = {path.source: ocycle_ratio(measured, path) for path in paths}
+    free, _ = host_spare(measured)
+    own_links, all_links, takers = {name: _Queue() for name in by_source}, _Queue(), _Queue()
+    made, taken = 0, Counter(dict.fromkeys(by_source, 0))
+    owed, owed_at = 0.0, 0.0  # batches that the host can't make since it has taken others, and when that was
+    busy: list[float] = []  # until when each of the host's workers that is at work
+    soon = free and FETCH_SLOTS * max(ratios.values(), default=0.0)  # owed for batches at hand: free processors see to that
+
+    def pay(until: float) -> None:
+        """Processors that are free, and those of workers that rest, have taken batches meanwhile."""
+        nonlocal owed, owed_at
+        resting = 1 - len(busy) / workers
+        owed, owed_at = max(0.0, owed - (free + resting * r_cpu) * (until - owed_at)), until
+
+    def settle() -> None:
+        while busy and busy[0] <= simulation.now:
+            pay(busy[0])
+            heapq.heappop(busy)
+        pay(simulation.now)
+
+    def host_s(position: int) -> float:
+        nonlocal owed, made
+        settle()
+        late, made = max(0.0, owed - soon), made + 1
+        owed -= late
+        seconds = (about(1 / r_cpu) + late / r_cpu) * workers
+        heapq.heappush(busy, simulation.now + seconds)
+        return seconds
+
+    def fetch_s(position: int) -> float:
+        nonlocal owed
+        settle()
+        entry = simulation.ledger.entry(position)
+        assert entry is not None and entry.device is not None
+        path, ratio, now = by_source[entry.device], about(ratios[entry.device]), simulation.now
+        size, band = path.bytes_per_batch or 0.0, path.bandwidth_bytes_per_s
+        owed += ratio
+        taken[path.source] += 1
+        return max(
+            own_links[path.source].add(now, about(size / band) if band else 0.0),
+            all_links.add(now, size / (measured.transfer_bytes_per_s or math.inf)),
+            takers.add(now, ratio / (r_cpu + free)),
+        ) - now  # fmt: skip
+
+    def device_s(path: OffloadPath) -> Callable[[int], float]:
+        rate = path.batches_per_s
+        assert rate is not None
+        return lambda position: about(path.workers / rate)
+
+    places = {path.source: int(path.spool_bytes // path.bytes_per_batch)
+              for path in paths if path.spool_bytes and path.bytes_per_batch}  # fmt: skip
+    world = World(
+        host_s=host_s, train_s=lambda position: about(step_s), fetch_s=fetch_s, host_workers=workers,
+        device_s={path.source: device_s(path) for path in paths}, workers_of={path.source: path.workers for path in paths},
+        quota=room, quota_of={name: min(room, count) for name, count in places.items()},
+        absent=absent & by_source.keys(), moves=tuple(move for move in moves if move[1] in by_source),
+    )  # fmt: skip
+    host, fetched = (host_slots(workers, bool(paths)), FETCH_SLOTS) if slots is None else slots
+    simulation = Simulation(Ledger(batches, host_slots=host, fetch_slots=fetched), world, strategy.make)
+    simulation.rates.epoch_begins(workers, 1, int(max((path.bytes_per_batch or 0.0 for path in paths), default=0.0)))
+    _know(simulation.rates, measured, paths, workers)
+    outcome = simulation.run()
+    return Played(batches, outcome.seconds, outcome.waiting_s, made, taken)
+
+
+def _know(rates: Rates, measured: Measured, paths: tuple[OffloadPath, ...], workers: int) -> None:
+    """Tell what an epoch before has shown: a loader's rates outlive its epochs."""
+    assert measured.step_s is not None and measured.host_batches_per_s is not None
+    for path in paths:
+        rates.joined(path.source, path.workers)
+    for _ in range(_KNOWN):
+        rates.host.add(workers / measured.host_batches_per_s)
+        rates.trained(measured.step_s)
+        for path in paths:
+            rates.device(path.source).add(path.workers / (path.batches_per_s or math.inf))

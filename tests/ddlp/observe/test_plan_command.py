@@ -1,0 +1,138 @@
+"""`ddlp plan --from-run` and `--html`: figures of a recording, and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ddlp.cli import main
+from ddlp.errors import DDLPError
+from ddlp.observe import analyse, read_epoch, read_run
+from ddlp.observe.measured_run import IMAGE_BYTES, measured_run
+from ddlp.recording.events import EpochEnded, Published, Step
+from tests.ddlp.observe.by_hand import TWO_SIDES, written
+
+
+def test_figures_of_an_epoch_by_hand(tmp_path):
+    """A host worker makes a batch in 4 s, 3 of them of a processor; the device's takes 6 s, and half a second on its way."""
+    trace = read_epoch(written(tmp_path / "0000.jsonl", TWO_SIDES))
+    found = measured_run(trace, batch_bytes=1e6)
+    assert found.fields == {
+        "step_s": pytest.approx((2.5 + 2.0 + 2.5 + 2.0) / 4),  # from having a batch until asking for the next
+        "workers": 1, "batches": 4, "host_rate": pytest.approx(1 / 4), "host_cpu_s": pytest.approx(3.0), "batch_bytes": 1e6,
+        "engine": [{
+            "name": "d", "rate": pytest.approx(1 / 6), "workers": 1, "room": 2, "bandwidth": pytest.approx(2e6),
+            "host_cpu_s": pytest.approx(1.0),  # the time of its fetch
+        }],
+    }  # fmt: skip
+    assert not any("224" in one for one in found.assumed) and any("--processors" in one for one in found.assumed)
+    assumed = measured_run(trace)
+    assert assumed.fields["batch_bytes"] == 2 * IMAGE_BYTES and any("224 x 224" in one for one in assumed.assumed)
+    bandwidth = assumed.fields["engine"][0]["bandwidth"]
+    assert bandwidth == pytest.approx(2 * 2 * IMAGE_BYTES), "the batch's time on its way stays"
+
+
+def test_a_device_without_a_batch_is_left_out_and_said(tmp_path):
+    events = [event for event in TWO_SIDES if not isinstance(event, Published)]
+    found = measured_run(read_epoch(written(tmp_path / "0000.jsonl", events)))
+    assert found.fields["engine"] == [] and any(one.startswith("d published nothing") for one in found.assumed)
+
+
+def test_an_epoch_without_a_step_is_refused(tmp_path):
+    events = [event for event in TWO_SIDES if not isinstance(event, Step)]
+    with pytest.raises(DDLPError, match="no training step is recorded whole"):
+        measured_run(read_epoch(written(tmp_path / "0000.jsonl", events)))
+    assert main(["plan", "--from-run", str(tmp_path)]) == 1
+
+
+def test_a_real_run_is_planned_from_what_ddlp_analyse_says(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--from-run", str(recorded / "wrr"), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    trace = read_run(recorded / "wrr")[-1]
+    rates, measured = analyse(trace).rates, plan["setup"]["measured"]
+    assert plan["source"] == str(recorded / "wrr" / "0001.jsonl") and plan["setup"]["batches"] == 30
+    assert measured["loader_batches_per_s"] == pytest.approx(rates.host / 2)
+    (path,) = measured["paths"]
+    assert path["with_host_batches_per_s"] == pytest.approx(rates.devices[path["source"]] / 2)
+    assert measured["step_s"] >= 2 / rates.training  # handing the batch over is not waiting
+    assert {row["name"] for row in plan["rows"]} >= {"cpu", "mte", "wrr", "ordered"}
+    assert any("224 x 224" in one for one in plan["setup"]["assumed"])
+
+
+def test_what_is_given_counts_more_than_the_recording(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    trace = read_run(recorded / "wrr")[-1]
+    (device,) = trace.began.devices
+    given = ["--step-s", "2", "--batch-bytes", "7M", "--engine", f"{device}=3"]
+    assert main(["plan", "--from-run", str(trace.path), *given, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    measured = plan["setup"]["measured"]
+    assert measured["step_s"] == 2 and measured["paths"][0]["alone_batches_per_s"] == 3
+    assert plan["source"].endswith(", the options")
+    assert measured["paths"][0]["bytes_per_batch"] == 7e6 and not any("224" in one for one in plan["setup"]["assumed"])
+
+
+@pytest.mark.parametrize("run", ["mte", "alone", "taken back", "lost", "broken off"])
+def test_every_kind_of_run_can_be_planned_from(recorded: Path, capsys: pytest.CaptureFixture[str], run: str):
+    status = main(["plan", "--from-run", str(recorded / run), "--host-rate", "50"])
+    said = capsys.readouterr()
+    if run == "broken off":  # after a single batch
+        assert status == 1 and "no training step is recorded whole" in said.err
+    else:
+        assert status == 0 and "\nanswers (" in said.out
+
+
+def test_a_run_of_devices_alone_asks_for_the_hosts_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    events = [event for event in TWO_SIDES if type(event).__name__ != "HostBatch"]
+    written(tmp_path / "0000.jsonl", events)
+    assert main(["plan", "--from-run", str(tmp_path)]) == 2
+    assert "the host's rate is not known; give --host-rate" in capsys.readouterr().err
+
+
+def test_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--from-run", str(tmp_path)]) == 1
+    assert "no recorded run is there" in capsys.readouterr().err
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+DESCRIBED = ["plan", "--step-s", "0.1", "--host-rate", "4", "--batches", "100", "--engine", "<csd>=2,spool"]
+
+
+def test_the_page_has_table_answers_and_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    page, setup = tmp_path / "new" / "plan.html", tmp_path / "<i>.json"
+    setup.write_text("{}")
+    assert main([*DESCRIBED, "--setup", str(setup), "--html", str(page), "--json"]) == 0
+    said = capsys.readouterr()
+    plan, text = json.loads(said.out), page.read_text()
+    assert said.err == f"page: {page}\n"
+    for row in plan["rows"]:
+        assert f'<th scope="row">{row["name"].replace(chr(39), "&#x27;")}</th>' in text
+    assert all(re.sub("[<>]", "", one["question"]) in text for one in plan["answers"])
+    assert 'data-plot="engines"' in text and text.count('class="curve') == 2
+    assert "&lt;csd&gt;" in text and not {"<csd>", "<i>"} & set(re.findall("<.*?>", text))
+    assert "<script" not in text and "http" not in re.sub(r'http-equiv="Content-Security-Policy"', "", text)
+
+
+def test_without_an_engine_there_is_no_curve(tmp_path: Path):
+    page = tmp_path / "plan.html"
+    assert main([*DESCRIBED[:-2], "--html", str(page)]) == 0
+    assert "data-plot" not in page.read_text() and "The host alone" in page.read_text()
+
+
+def test_a_page_that_can_not_be_written_is_said_before_anything_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").touch()
+    assert main([*DESCRIBED, "--html", str(tmp_path / "file" / "plan.html")]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "--html" in said.err and "can't be written" in said.err
+    wrong = tmp_path / "wrong.html"
+    assert main([*DESCRIBED, "--html", str(wrong), "--pool", "0"]) == 2 and not wrong.exists()
+
+
+def test_the_end_of_a_recording_does_not_matter(tmp_path: Path):
+    """A process that was killed: its last step counts as far as it is known."""
+    whole = measured_run(read_epoch(written(tmp_path / "a.jsonl", TWO_SIDES)))
+    cut = [event for event in TWO_SIDES if not isinstance(event, EpochEnded)]
+    assert measured_run(read_epoch(written(tmp_path / "b.jsonl", cut))) == whole

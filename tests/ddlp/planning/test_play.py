@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from ddlp.epoch import iterator
+from ddlp.planning.decide import estimate
+from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.planning.play import FETCH_SLOTS, host_slots, play_epoch
+from ddlp.schedule.strategies import STRATEGIES, Cpu, Csd, Ordered, Wrr
+
+HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.25)
+CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
+
+
+def test_it_has_the_loaders_slots():
+    assert FETCH_SLOTS == iterator.FETCH_SLOTS
+    for workers in range(1, 20):
+        for devices in (False, True):
+            assert host_slots(workers, devices) == iterator._host_slots(workers, 2, devices)
+
+
+def test_the_host_alone_makes_one_batch_after_the_other():
+    played = play_epoch(HOST, (), Cpu, batches=1000)
+    assert played.seconds == pytest.approx(250.1) and played.host_made == 1000  # the last step comes after the last batch
+    assert played.waiting_s == pytest.approx(250.1 - 1000 * 0.1)
+    assert play_epoch(HOST, (), Cpu, batches=1000, workers=5).seconds == pytest.approx(250.1 + 4 * 0.1)  # five at once
+
+
+@pytest.mark.parametrize("name", [name for name, one in STRATEGIES.items() if one.uses_device])
+def test_no_strategy_is_faster_than_the_bound_and_none_far_from_it(name):
+    for rate in (0.5, 2.0, 4.0, 7.0):
+        path = OffloadPath("csd", alone_batches_per_s=rate, host_cpu_s_per_batch=0.05, workers=2)
+        bound_s = 1000 / min(rate, 10.0) if name == "csd" else 1000 * estimate(HOST, (path,)).time_s
+        seconds = play_epoch(HOST, (path,), STRATEGIES[name], batches=1000).seconds
+        assert bound_s * 0.999 < seconds < bound_s * 1.08, rate
+
+
+def test_each_source_has_its_own_workers_and_room():
+    paths = (CSD, OffloadPath("slow", alone_batches_per_s=1.0, workers=4, host_cpu_s_per_batch=0.0))
+    played = play_epoch(HOST, paths, Wrr, batches=900)
+    assert played.seconds == pytest.approx(100.0, rel=0.03)
+    assert played.taken["csd"] == pytest.approx(400, rel=0.03) and played.taken["slow"] == pytest.approx(100, rel=0.06)
+    one_place = OffloadPath("slow", alone_batches_per_s=1.0, workers=4, bytes_per_batch=1.0, spool_bytes=1.0,
+                            host_cpu_s_per_batch=0.0)  # fmt: skip
+    assert play_epoch(HOST, (one_place,), Csd, batches=100).seconds == pytest.approx(400.0, rel=0.01)  # one worker's rate
+
+
+def test_batches_that_are_taken_cost_the_host_its_own():
+    """Taking one costs half of making one: with 2 a second from the device, the host makes 3 instead of 4."""
+    path = OffloadPath("csd", alone_batches_per_s=2.0, host_cpu_s_per_batch=0.125)
+    assert 1000 / play_epoch(HOST, (path,), Wrr, batches=1000).seconds == pytest.approx(5.0, rel=0.01)
+    enough = Measured(0.1, 4.0, 0.25, host_processors=3)
+    assert 1000 / play_epoch(enough, (path,), Wrr, batches=1000).seconds == pytest.approx(6.0, rel=0.01)
+
+
+def test_workers_that_rest_take_batches():
+    """The devices alone suffice: the host's slots are full, and what it takes costs it nothing, not even at the end."""
+    paths = tuple(OffloadPath(name, alone_batches_per_s=2.5, workers=4, host_cpu_s_per_batch=0.015) for name in "abcd")
+    assert play_epoch(HOST, paths, Wrr, batches=1000, workers=8).seconds < 105.0
+
+
+def test_all_links_share_the_hosts():
+    paths = tuple(OffloadPath(name, alone_batches_per_s=4.0, bytes_per_batch=1e6, host_cpu_s_per_batch=0.0) for name in "ab")
+    narrow = Measured(0.1, 4.0, 0.25, transfer_bytes_per_s=2e6)
+    assert play_epoch(narrow, paths, Csd, batches=200).seconds == pytest.approx(100.0, rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", [Wrr, Ordered])
+@pytest.mark.parametrize("absent, moves, seconds", [
+    ((), ((50.0, "csd", False),), 200.0),  # 8 a second for 50 s, 4 for the other 600
+    (("csd",), ((50.0, "csd", True),), 150.0),  # 4 a second for 50 s, 8 for the other 800
+    (("csd",), ((50.0, "csd", True), (100.0, "csd", False)), 200.0),
+    ((), ((25.0, "csd", False), (75.0, "csd", True), (100.0, "csd", False)), 200.0),
+])  # fmt: skip
+def test_devices_join_and_leave(strategy, absent, moves, seconds):
+    played = play_epoch(HOST, (CSD,), strategy, batches=1000, absent=frozenset(absent), moves=moves)
+    assert played.seconds == pytest.approx(seconds, rel=0.03)
+
+
+def test_the_host_makes_all_where_no_device_comes():
+    assert play_epoch(HOST, (CSD,), Csd, batches=100, absent=frozenset({"csd"})).seconds == pytest.approx(25.1)
