@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from csd_engine.machine.computer import cpus
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
+from ddlp.epoch.replay import replay
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Chosen, Explanation, OwnSource, explain
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
@@ -27,6 +29,7 @@ from ddlp.frameworks.ray import share_where_asked
 from ddlp.frameworks.shards import warn_if_not_shared
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
+from ddlp.process.ranks import here
 from ddlp.process.user_warnings import warn_user
 from ddlp.recording.recorder import Recorder, hooks_of
 from ddlp.recording.watch import Observer
@@ -473,6 +476,30 @@ class DDLPLoader(DataLoader):
             when_dropped(self._handles[-1], self._connections.close)
         return self._connections
 
+    def replay(self, steps: int = 100) -> Iterator[Any]:
+        """Give one batch ``steps`` times, to measure how fast training is without loading.
+
+            for images, labels in loader.replay(200):
+                ...  # the training step, as in an epoch
+            print(loader.report())
+
+        From then on the verdict in `report` uses the step's own speed: the time from one request for a batch to the next,
+        without the first 5 steps. Work that is left to a GPU is waited for before the first measured step and after the last
+        one, never within a step. A loop that ends early measures nothing.
+
+        The batch is a real one, as an epoch delivers it; ``batch_transform`` is called in each step. It is made aside: no epoch
+        lacks it. At the end the global generators of torch, numpy and random are put back, so later epochs are the same as
+        without the replay. What the loop changes in place is as it was in the next step; that costs a copy of the batch.
+
+        The loop trains: save the model and the optimizer before, or replay before the run that counts. Replay between epochs,
+        and for all ranks at once, as a step may wait for the others.
+
+        Raises:
+            ValueError: if ``steps`` is less than 10.
+            DDLPError: if an epoch has no batch, or a sampler of your own can't be copied.
+        """
+        return replay(self, steps)
+
     # -- state and report ----------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
@@ -541,9 +568,12 @@ class DDLPLoader(DataLoader):
             now = last.executor.live(life)
         else:
             now = counted(life.last, life.total(), length(self))
-        if self._before is None or now.report.samples or now.waiting_now_s:
-            return now
-        return replace(self._before, total=now.total)
+        if not (self._before is None or now.report.samples or now.waiting_now_s):
+            now = replace(self._before, total=now.total)
+        ranks = here()
+        processors = max(1, cpus() // (1 if ranks is None else ranks.local_ranks))
+        told = replace(now.report, workers=self.num_workers, processors=processors, ceiling=life.ceiling)
+        return replace(now, report=told)
 
     def explain(self) -> Explanation:
         """Print and return which parts travel to a device, which do not, and why. Notebooks don't show the text twice."""
