@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from ddlp.errors import DDLPError
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.generator_states import for_base_seed
-from ddlp.sampling.keyed_generators import GENERATORS, keyed_globals
+from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.stats.live import Life
 from ddlp.stats.waiting import Ceiling
 from ddlp.transfer.to_device import each_tensor
@@ -106,13 +106,12 @@ def _one_batch(loader: Any) -> Any:
         num_workers=0 if here else 1, prefetch_factor=None if here else 1, _gpu_transfer=loader._gpu_transfer,
         _observers=(), _resume=resuming.Resume(), _loaded=None, _rest=None if stream else resuming.first_batch(loader),
     )  # fmt: skip
-    with keyed_globals(0):
-        iterator = iter(aside)
-        try:
-            for batch in iterator:
-                return batch
-        finally:
-            getattr(iterator, "_shutdown_workers", lambda: None)()  # torch's iterator without workers has none to end
+    iterator = iter(aside)
+    try:
+        for batch in iterator:
+            return batch
+    finally:
+        getattr(iterator, "_shutdown_workers", lambda: None)()  # torch's iterator without workers has none to end
     raise DDLPError("replay: the loader's epoch has no batch that could be kept. Look at len(loader) and its sampler")
 
 

@@ -19,6 +19,7 @@ from ddlp import DDLPError, DDLPLoader, ImageFiles
 from ddlp.epoch.replay import WARM_UP, replayed
 from ddlp.stats.live import Life
 from ddlp.stats.waiting import Ceiling
+from tests.engine_process import until
 from tests.small_images import make_images
 
 SAMPLES, BATCH = 24, 4
@@ -261,10 +262,39 @@ def test_work_that_is_left_to_an_accelerator_counts(host_s: float, work_s: float
 
 
 def test_nothing_is_left_running(images: ImageFiles) -> None:
+    class Broken(Draws):
+        def __getitem__(self, index: int) -> Any:
+            raise LookupError("it is gone")
+
+    before = set(threading.enumerate())
+
+    def over() -> bool:  # the threads of torch's queues end a moment after their workers
+        return set(threading.enumerate()) <= before and not torch.multiprocessing.active_children()
+
     for loader in (DDLPLoader(images, BATCH, num_workers=2), DDLPLoader(Draws(), BATCH, num_workers=2)):
-        before = set(threading.enumerate())
         next(loader.replay())
-        assert set(threading.enumerate()) <= before and not torch.multiprocessing.active_children()
+        until(over)
+    with pytest.raises(LookupError) as caught:
+        DDLPLoader(Broken(), BATCH, num_workers=2).replay()
+    until(over)  # although the error is still there, and its frames with it
+    del caught
+
+
+@pytest.mark.parametrize("kind", ["portable", "user code"])
+@pytest.mark.filterwarnings("ignore:ddlp")
+def test_an_epoch_goes_on_where_it_was(images: ImageFiles, kind: str) -> None:
+    left = LOADERS[kind](images)
+    rest: list[list[Any]] = []
+    for _ in zip(range(2), left):
+        pass
+    state = left.state_dict()
+    for replays in (False, True):
+        loader = LOADERS[kind](images)
+        loader.load_state_dict(state)
+        if replays:
+            assert len(flat(next(loader.replay()))[0]) == BATCH and loader.state_dict() == state
+        rest.append(list(loader))
+    assert len(rest[0]) == len(rest[1]) == SAMPLES // BATCH - 2 and all(map(equal, *rest))
 
 
 def test_what_can_not_be_replayed_is_said(images: ImageFiles) -> None:
