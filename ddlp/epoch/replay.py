@@ -83,8 +83,8 @@ class _Kept:
         return each_tensor(self._given, Tensor.detach)  # shares memory, and the version
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        copied = tensor.detach().clone()
-        self._tensors.append(copied.pin_memory() if tensor.is_pinned() else copied)
+        copied, plain = tensor.detach().clone(), tensor.device.type == "cpu" and tensor.layout is torch.strided
+        self._tensors.append(copied.pin_memory() if plain and tensor.is_pinned() else copied)
         return self._tensors[-1]
 
     def _now(self) -> list[int]:
@@ -118,13 +118,13 @@ def _one_batch(loader: Any) -> Any:
 def _generators() -> Callable[[], None]:
     """Return a function that puts the global generators back into the states that they have now."""
     states = {name: generator.state() for name, generator in GENERATORS.items()}
-    on_gpus = torch.cuda.get_rng_state_all() if _uses_gpu() else []
+    on_gpu = torch.cuda.get_rng_state() if _uses_gpu() else None  # of this rank's GPU; others' are left alone
 
     def put_back() -> None:
         for name, state in states.items():
             GENERATORS[name].put_back(state)
-        if on_gpus:
-            torch.cuda.set_rng_state_all(on_gpus)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
 
     return put_back
 

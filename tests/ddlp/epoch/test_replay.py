@@ -173,6 +173,7 @@ def test_its_bits_are_those_of_its_sample(images: ImageFiles) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:ddlp")
 def test_changes_of_the_loop_are_undone(images: ImageFiles, workers: int) -> None:
     def collated(samples: list[Any]) -> Any:
         return UserDict({"images": torch.stack([image for image, _ in samples]), "rest": {"ids": [y for _, y in samples]}})
