@@ -84,7 +84,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of users' operator files, <hash>.py each; outside the roots and the spool, writable by its owner only",
     )
-    add("--workers", type=_at_least(int, 1), metavar="N", help="worker processes; default: one for each CPU it may use")
+    add(
+        "--workers",
+        type=_at_least(int, 1),
+        metavar="N",
+        help="worker processes; default: one for each CPU it may use, by affinity and cgroup quota",
+    )
     add(
         "--quota-batches",
         type=_at_least(int, 1),

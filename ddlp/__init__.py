@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ddlp.errors import DDLPError, Untranslatable
     from ddlp.huggingface import HuggingFaceImages
     from ddlp.loader import DDLPLoader
+    from ddlp.planning.controller import Goal
+    from ddlp.planning.decide import Power, Prices
     from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
     from ddlp.tars import TarImages
@@ -26,9 +28,12 @@ __all__ = [
     "DDLPLoader",
     "Device",
     "EpochReport",
+    "Goal",
     "HuggingFaceImages",
     "ImageArrays",
     "ImageFiles",
+    "Power",
+    "Prices",
     "TarImages",
     "Untranslatable",
     "load_operators",
@@ -40,9 +45,12 @@ _WHERE = {
     "DDLPLoader": "ddlp.loader",
     "Device": "ddlp.devices.device",
     "EpochReport": "ddlp.stats.report",
+    "Goal": "ddlp.planning.controller",
     "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
+    "Power": "ddlp.planning.decide",
+    "Prices": "ddlp.planning.decide",
     "TarImages": "ddlp.tars",
     "Untranslatable": "ddlp.errors",
     "load_operators": "ddlp.translate.user_operators",

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler
 
 from csd_engine.transforms.reduced import DECODES
 from ddlp.devices.device import Device
+from ddlp.planning.controller import Goal
 from ddlp.process.platforms import other_system
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Ordered, Strategy, Wrr, strategy_class
@@ -42,6 +43,7 @@ class LoaderConfig:
         device: where batches are delivered, a torch device or a GPU's number; None: as CPU tensors, like DataLoader's.
         seed: the seed, an int, of the random draws within samples; None: a seed is drawn at each iter().
         ratio: the host's share of an epoch's batches, 0 to 1; None: measured.
+        goal: what the strategy ``"auto"`` makes small; None: time.
         transfer: how a device's batches come to this host, one of `TRANSFERS`; None: the fastest way that works.
         spool: directory for the embedded engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
         spool_bytes: how many bytes the embedded engine may hold there; None: half of the free space, 8 GiB at most.
@@ -66,6 +68,7 @@ class LoaderConfig:
     device: str | int | torch.device | None
     seed: int | None
     ratio: float | None
+    goal: Goal | None
     transfer: str | None
     spool: str | None
     spool_bytes: int | None
@@ -219,6 +222,8 @@ class LoaderConfig:
         if self.ratio is not None and (not strategy.takes_ratio or not 0 <= self.ratio <= 1):
             takes = " or ".join(repr(name) for name, one in STRATEGIES.items() if one.takes_ratio)
             raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
+        if self.goal is not None and not (strategy.decides and isinstance(self.goal, Goal)):
+            raise ValueError(f"goal={self.goal!r}: a ddlp.Goal, and only with strategy='auto'")
         if self.transfer not in (None, *TRANSFERS):
             raise ValueError(f"transfer={self.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
         if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from csd_engine.machine.computer import cpus
+from csd_engine.machine.computer import cpus, processors
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
@@ -27,12 +28,16 @@ from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
 from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
 from ddlp.frameworks.shards import warn_if_not_shared
+from ddlp.planning.controller import Controller, Goal
+from ddlp.planning.decide import Decision
+from ddlp.planning.measured import Measured
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.ranks import here
 from ddlp.process.user_warnings import warn_user
 from ddlp.recording.recorder import Recorder, hooks_of
 from ddlp.recording.watch import Observer
+from ddlp.remembered import Remembered
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
 from ddlp.sampling.merged import rest_of
@@ -73,7 +78,8 @@ class DDLPLoader(DataLoader):
         strategy: which side each step's batch comes from. ``"cpu"``: the host alone. ``"csd"``: the device alone. ``"mte"``:
             the host's batches come first, then the device's. ``"wrr"``: any batch that is ready, the device's first.
             ``"ordered"``: both sides, in the sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` if the order
-            is random anyway, else ``"ordered"``. You can also pass a class of your own, a subclass of
+            is random anyway, else ``"ordered"``. ``"auto"``: as wrr, but measures while training goes on, and lets devices
+            rest that do not make training faster. You can also pass a class of your own, a subclass of
             `ddlp.schedule.strategies.Strategy` (docs/extending.md).
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
             keys), or several of these. None: if the strategy uses a device, an engine is started on this machine. You can also
@@ -83,6 +89,7 @@ class DDLPLoader(DataLoader):
         seed: the seed of all random draws within samples. None draws a seed from ``generator`` (or torch's) at each iter(), as
             DataLoader does. The order of samples comes from torch's generators in any case.
         ratio: for ``mte``: the host's share of the epoch's batches, 0 to 1. None: measured.
+        goal: for ``auto``: what a decision makes small, a `ddlp.Goal`: time, energy or cost. None: time.
         transfer: how a device's batches come to this host. ``"shared"``: through the device's spool, which this host must see.
             ``"stream"``: over the engine's socket. None or ``"auto"``: through the spool if both sides prove to see the same
             one, else over the socket. From the spool into a GPU's memory the fastest way is taken, measured with the first
@@ -161,6 +168,7 @@ class DDLPLoader(DataLoader):
         device: str | int | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
+        goal: Goal | None = None,
         transfer: str | None = None,
         spool: str | None = None,
         spool_bytes: int | None = None,
@@ -204,6 +212,7 @@ class DDLPLoader(DataLoader):
         self.device = device
         self.seed = seed
         self.ratio = ratio
+        self.goal = goal
         self.transfer = transfer
         self.spool = spool
         self.spool_bytes = spool_bytes
@@ -227,6 +236,8 @@ class DDLPLoader(DataLoader):
         self._dealt: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
         self._life = Life()
+        self._controller: Controller | None = None
+        self._remembered: Remembered | None = None
         self._connections: EngineConnections | None = None
         self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
@@ -399,6 +410,7 @@ class DDLPLoader(DataLoader):
         sources = self._lease_sources(config) if strategy.uses_device else ()
         connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
         ended = (lambda: None) if connections is None else connections.epoch_began()
+        controller = self._controller_for(config, strategy, now)
         observers, self._observers = self._observers, ()
         hooks: EpochHooks | None = None
         try:
@@ -424,7 +436,8 @@ class DDLPLoader(DataLoader):
                     own_steps=config.own_steps,
                     most_replaced=config.most_replaced,
                     hooks=hooks,
-                    on_closed=ended,
+                    controller=controller,
+                    on_closed=partial(self._epoch_closed, controller, self._remembered, ended),
                 ),
             )
         except BaseException:
@@ -437,6 +450,36 @@ class DDLPLoader(DataLoader):
             name = f"ddlp-attach-{source.name}"
             threading.Thread(target=_attach, args=(source, iterator.executor), name=name, daemon=True).start()
         return iterator
+
+    def _controller_for(self, config: LoaderConfig, strategy: type[Strategy], now: Portable) -> Controller | None:
+        """Return what decides for a strategy that wants that, else None. All epochs share it."""
+        if not strategy.decides:
+            self._life.rates.work()  # another strategy may come after it
+            return None
+        goal = config.goal or Goal()
+        if self._controller is None or self._controller.goal != goal:
+            self._controller = Controller(self._life.rates, goal, processors())
+            self._remembered = Remembered.of(self, config, now, goal.model) if goal.remember else None
+            if self._remembered is not None:
+                self._remembered.recall(self._controller)
+        return self._controller
+
+    @staticmethod
+    def _epoch_closed(controller: Controller | None, remembered: Remembered | None, ended: Callable[[], None]) -> None:
+        """Keep what an epoch has measured. It is static, since the epoch must not keep the loader."""
+        if controller is not None and remembered is not None:
+            remembered.keep(controller)
+        ended()
+
+    @property
+    def decision(self) -> Decision | None:
+        """What ``strategy="auto"`` has decided last, and why; None: too little is measured so far, or another strategy."""
+        return None if self._controller is None else self._controller.decision
+
+    @property
+    def measured(self) -> Measured | None:
+        """The figures from which ``strategy="auto"`` has decided last; None: too little is measured, or another strategy."""
+        return None if self._controller is None else self._controller.measured
 
     def _gpu_transfer_for_target(self, config: LoaderConfig) -> GpuTransfer | None:
         """Return the transfer to an accelerator that takes copies beside its work, else None. All epochs share it."""
@@ -571,8 +614,8 @@ class DDLPLoader(DataLoader):
         if not (self._before is None or now.report.samples or now.waiting_now_s):
             now = replace(self._before, total=now.total)
         ranks = here()
-        processors = max(1, cpus() // (1 if ranks is None else ranks.local_ranks))
-        told = replace(now.report, workers=self.num_workers, processors=processors, ceiling=life.ceiling)
+        processors_here = max(1, _cpus() // (1 if ranks is None else ranks.local_ranks))
+        told = replace(now.report, workers=self.num_workers, processors=processors_here, ceiling=life.ceiling)
         return replace(now, report=told)
 
     def explain(self) -> Explanation:
@@ -608,7 +651,7 @@ class DDLPLoader(DataLoader):
         left = dict.fromkeys(
             (
                 "_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples",
-                "_own_processes",
+                "_own_processes", "_controller", "_remembered",
             )  # fmt: skip
         )
         return {**vars(self), **left, "_handles": [], "_life": Life()}
@@ -647,6 +690,9 @@ class DDLPLoader(DataLoader):
         """Whether another order of the batches is just as good."""
         random = is_random(self._index_sampler) or not self.in_order
         return random and not torch.are_deterministic_algorithms_enabled()
+
+
+_cpus = functools.cache(cpus)  # the control groups' files take too long for each call of live()
 
 
 def _attach(source: LeaseSource, sink: EpochSink) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.data.image_files import content, open_sample, pillow_open
+from ddlp.cache_directory import cache_directory
 from ddlp.datasets import TargetedImages
 
 __all__ = ["TarImages"]
@@ -177,8 +178,9 @@ def _index(paths: list[str], image: frozenset[str], target: str, directory: Any)
     about = {"format": _FORMAT, "image": sorted(image), "target": target, "shards": shards}
     names = json.dumps([about["image"], target, [shard[0] for shard in shards]])
     name = f".ddlp-{hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}.index"
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    places = [directory] if directory is not None else [os.path.dirname(paths[0]), os.path.join(cache, "ddlp")]
+    cache = cache_directory()
+    usual: list[Any] = [os.path.dirname(paths[0]), *([] if cache is None else [cache])]
+    places = usual if directory is None else [directory]
     for place in places:
         found = _read(Path(place, name), about)
         if found is not None:

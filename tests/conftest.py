@@ -36,6 +36,14 @@ REAL_PROCESSES = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What ddlp keeps for later runs is kept for this one: nothing of the user's decides, and nothing is left there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def need_kernel() -> None:
     """Skip without a kernel; one that was built and can't be loaded, or makes other pixels than Pillow, is a failure.

@@ -25,20 +25,23 @@ FLOORS = (
     ("csd_engine.prepare", "csd_engine.bare"),
     ("csd_engine.service", "csd_engine.parity"),
     ("csd_engine.__main__", "csd_engine.supervisor"),
-    ("ddlp.errors", "ddlp.schema", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed", "ddlp.schedule"),
+    (
+        "ddlp.errors", "ddlp.schema", "ddlp.cache_directory", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed",
+        "ddlp.schedule",
+    ),
     ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface"),
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
-    ("ddlp.recording",),
+    ("ddlp.recording", "ddlp.remembered"),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap"),
     ("ddlp.bench",),
     ("ddlp.tryout",),
     ("ddlp.cli",),
     ("ddlp.__main__",),
-)
+)  # fmt: skip
 
 
 Graph = Mapping[str, Collection[str]]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
+import platform
+import re
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
 
-__all__ = ["Memory", "cpus", "load", "memory", "process_memory", "status_bytes", "temperature_c"]
+__all__ = [
+    "Memory", "cpu_model", "cpus", "load", "memory", "process_memory", "processors", "status_bytes", "temperature_c",
+]  # fmt: skip
 
 _PLAUSIBLE_C = (-50.0, 200.0)  # sensors that are not connected tell nonsense
-_NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number where there is none
 
 
 class Memory(NamedTuple):
@@ -19,12 +23,43 @@ class Memory(NamedTuple):
     available: int
 
 
-def cpus() -> int:
-    """Return the number of CPUs that this process may use."""
+def processors(root: str = "/") -> float:
+    """Return how many CPUs this process may use at once: by its affinity, and by the quotas of its control groups.
+
+    A quota may be a fraction: of 1.5, say, and below 1. `root`: where /proc and /sys are, for tests.
+    """
     try:
-        return len(os.sched_getaffinity(0))
+        count = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not Linux
-        return os.cpu_count() or 1
+        count = os.cpu_count() or 1
+    quotas = [_quota(group) for group in _groups("cpu", root)]
+    return min([float(count), *(quota for quota in quotas if quota is not None)])
+
+
+def cpus() -> int:
+    """Return `processors`, rounded up: so many workers use all of them."""
+    return math.ceil(processors())
+
+
+def _quota(group: Path) -> Optional[float]:
+    """Return how many CPUs a control group may use at once; None: as many as there are."""
+    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = map(int, " ".join((group / file).read_text() for file in files).split())
+        except (OSError, ValueError):  # 'max' is no number
+            continue
+        return quota / period if quota > 0 and period > 0 else None
+    return None
+
+
+def cpu_model() -> str:
+    """Return the CPU's name, of some ARM boards the board's; where neither is told, the architecture."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        told = ""
+    found = re.search(r"^(?:model name|Model|Hardware)[ \t]*:[ \t]*(\S.*)", told, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
 
 
 def load() -> Tuple[float, float, float]:
@@ -81,21 +116,21 @@ def _number(path: Path) -> Optional[int]:
         return None
 
 
-def _groups() -> List[Tuple[Path, str, str]]:
-    """Return this process's control groups: (directory, file of the limit, file of the use)."""
+def _groups(controller: str, root: str = "/") -> Iterator[Path]:
+    """Yield this process's control groups for `memory` or `cpu`, and those that they are in: the limits of all hold.
+
+    In a container the path of a group may be the host's, below which nothing is found here; then the uppermost one is the
+    container's own. Of cgroup v1, v2 and both at once, the groups of the wrong kind have no limits.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path(root, "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
-    found = []
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            found.append((Path("/sys/fs/cgroup" + path), "memory.max", "memory.current"))
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            found.append((Path("/sys/fs/cgroup/memory" + path), *names))
-    return found
+        if not controllers or controller in controllers.split(","):
+            top = Path(root, "sys/fs/cgroup", controller if controllers else "")
+            yield from (top / one.relative_to("/") for one in (Path(path), *Path(path).parents))
 
 
 def _reclaimable(group: Path) -> int:
@@ -114,11 +149,12 @@ def memory() -> Memory:
     except (OSError, ValueError):
         return Memory(0, 0)
     total, available = found.get("MemTotal", 0), found.get("MemAvailable", found.get("MemFree", 0))
-    for directory, limit_file, use_file in _groups():
-        limit, use = _number(directory / limit_file), _number(directory / use_file)
-        if limit is not None and limit < min(total, _NO_LIMIT):
-            total = limit
-            available = min(available, max(0, limit - (use or 0) + _reclaimable(directory)))
+    for group in _groups("memory"):
+        for limit_file, use_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, use = _number(group / limit_file), _number(group / use_file)
+            if limit is not None:  # cgroup v1 writes a huge number where there is none
+                total = min(total, limit)
+                available = min(available, max(0, limit - (use or 0) + _reclaimable(group)))
     return Memory(total, available)
 
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from csd_engine.machine.computer import cpu_model
 from ddlp.errors import DDLPError
 from ddlp.process.output_file import try_file
 
@@ -201,8 +202,6 @@ def on_all_cores(
 
 def machine() -> dict[str, Any]:
     """Return facts about this machine: processor, memory, versions, the kernel in use, the time."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    name = re.search(r"(?:model name|Model|Hardware)\s*:\s*(.+)", info)
     memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()) if Path("/proc/meminfo").exists() else None
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
@@ -211,7 +210,7 @@ def machine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "processor": name.group(1).strip() if name else platform.machine(),
+        "processor": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(int(memory.group(1)) / 1e6) if memory else None,
         "system": f"{platform.system()} {platform.release()}",

@@ -34,8 +34,10 @@ from ddlp.epoch.device_state import DeviceState
 from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.prepared import Delivered
+from ddlp.epoch.step_clock import EventClock
 from ddlp.epoch.threads import Threads
 from ddlp.epoch.user_messages import UserMessages
+from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Cancel, Ledger
@@ -82,6 +84,8 @@ class EpochExecutor:
         full_batch: the number of samples in a full batch; 0: not known yet.
         replaced: counts the samples that are replaced, since their images are bad.
         hooks: told what the threads do.
+        controller: decides which devices take part, for a strategy that wants that.
+        clock: measures the training steps of an accelerator; None: the time between two batches counts.
         on_closed: called when the epoch is over and all threads have ended.
     """
 
@@ -99,10 +103,13 @@ class EpochExecutor:
         full_batch: int,
         replaced: ReplacedSamples,
         hooks: EpochHooks,
+        controller: Controller | None = None,
+        clock: EventClock | None = None,
         on_closed: Callable[[], None],
     ) -> None:
         self.spec, self.ledger, self.strategy, self.rates, self.hooks = spec, ledger, strategy, rates, hooks
         self._host, self._on_cpu, self._pin, self._on_closed = host, on_cpu, pin, on_closed
+        self._controller, self._clock = controller, clock
         rates.epoch_begins(workers, full_batch, math.prod(spec.shape) * spec.plan.views)
         self._chunks = ClaimChunker(ledger, strategy, rates.host)
         self._ready: dict[int, PreparedBatch | PendingTransfer] = {}
@@ -145,10 +152,7 @@ class EpochExecutor:
         deadline = began + timeout_s if timeout_s > 0 else None
         told = False
         with self._lock, contextlib.ExitStack() as at_end:
-            if self._given is not None:
-                given_s, part = self._given
-                self.rates.trained(began - given_s, part)
-                self._given = None
+            step = self._step_ended(began)
             while True:
                 if self._error is not None:
                     error, self._error = self._error, None
@@ -187,6 +191,10 @@ class EpochExecutor:
             now, samples = time.monotonic(), self.spec.plan.size(position)
             self._given = now, samples / self.full_batch
             self.counts.delivered(position, side, samples, began, now)
+            if self._controller is not None and (news := self._controller.delivered(now - began, *step)) is not None:
+                self._messages.warn(news)
+            if self._clock is not None:
+                self._clock.begins()
             if batch.replaced:
                 batch = self._counted(position, batch)
                 failed = batch.state is BatchState.FAILED  # `handing` stays: a state that is saved now has the batch to come
@@ -198,6 +206,23 @@ class EpochExecutor:
             finally:
                 del batch  # as above
         return Delivered(position, side, batch)
+
+    def _step_ended(self, now: float) -> tuple[float | None, float]:
+        """Note that training asks for a batch.
+
+        Returns the seconds since it got the one before (None: it is the first) and the size of that, as a part of a full one.
+        """
+        if self._given is None:
+            return None, 0.0
+        given_s, part = self._given
+        self._given = None
+        if self._clock is None:
+            self.rates.trained(now - given_s, part)
+        else:
+            self._clock.ends(part)
+            for step in self._clock.done():
+                self.rates.trained(*step)
+        return now - given_s, part
 
     def _counted(self, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Count the replaced samples of a delivered batch. Returns the batch; a failed one if they are too many by now."""
@@ -221,6 +246,8 @@ class EpochExecutor:
         """Return the report of the epoch so far."""
         with self._lock:
             notes = self._messages.for_report()
+            if self._controller is not None:
+                notes += (self._controller.note(),)
             return self.counts.report(self.strategy.name, self.rates, self.full_batch, notes)
 
     def live(self, life: Life) -> Live:
@@ -292,8 +319,8 @@ class EpochExecutor:
         while chunk := chunk or self._next_chunk(number):
             made = [self._prepare(number, position, claim) for position, claim in chunk]
             with self._lock:
-                cpu = self.counts.cpu(cpu)
-                self._hand_in(chunk, made)
+                cpu, before = self.counts.cpu(cpu), cpu
+                self._hand_in(chunk, made, cpu - before)
                 chunk = []
                 if not self._closing and self._prefetcher is None:
                     chunk = self._chunks.claim(time.monotonic())  # while the lock is held anyway
@@ -352,9 +379,9 @@ class EpochExecutor:
         return batch
 
     def _hand_in(
-        self, chunk: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | None, float]]
+        self, chunk: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | None, float]], cpu_s: float
     ) -> None:
-        """Hand in batches that a worker of the host has prepared. Called under the lock.
+        """Hand in batches that a worker of the host has prepared in ``cpu_s`` processor seconds. Called under the lock.
 
         It is a method of its own so that no local name keeps a batch afterwards.
         """
@@ -363,6 +390,8 @@ class EpochExecutor:
                 self.rates.host.add(busy_s, self._part(position))
             if self.ledger.made(claim) and batch is not None:
                 self._ready[position] = batch
+        if all(busy_s for _, busy_s in made):
+            self.rates.host_cpu.add(cpu_s, sum(self._part(position) for position, _ in chunk))
 
     def _wanted(self, claim: int) -> bool:
         """Whether a claimed batch is wanted still. It is asked before each sample, so without the lock; `made` decides."""
@@ -380,9 +409,11 @@ class EpochExecutor:
         fetch: _Fetch | None = None
         while (fetch := fetch or self._next_fetch(number)) is not None:
             position, device, lease, _, _ = fetch
-            batch, trouble, vanished = self._fetch(number, fetch)
+            batch, trouble, vanished, seconds = self._fetch(number, fetch)
             with self._lock:
-                cpu = self.counts.cpu(cpu)
+                cpu, before = self.counts.cpu(cpu), cpu
+                if seconds:
+                    self.rates.fetched(device, seconds, self._part(position), FETCHERS, cpu - before)
                 given_up = lease not in self.ledger.fetching
                 if batch is None:
                     # The loss of a device was told already, and a file may be removed once the host's copy was first.
@@ -418,14 +449,19 @@ class EpochExecutor:
         source, handle = self._published.pop(lease)
         return _Fetch(position, device, lease, source, handle)
 
-    def _fetch(self, number: int, fetch: _Fetch) -> tuple[PreparedBatch | PendingTransfer | None, str, bool]:
-        """Fetch a published batch. Returns it; or None with the error's text, and whether the file is gone."""
+    def _fetch(self, number: int, fetch: _Fetch) -> tuple[PreparedBatch | PendingTransfer | None, str, bool, float]:
+        """Fetch a published batch. Returns it; or None with the error's text, and whether the file is gone.
+
+        Last come the seconds that its source took; 0 if it did not come.
+        """
         position, device, lease, source, handle = fetch
         ready: PreparedBatch | PendingTransfer | None = None
-        trouble, vanished = "", False
+        trouble, vanished, seconds = "", False, 0.0
         self.hooks.fetch_began(number, device, lease, position, handle)
+        began = time.monotonic()
         try:
             batch = source.fetch(lease, position, handle)
+            seconds = time.monotonic() - began
             self.hooks.fetch_read(lease, position, batch)
             if self.spec.own_steps is not None:  # the user's steps may be slow: the fetch must not count as hanging
                 with self._lock:
@@ -439,7 +475,7 @@ class EpochExecutor:
         except BaseException as error:
             trouble, vanished = str(error) or type(error).__name__, isinstance(error.__cause__, FileNotFoundError)
         self.hooks.fetch_ended(number, device, lease, position, trouble)
-        return ready, trouble, vanished
+        return ready, trouble, vanished, seconds
 
     # -- calls by the sources (EpochSink) ------------------------------------------------------------------------
 
@@ -455,6 +491,8 @@ class EpochExecutor:
                     self._messages.back(name)
                 before = device.source
                 self.rates.joined(name, capacity.workers)
+                if self._controller is not None:
+                    self._controller.transports[name] = capacity.transport
                 self.ledger.join(name, quota=capacity.batches, window=capacity.workers + 1)
                 self._drain()  # so that the previous source gets the releases of the batches that it has published
                 device.source = source

@@ -22,6 +22,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from csd_engine.keyed import Keyed
 from ddlp.epoch.executor import FETCHERS, EpochExecutor
 from ddlp.epoch.hooks import Beginning, EpochHooks
+from ddlp.epoch.step_clock import cuda_clock
+from ddlp.planning.controller import Controller
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.checkpoint import Resume, SamplerStart, save
@@ -131,6 +133,7 @@ class EpochArguments:
         own_steps: where the unknown steps of the transform run, `DDLPLoader`'s argument.
         most_replaced: the share of the samples that may be replaced, if their images are bad; None: a bad image raises.
         hooks: watch the epoch.
+        controller: decides which sources take part, for a strategy that wants that.
         on_closed: called when the epoch is over.
     """
 
@@ -150,6 +153,7 @@ class EpochArguments:
     own_steps: str
     most_replaced: float | None
     hooks: EpochHooks
+    controller: Controller | None
     on_closed: Callable[[], None]
 
 
@@ -192,6 +196,8 @@ class EpochIterator(_BaseDataLoaderIter):
         length = len(self._plan) if self._whole or given.resume.finished else None
         ledger = _ledger(length, given.sources, workers, prefetch_factor, delivered)
         strategy = given.strategy(ledger, given.life.rates)
+        if given.controller is not None:
+            given.controller.begin(ledger)
         host: HostSource = NativeHost(self.spec) if given.graphs is None else DaliHost(self.spec, given.graphs)
         self.executor = EpochExecutor(
             self.spec,
@@ -205,6 +211,8 @@ class EpochIterator(_BaseDataLoaderIter):
             full_batch=loader.batch_size or (self._plan.largest if self._whole else 0),
             replaced=ReplacedSamples(given.most_replaced or 0.0, self._samples(), given.resume.replaced),
             hooks=given.hooks,
+            controller=given.controller,
+            clock=cuda_clock(),
             on_closed=partial(_closed, given.gpu_transfer, given.on_closed),
         )
         given.life.began(self.executor.counts)

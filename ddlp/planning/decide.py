@@ -9,15 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ddlp.planning.measured import Measured, OffloadPath, Transport
 
 __all__ = [
-    "TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "decide", "estimate", "ocycle_ratio",
-    "path_limit",
+    "TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "check_goal", "decide", "estimate",
+    "ocycle_ratio", "path_limit",
 ]  # fmt: skip
 
 Objective = Literal["time", "energy", "cost"]
@@ -245,7 +245,7 @@ def decide(
     Raises ValueError for an argument that is wrong, and if prices or watts are missing.
     """
     usable = [path for path in measured.paths if path.batches_per_s is not None]
-    _check_arguments(threshold, objective, max_slowdown, prices, power, {path.source for path in usable})
+    check_goal(threshold, objective, max_slowdown, prices, power, {path.source for path in usable})
     none = estimate(measured, power=power, prices=prices)
     if none.time_s is None:
         return Decision(none, (none,), objective, "The host's rate is not known, so the devices rest.")
@@ -305,25 +305,27 @@ def _some_sets(
             moves = [best | {path.source: path} for path in paths if best.get(path.source, path) != path]
 
 
-def _check_arguments(
-    threshold: float, objective: str, max_slowdown: float | None, prices: Prices | None, power: Power | None, sources: set[str]
-) -> None:
+def check_goal(
+    threshold: float, objective: str, max_slowdown: float | None, prices: Prices | None, power: Power | None,
+    sources: Set[str] = frozenset(),
+) -> None:  # fmt: skip
+    """Check these arguments of `decide`. Raises ValueError for one that is wrong, and if prices or watts are missing."""
     if objective not in get_args(Objective):
-        raise ValueError(f"decide: objective={objective!r}; give one of {', '.join(get_args(Objective))}")
+        raise ValueError(f"objective={objective!r}; give one of {', '.join(get_args(Objective))}")
     for name, value in (("threshold", threshold), ("max_slowdown", max_slowdown)):
         if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"decide: {name}={value!r}; give a part of at least 0, such as 0.02 for 2 %")
+            raise ValueError(f"{name}={value!r}; give a part of at least 0, such as 0.02 for 2 %")
     if objective == "cost" and prices is None:
-        raise ValueError("decide: objective='cost' and no prices; ddlp has none built in. Give prices=Prices(host_per_h=..., "
+        raise ValueError("objective='cost' and no prices; ddlp has none built in. Give prices=Prices(host_per_h=..., "
                          "accelerator_per_h=..., engine_per_h={source: ...})")  # fmt: skip
     if objective == "energy" and power is None:
-        raise ValueError("decide: objective='energy' and no watts. Give power=Power(host_idle_watts=..., host_busy_watts=..., "
+        raise ValueError("objective='energy' and no watts. Give power=Power(host_idle_watts=..., host_busy_watts=..., "
                          "accelerator_watts=..., engine_watts={source: ...}), as measured or from a data sheet")  # fmt: skip
     given = {"prices.engine_per_h": prices.engine_per_h} if prices else {}
     given |= {"power.engine_watts": power.engine_watts} if power else {}
     for name, known in given.items():
         if missing := sorted(sources - set(known)):
-            raise ValueError(f"decide: {name} lacks {', '.join(map(repr, missing))}; give a number for each source, 0 for none")
+            raise ValueError(f"{name} lacks {', '.join(map(repr, missing))}; give a number for each source, 0 for none")
 
 
 def _why(none: Estimate, chosen: Estimate, least: float, margin: float, objective: Objective, any_usable: bool) -> str:
@@ -331,10 +333,10 @@ def _why(none: Estimate, chosen: Estimate, least: float, margin: float, objectiv
     if chosen.paths:
         stage = "training" if chosen.limit == "training" else f"the {chosen.limit}"
         return f"With {chosen} a batch takes {_amount(chosen.value(objective), objective)} instead of {alone}; {stage} limits."
-    if not any_usable:
-        return f"No source has a measured rate, so the host works alone: {alone} a batch."
     if objective == "time" and none.limit == "training":
         return f"Training does not wait for data: the host alone keeps up with its {alone} a batch, so the devices rest."
+    if not any_usable:
+        return f"No source has a measured rate, so the host works alone: {alone} a batch."
     gain = max(0.0, none.value(objective) / least - 1)
     return f"The host alone takes {alone} a batch, and the best sources win {gain:.1%}, not {margin:.1%}: the devices rest."
 

@@ -5,15 +5,21 @@ The symbols are FastFlow's (Um et al., PVLDB 16(5), 2023). None means: not known
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeVar, get_args
+
+from csd_engine.protocol.fields import MAX_INT, MAX_TEXT, Check, integer, list_of, number, optional
+from ddlp.schema import Misfit, checked_fields, text_of
 
 __all__ = ["DType", "Measured", "OffloadPath", "Part", "Transport", "check_numbers"]
 
 Transport = Literal["spool", "stream"]  # through a shared file system, or over the engine's socket
 DType = Literal["uint8", "float32"]
 Part = Literal["whole", "prefix"]  # of the pipeline: the host does what a prefix leaves
+_T = TypeVar("_T")
 
 
 def check_numbers(of: object, *, above_zero: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
@@ -127,3 +133,41 @@ class Measured:
         if self.host_processors is None or self.host_cpu_s_per_batch is None:
             return None
         return self.host_processors / self.host_cpu_s_per_batch
+
+    def to_json(self) -> str:
+        """Return these figures as a text, for `from_json`."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Measured:
+        """Return the figures that a text of `to_json` has. Figures that it lacks are not known.
+
+        Raises:
+            Misfit: the text is damaged, or a field is unknown or not what it must be.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Misfit(f"the figures are no JSON ({error})") from None
+        checks = {**_figures(Measured), "paths": list_of(_path, _MOST_PATHS)}
+        return _made(Measured, checked_fields("Measured", data, {}, checks))
+
+
+_MOST_PATHS = 1000
+
+
+def _figures(kind: type[Measured] | type[OffloadPath]) -> dict[str, Check]:
+    return dict.fromkeys((one.name for one in fields(kind)), optional(number(0, 1e300)))
+
+
+def _path(data: Any) -> OffloadPath:
+    texts = dict.fromkeys(("source", "transport", "dtype", "part"), text_of(MAX_TEXT))
+    checks = {**_figures(OffloadPath), **texts, "workers": integer(1, MAX_INT)}
+    return _made(OffloadPath, checked_fields("OffloadPath", data, {"source": checks["source"]}, checks))
+
+
+def _made(kind: Callable[..., _T], found: Mapping[str, Any]) -> _T:
+    try:
+        return kind(**found)
+    except ValueError as error:
+        raise Misfit(str(error)) from None

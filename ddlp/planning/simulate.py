@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from ddlp.planning.controller import Controller
 from ddlp.schedule.ledger import Cancel, Ledger, Side
-from ddlp.schedule.rates import Rate, Rates
+from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy
 
 
@@ -26,6 +27,8 @@ class World:
     train_s: Callable[[int], float] = lambda position: 0.0
     device_s: dict[str, Callable[[int], float]] = field(default_factory=dict)
     fetch_s: Callable[[int], float] = lambda position: 0.0  # infinite: it hangs
+    host_cpu_s: Callable[[int], float] | None = None  # processor seconds of the host's own path, to be measured; None: none are
+    taking_cpu_s: float = 0.0  # processor seconds of the host to take a device's batch; 0: they are not measured
     host_workers: int = 1
     device_workers: int = 1
     quota: int = 1 << 30
@@ -62,14 +65,18 @@ class Locked(RuntimeError):
 class Simulation:
     """One epoch. ``make`` builds the strategy for the ledger and the rates; ``run`` plays it to its end.
 
+    ``controller``: decides which devices take part, for a strategy that wants that. Its rates are the epoch's.
+
     Raises `Locked` if nothing is left to happen and the epoch is not over.
     """
 
     def __init__(
-        self, ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], *, stop_after: int | None = None
-    ) -> None:
-        self.ledger, self.world = ledger, world
-        self.rates = Rates(Rate(parallel=world.host_workers))
+        self, ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], *, stop_after: int | None = None,
+        controller: Controller | None = None,
+    ) -> None:  # fmt: skip
+        self.ledger, self.world, self._controller = ledger, world, controller
+        self.rates = Rates() if controller is None else controller.rates
+        self.rates.epoch_begins(world.host_workers, 1, 0)
         self.strategy = make(ledger, self.rates)
         self.outcome = Outcome()
         self.now = 0.0
@@ -82,7 +89,8 @@ class Simulation:
         self._cancelled: set[int] = set()
         self._dead: set[str] = set()
         self._lives = dict.fromkeys(world.device_s, 0)
-        self._training = False
+        self._training = self._looks_again = False
+        self._step_s: float | None = None  # of the last training step
         self._waiting_since: float | None = 0.0
         for name in world.device_s:
             ledger.expect(name, self.now)
@@ -90,6 +98,8 @@ class Simulation:
                 self._at(world.joins_s, partial(self._join, name))
         for name, when in world.device_dies_s.items():
             self._at(when, partial(self._die, name))
+        if controller is not None:
+            controller.begin(ledger)
 
     def run(self) -> Outcome:
         """Play the epoch to its end (or to ``stop_after`` batches)."""
@@ -148,9 +158,11 @@ class Simulation:
         position = self.strategy.next_delivery()
         if position is None:
             return False
-        if self._waiting_since is not None:
-            self.outcome.waiting_s += self.now - self._waiting_since
-            self._waiting_since = None
+        waited_s = 0.0 if self._waiting_since is None else self.now - self._waiting_since
+        self.outcome.waiting_s += waited_s
+        self._waiting_since = None
+        if self._controller is not None:
+            self._controller.delivered(waited_s, self._step_s, 1.0)
         self.outcome.sides.append(self.ledger.deliver(position))
         self.outcome.order.append(position)
         self._training = True
@@ -160,7 +172,7 @@ class Simulation:
 
     def _trained(self, seconds: float) -> None:
         self.rates.trained(seconds)
-        self._training = False
+        self._training, self._step_s = False, seconds
         self._waiting_since = self.now
 
     def _claim(self) -> bool:
@@ -171,18 +183,24 @@ class Simulation:
             # A real worker asks again after a while: only the clock tells that something is late.
             joining = any(account.joining for account in self.ledger.devices.values())
             late = joining or self.ledger.fetching or any(True for _ in self.ledger.leased())
-            if not self._heap and not self.ledger.done and late:
-                self._at(1.0, lambda: None)
+            if not self._looks_again and not self.ledger.done and late:
+                self._looks_again = True
+                self._at(1.0, self._look_again)
             return False
         claim = self.ledger.claim(position)
         self._host_idle -= 1
         seconds = self.world.host_s(position)
-        self._at(seconds, lambda: self._made(claim, seconds))
+        self._at(seconds, lambda: self._made(claim, position, seconds))
         return True
 
-    def _made(self, claim: int, seconds: float) -> None:
+    def _look_again(self) -> None:
+        self._looks_again = False
+
+    def _made(self, claim: int, position: int, seconds: float) -> None:
         self._host_idle += 1
         self.rates.host.add(seconds)
+        if self.world.host_cpu_s is not None:
+            self.rates.host_cpu.add(self.world.host_cpu_s(position))
         self.ledger.made(claim)
 
     def _join(self, name: str) -> None:
@@ -256,13 +274,14 @@ class Simulation:
         position = self.strategy.next_fetch()
         if position is None:
             return False
-        _, lease = self.ledger.fetch(position, self.now)
+        device, lease = self.ledger.fetch(position, self.now)
         seconds = self.world.fetch_s(position)
         if not math.isinf(seconds):
-            self._at(seconds, lambda: self._fetched(position, lease))
+            self._at(seconds, lambda: self._fetched(device, position, lease, seconds))
         return True
 
-    def _fetched(self, position: int, lease: int) -> None:
+    def _fetched(self, device: str, position: int, lease: int, seconds: float) -> None:
+        self.rates.fetched(device, seconds, 1.0, self.ledger.fetch_slots, self.world.taking_cpu_s)
         if self.world.fetch_ok(position):
             self.ledger.verified(lease)
         else:

@@ -21,6 +21,7 @@ class Rate:
     ranks: int = 1
     count: int = 0
     seconds: float = 0.0  # of one worker for a full batch
+    total_s: float = field(default=0.0, repr=False)  # the sum over all batches, each as if it was full
     _mean: float = field(default=0.0, repr=False)
     _squares: float = field(default=0.0, repr=False)
 
@@ -32,6 +33,7 @@ class Rate:
             return
         seconds = max(busy_s, 1e-9) / part
         self.count += 1
+        self.total_s += seconds
         delta = seconds - self._mean
         self._mean += delta / self.count
         self._squares += delta * (seconds - self._mean)
@@ -44,12 +46,14 @@ class Rate:
 
     def known(self, within: float = 0.05, at_most: int = 10) -> bool:
         """True once the mean's standard error is at most ``within`` of the mean, or after ``at_most`` batches."""
-        if self.count >= at_most:
-            return True
-        if self.count < 3:
-            return False
-        error = math.sqrt(self._squares / (self.count - 1) / self.count)
-        return error <= within * self._mean
+        return self.count >= at_most or (self.count >= 3 and self.error <= within)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean of all batches, as a part of it; infinite before the second batch."""
+        if self.count < 2:
+            return math.inf
+        return math.sqrt(self._squares / (self.count - 1) / self.count) / self._mean
 
 
 @dataclass
@@ -58,6 +62,10 @@ class Rates:
 
     host: Rate = field(default_factory=Rate)
     devices: dict[str, Rate] = field(default_factory=dict)
+    links: dict[str, Rate] = field(default_factory=dict)  # fetches of the devices' batches into this process's memory
+    host_cpu: Rate = field(default_factory=Rate)  # processor time of the host's own path
+    taking_cpu: dict[str, Rate] = field(default_factory=dict)  # processor time of the host to take a device's batch
+    resting: set[str] = field(default_factory=set)  # devices that `auto` gives no leases at the moment
     training: Rate = field(default_factory=Rate)  # the training thread's time between two batches, for whatever work
     full_batch: int = 0  # samples of a full batch: if sizes differ, those of the largest of the first ones; 0: not known yet
     sample_bytes: int = 0  # bytes of a sample in a device's batch; 0: not known
@@ -83,6 +91,14 @@ class Rates:
         """Note that a device is at work, with ``workers`` workers."""
         self.device(name).parallel = workers
 
+    def rest(self, names: Iterable[str]) -> None:
+        """Let devices rest: `auto` gives them no leases."""
+        self.resting.update(names)
+
+    def work(self, names: Iterable[str] | None = None) -> None:
+        """Let devices work again. None: all of them."""
+        self.resting.difference_update(set(self.resting) if names is None else names)
+
     def shared(self, name: str, ranks: int) -> None:
         """Note that ``ranks`` ranks of a run share a device."""
         self.device(name).ranks = ranks
@@ -91,15 +107,44 @@ class Rates:
         """Return the rate of one device. It is made at the first call."""
         return self.devices.setdefault(name, Rate())
 
+    def fetched(self, name: str, seconds: float, part: float, fetchers: int, cpu_s: float = 0.0) -> None:
+        """Add a fetch of a device's batch: one of ``fetchers`` threads took ``seconds`` for this part of a full batch.
+
+        ``cpu_s``: processor seconds for that batch, with all that makes it ready; 0: not known.
+        """
+        if cpu_s:
+            self.taking_cpu.setdefault(name, Rate()).add(cpu_s, part)
+        link = self.links.setdefault(name, Rate())
+        link.parallel = fetchers
+        link.add(seconds, part)
+
+    def link_s(self, name: str) -> float:
+        """Return the seconds that a full batch takes to come from a device; 0 while fewer than 3 have come."""
+        link = self.links.get(name)
+        return 0.0 if link is None or link.count < 3 else link.seconds
+
+    def link_per_s(self, name: str) -> float:
+        """Return the full batches a second that can come from a device; infinite while fewer than 3 have come."""
+        seconds = self.link_s(name)
+        return self.links[name].parallel / seconds if seconds else math.inf
+
     def trained(self, seconds: float, part: float = 1.0) -> None:
         """Add a step of training: it took ``seconds`` with this part of a full batch."""
         usual = self.training
         self.training.add(min(seconds, self.PAUSE * usual.seconds * part) if usual.count >= 3 else seconds, part)
 
     def csd_per_s(self, names: Iterable[str]) -> float | None:
-        """Return the batches a second of these devices together; None before the first batch of any.
+        """Return the batches a second that these devices together prepare; None before the first batch of any.
 
         The caller names the devices, since the rates outlive an epoch, and the rate of a lost device must not count.
         """
-        known = [per_s for name in names if name in self.devices and (per_s := self.devices[name].per_s) is not None]
+        return self._sum((name, math.inf) for name in names)
+
+    def arriving_per_s(self, names: Iterable[str]) -> float | None:
+        """Return the same of the batches that come from these devices: a slow network may bring fewer than they prepare."""
+        return self._sum((name, self.link_per_s(name)) for name in names)
+
+    def _sum(self, limits: Iterable[tuple[str, float]]) -> float | None:
+        known = [min(per_s, most) for name, most in limits
+                 if name in self.devices and (per_s := self.devices[name].per_s) is not None]  # fmt: skip
         return sum(known) if known else None

@@ -22,6 +22,7 @@ import torch
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.transforms import Pipeline
+from ddlp.planning.measured import Transport
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.stats.replaced import Replaced
 from ddlp.transfer.device_stream import StreamEvent
@@ -161,10 +162,17 @@ class HostSource(Protocol):
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much a source can hold and do: batches published and not released, and workers that work at once."""
+    """How much a source can hold and do.
+
+    Attributes:
+        batches: published and not released at most.
+        workers: that work at once.
+        transport: how its batches come: by a file system that this host sees, or over a socket.
+    """
 
     batches: int
     workers: int = 1
+    transport: Transport = "stream"
 
 
 class AttachedSource(Protocol):

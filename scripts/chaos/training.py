@@ -19,7 +19,7 @@ from scripts.chaos.world import BATCH, IMAGES, REPOSITORY, Engine, Finding, Sett
 __all__ = ["ENDINGS", "Plan", "draw_options", "train"]
 
 STEPS = IMAGES // BATCH
-STRATEGIES = ("csd", "mte", "wrr", "ordered")
+STRATEGIES = ("csd", "mte", "wrr", "ordered", "auto")
 
 
 class Plan:

@@ -7,6 +7,7 @@ like the ledger that they read: they use no torch, thread, file, socket or clock
 
 from __future__ import annotations
 
+from ddlp.schedule.strategies.auto import Auto
 from ddlp.schedule.strategies.base import STALLED_AT_LEAST_S, Order, Strategy
 from ddlp.schedule.strategies.baselines import Cpu, Csd
 from ddlp.schedule.strategies.mte import Mte
@@ -14,10 +15,11 @@ from ddlp.schedule.strategies.ordered import Ordered
 from ddlp.schedule.strategies.wrr import Wrr
 
 __all__ = [
-    "STALLED_AT_LEAST_S", "STRATEGIES", "Cpu", "Csd", "Mte", "Order", "Ordered", "Strategy", "Wrr", "called", "strategy_class",
+    "STALLED_AT_LEAST_S", "STRATEGIES", "Auto", "Cpu", "Csd", "Mte", "Order", "Ordered", "Strategy", "Wrr", "called",
+    "strategy_class",
 ]  # fmt: skip
 
-STRATEGIES: dict[str, type[Strategy]] = {one.name: one for one in (Cpu, Csd, Mte, Wrr, Ordered)}
+STRATEGIES: dict[str, type[Strategy]] = {one.name: one for one in (Cpu, Csd, Mte, Wrr, Ordered, Auto)}
 
 
 def strategy_class(given: object) -> type[Strategy]:

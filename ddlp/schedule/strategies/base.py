@@ -26,6 +26,7 @@ STALLED_AT_LEAST_S = 5.0
 GUESS = 16.0  # the host's speed divided by a device's, while either is not known
 SLACK = 0.5  # of a device's time for a batch: a batch is leased so much earlier than the device's speed demands
 STALLED_BATCHES = 4  # the limit is the time of so many batches: another lease or another job may come first
+SLOW_FETCH_S = 0.1  # a quicker fetch takes as long as this host's threads let it, and not the network
 SLOWEST_BYTES_S = 1 << 19  # of a fetch beside others: over a slower link a device is of no use
 
 
@@ -54,6 +55,7 @@ class Strategy:
         takes_ratio: True: the loader's argument ``ratio`` is for it.
         rank_after_rank: True: a device that several ranks share works for the lowest rank that has leases. False: it works for
             all in turn.
+        decides: True: a `ddlp.planning.controller.Controller` measures while training goes on, and lets devices rest.
     """
 
     name: ClassVar[str] = ""
@@ -64,6 +66,7 @@ class Strategy:
     needs_length: ClassVar[bool] = False
     takes_ratio: ClassVar[bool] = False
     rank_after_rank: ClassVar[bool] = False
+    decides: ClassVar[bool] = False
 
     def __init__(self, ledger: Ledger, rates: Rates) -> None:
         if self.needs_length and not ledger.closed:
@@ -167,7 +170,24 @@ class Strategy:
         """True if the host should claim the batch whose turn it is. The host does not hold that batch."""
         if entry is None:
             return True
-        return entry.csd is CsdCopy.LEASED and self._late(entry, now)
+        return self._late(entry, now) if entry.csd is CsdCopy.LEASED else self._arrives_late(entry, now)
+
+    def _arrives_late(self, entry: Entry, now: float) -> bool:
+        """True if the host would be ready with a published batch before it has come from the device."""
+        host, ledger = self.rates.host, self.ledger
+        if entry.device is None or entry.lease is None or entry.csd is CsdCopy.READY or not host.count:
+            return False
+        if fetch_s := self.rates.link_s(entry.device):
+            elapsed_s = now - ledger.fetching[entry.lease][1] if entry.csd is CsdCopy.FETCHING else 0.0
+            return self._slow_network(entry.device) and fetch_s - elapsed_s > host.seconds
+        begun = min((since for device, since in ledger.fetching.values() if device == entry.device), default=now)
+        return now - begun > max(host.seconds, 10 * SLOW_FETCH_S)  # the first fetches take longer than the host would
+
+    def _slow_network(self, device: str) -> bool:
+        """True if a device's batches arrive more slowly than training takes batches."""
+        step = self.rates.training
+        arriving_per_s = self.rates.link_per_s(device)
+        return self.rates.link_s(device) > SLOW_FETCH_S and step.count > 0 and step.seconds * arriving_per_s < 1.0
 
     def _stalled(self, entry: Entry, now: float) -> bool:
         """True if a device answers, but makes no progress on a lease: its worker hangs, or others fill its spool."""
@@ -198,9 +218,28 @@ class Strategy:
         return left > host.seconds or idle > 2 * device.seconds
 
     def _take_back(self) -> int | None:
-        """Return the batch of the least advanced lease, for a host with nothing else to claim. The first verified copy wins."""
+        """Return the batch of the least advanced lease, for a host with nothing else to claim. The first verified copy wins.
+
+        Without such a lease, return the published batch that is fetched last, if the host would be ready with it before.
+        """
         leases = [e for e in self.ledger.leased() if e.host is HostCopy.NONE]
-        return min(leases, key=lambda e: e.progress).position if leases else None
+        return min(leases, key=lambda e: e.progress).position if leases else self._fetched_last()
+
+    def _fetched_last(self) -> int | None:
+        spool, host = self.ledger.in_spool, self.rates.host
+        if not spool or not host.count:
+            return None
+        position: int | None
+        position, step = (spool.last(), -1) if self.first(spool) == spool.first() else (spool.first(), 1)
+        while position is not None:
+            entry = self.ledger.entry(position)
+            assert entry is not None and entry.device is not None
+            if not self._slow_network(entry.device) or len(spool) / self.rates.link_per_s(entry.device) <= host.seconds:
+                return None
+            if entry.host is HostCopy.NONE:
+                return position
+            position = spool.at_most(position - 1) if step < 0 else spool.at_least(position + 1)
+        return None
 
     def _backlog(self, device: str) -> float:
         """Return how much of its leases the device has still to make, in batches."""
@@ -209,9 +248,15 @@ class Strategy:
         return sum(1.0 - e.progress for e in entries if e is not None)
 
     def _ready_s(self, device: str) -> float | None:
-        """Return the seconds until the device would be ready with one more batch; None while its speed is not known."""
+        """Return the seconds until one more batch of the device would be in memory; None while its speed is not known.
+
+        The time of this batch's own fetch is left out. It counts only where batches queue for the network.
+        """
         rate = self.rates.device(device)
-        return self._backlog(device) / rate.per_s + rate.seconds if rate.per_s is not None else None
+        if rate.per_s is None:
+            return None
+        queue_s = self.ledger.devices[device].held / self.rates.link_per_s(device) if self._slow_network(device) else 0.0
+        return max(self._backlog(device) / rate.per_s + rate.seconds, queue_s)
 
     def worth_leasing(self, device: str) -> bool:
         """True if the device would be ready with one more batch before the host has made all remaining batches."""

@@ -85,7 +85,7 @@ class Mte(Strategy):
         If R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of the devices' rate
         (`Rate.per_s`). Ranks train in step, so each gets an equal part, no matter which rank's directory is filled first.
         """
-        r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(devices)
+        r_cpu, r_csd = rates.host.per_s, rates.arriving_per_s(devices)
         if r_cpu is None or r_csd is None:
             return None
         paper = n * r_cpu / (r_cpu + r_csd)
@@ -115,7 +115,7 @@ class Mte(Strategy):
 
     def _hosts_part(self, before: int, after: int) -> float:
         """Return the part (0 to 1) of these ``after`` batches that the host should make, beside the ``before`` earlier ones."""
-        r_cpu, r_csd = self.rates.host.per_s, self.rates.csd_per_s(self.ledger.devices_there)
+        r_cpu, r_csd = self.rates.host.per_s, self.rates.arriving_per_s(self.ledger.devices_there)
         if r_cpu is None or r_csd is None:
             return 0.0
         backlog = sum(self._backlog(name) for name in self.ledger.devices)

@@ -316,7 +316,9 @@ class EngineSource:
         except BaseException:
             job.handle.close()
             raise
-        return job, Capacity(max(1, quota // ranks), min(max(1, welcome.workers), MOST_WORKERS))
+        return job, Capacity(
+            max(1, quota // ranks), min(max(1, welcome.workers), MOST_WORKERS), "spool" if place.shared else "stream"
+        )
 
 
 def _telling(sink: EpochSink, name: str, files: Sequence[OperatorFile], job: EngineJob) -> Callable[[EngineEvent], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
@@ -11,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from csd_engine.errors import EngineGone
-from csd_engine.machine.computer import process_memory
+from csd_engine.machine.computer import cpus, process_memory
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.link import EngineLink
@@ -87,7 +86,7 @@ def test_many_threads_ask_at_once(start, recipe):
 
 
 def test_a_worker_for_each_cpu_it_may_use(start, recipe):
-    for arguments, expected in ((["--cpus", "0"], 1), ([], len(os.sched_getaffinity(0)))):
+    for arguments, expected in ((["--cpus", "0"], 1), ([], cpus())):
         engine = start("--root", str(recipe.root), *arguments, workers=None)
         link = engine.link()
         status = link.status()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlp.schedule.claim_chunks import ClaimChunker
-from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.ledger import Ledger, Release
 from ddlp.schedule.rates import Rate, Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy, Wrr, called, strategy_class
 from ddlp.schedule.strategies.base import Order
@@ -489,19 +489,20 @@ def test_a_strategy_is_given_by_its_name_or_as_a_class():
     for given, found in (("mte", Mte), (Mte, Mte), (Own, Own)):
         assert strategy_class(given) is found
     for given in ("own", None, 3, int, Own.__name__, Wrr(Ledger(1, host_slots=2), Rates())):
-        with pytest.raises(ValueError, match="one of cpu, csd, mte, wrr, ordered, a subclass of ddlp.*Strategy, or None"):
+        with pytest.raises(ValueError, match="one of cpu, csd, mte, wrr, ordered, auto, a subclass of ddlp.*Strategy, or None"):
             strategy_class(given)
     for given, name in ((Nameless, ""), (Taken, "wrr"), (Strategy, "")):
         with pytest.raises(ValueError, match=f"strategy={given.__name__}: its name is '{name}'.*no other strategy has"):
             strategy_class(given)
     assert called("wrr") is Wrr and called("own") is Strategy
-    flags = ("uses_device", "needs_device", "needs_length", "takes_ratio", "rank_after_rank")
+    flags = ("uses_device", "needs_device", "needs_length", "takes_ratio", "rank_after_rank", "decides")
     assert [tuple(getattr(one, flag) for flag in flags) for one in STRATEGIES.values()] == [
-        (False, False, False, False, False),  # cpu
-        (True, True, False, False, False),  # csd
-        (True, False, True, True, True),  # mte
-        (True, False, False, False, False),  # wrr
-        (True, False, False, False, False),  # ordered
+        (False, False, False, False, False, False),  # cpu
+        (True, True, False, False, False, False),  # csd
+        (True, False, True, True, True, False),  # mte
+        (True, False, False, False, False, False),  # wrr
+        (True, False, False, False, False, False),  # ordered
+        (True, False, False, False, False, True),  # auto
     ]
 
 
@@ -552,6 +553,60 @@ def test_a_fast_host_makes_more_while_a_device_makes_one():
     assert strategy.worth_leasing("d"), "the host takes 5 s for all"
     ledger, strategy = scene("wrr", 10, host_s=0.5, device_s=5.1)
     assert not strategy.worth_leasing("d")
+
+
+def test_a_batch_is_leased_where_it_has_come_before_the_host_has_made_the_others():
+    ledger, strategy = scene("wrr", 20, host_s=1.0, device_s=1.0)
+    strategy.rates.trained(3.9)
+    publish(ledger, 19, 18, 17, 16)
+    for count in range(3):
+        assert strategy.worth_leasing("d"), f"{count} fetches say nothing yet"
+        strategy.rates.fetched("d", 8.0, 1.0, 2)
+    assert strategy.worth_leasing("d"), "4 batches come in 16 s, as the host makes 16"
+    publish(ledger, 15)
+    assert not strategy.worth_leasing("d"), "5 come in 20 s"
+    strategy.rates.training.seconds = 4.1
+    assert strategy.worth_leasing("d"), "they come as fast as training takes them"
+    assert strategy.rates.arriving_per_s(["d"]) == 0.25 and strategy.rates.csd_per_s(["d"]) == 1.0
+
+
+@pytest.mark.parametrize("fetched_at, times", [(None, [False, False]), (0.0, [True, False])])
+def test_a_batch_whose_turn_it_is_comes_late_over_a_slow_network(fetched_at, times):
+    ledger, strategy = scene("ordered", 10, host_s=1.0, device_s=1.0)
+    strategy.rates.trained(0.1)
+    publish(ledger, 0)
+    if fetched_at is not None:
+        ledger.fetch(0, fetched_at)
+    assert strategy.next_claim(0.0) == 1, "how long a fetch takes is not known"
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    assert [strategy.next_claim(now) == 0 for now in (1.9, 2.1)] == (times if fetched_at is not None else [True, True])
+    strategy.rates.training.seconds = 1.6
+    assert strategy.next_claim(1.9) == 1, "two fetches at a time bring a batch in 1.5 s"
+
+
+def test_the_first_fetch_of_all_is_late_where_the_host_would_be_ready_and_a_second_is_over():
+    for host_s, late_s in ((0.01, 1.0), (3.0, 3.0)):
+        ledger, strategy = scene("ordered", 10, host_s=host_s, device_s=1.0)
+        publish(ledger, 0)
+        ledger.fetch(0, 0.0)
+        assert [strategy.next_claim(now) for now in (late_s - 0.1, late_s + 0.1)] == [1, 0]
+
+
+def test_a_host_with_nothing_to_claim_takes_what_arrives_last_over_a_slow_network():
+    ledger, strategy = scene("wrr", 4, host_slots=8, host_s=1.0, device_s=1.0)
+    publish(ledger, 3, 2, 1, 0)
+    ledger.fetch(0, 0.0)
+    assert strategy.next_claim(9.0) is None, "how long a fetch takes is not known"
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    strategy.rates.trained(0.1)
+    for expected in (3, 2, 1):
+        assert strategy.next_claim(0.0) == expected
+        claim = ledger.claim(expected)
+    assert strategy.next_claim(0.0) is None
+    ledger.effects.clear()
+    assert ledger.made(claim) and [type(one) for one in ledger.effects] == [Release]
 
 
 def test_csd_has_the_host_make_what_came_back_though_the_device_is_there():

@@ -206,6 +206,20 @@ def test_both_prongs_come_within_a_device_batch_of_the_bound(name, device_s, tra
         assert outcome.from_csd == pytest.approx(n / (1 + device_s), abs=2)
 
 
+@pytest.mark.parametrize("name", ["mte", "ordered", "wrr"])
+@pytest.mark.parametrize("quota", [4, 16, 10**6])
+@pytest.mark.parametrize("fetch_s", [0.01, 1.0, 4.0, 8.0, 25.0])
+def test_a_device_behind_a_slow_network_makes_no_epoch_slower(name, quota, fetch_s):
+    """The device prepares twice as fast as the host; two fetches at a time bring fewer batches, or hardly any."""
+    world = World(
+        lambda position: 1.0, lambda position: 0.5, {"d": lambda position: 0.5}, fetch_s=lambda position: fetch_s, quota=quota
+    )
+    outcome = Simulation(Ledger(400, host_slots=4), world, STRATEGIES[name].make).run()
+    assert outcome.seconds < 410, "the host alone takes 400 s"
+    if name == "wrr":
+        assert outcome.seconds < max(200, 400 / (1 + min(2, 2 / fetch_s))) + 2 * max(1.0, fetch_s)
+
+
 def test_the_papers_toy_example():
     """Section IV-D: 1000 batches, host 1/4 s, device 1 s, fetch and train 1/8 s."""
     assert paper_epoch(1000, 0.25, 1.0, 0.125, host_batches=800) == (225.0, 1000, 200)

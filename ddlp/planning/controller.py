@@ -1,0 +1,374 @@
+"""`Controller` decides, while training goes on, which sources take part. It is what `strategy="auto"` adds to wrr.
+
+It measures windows of batches: first the host alone, then with all sources. `ddlp.planning.decide` judges the figures, and the
+sources that it does not choose rest. After each further window it decides anew. The last word has what was measured: if two
+windows in a row were slower than the host alone was, all sources rest, and are tried again much later.
+
+It is pure: durations come in, `Rates.resting` goes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from ddlp.planning.decide import Decision, Objective, Power, Prices, check_goal, decide
+from ddlp.planning.measured import Measured, OffloadPath, Transport
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.rates import Rate, Rates
+
+__all__ = ["Controller", "Goal"]
+
+WARM_UP = 3  # batches of the first epoch that are not measured
+HOST_WINDOW = 30  # batches of the first window, of the host alone; it ends earlier, after
+HOST_LEAST = 10  # batches, once the standard error of their times is at most
+HOST_ERROR = 0.02  # of the mean: devices rest meanwhile
+TRIAL_WINDOW = 50  # batches of the window in which a source is measured
+WINDOW = 100  # batches of every other window
+TRIAL_BATCHES = 3  # that each source must have made before its window begins
+TRIAL_WAIT = 50  # batches: a window begins after so many even if a source has made none
+ABORT_AFTER = 20  # batches of a repeated try: it ends if they took longer than the host alone by
+ABORT_SLOWER = 0.10  # this part
+RETRY = 1000  # batches until sources that were sent to rest are tried again; twice as many after each time
+MOVED = 0.10  # a rate that has changed by this part allows another decision before `RETRY` batches
+SLOW_WINDOWS = 2  # so many windows in a row that were slower than the host alone end the offloading
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What `strategy="auto"` makes small.
+
+    Attributes:
+        objective: seconds, joules or price of a batch.
+        threshold: the part by which a decision with more sources must be better.
+        max_slowdown: no decision may take more than (1 + max_slowdown) times as long as the fastest; None: any.
+        prices: for the objective "cost".
+        power: for the objective "energy".
+        model: a name of what is trained. What a run has measured is kept for the next run of the same model, data and host.
+        remember: False: nothing is kept, and nothing of an earlier run is used.
+
+    Raises ValueError for a value out of its range, and if prices or watts are missing.
+    """
+
+    objective: Objective = "time"
+    threshold: float = 0.02
+    max_slowdown: float | None = None
+    prices: Prices | None = None
+    power: Power | None = None
+    model: str = ""
+    remember: bool = True
+
+    def __post_init__(self) -> None:
+        check_goal(self.threshold, self.objective, self.max_slowdown, self.prices, self.power)
+
+
+@dataclass
+class _Window:
+    """Batches in a row, each from the moment when training had the one before. Sizes are parts of full batches."""
+
+    totals: Mapping[str, tuple[int, float]]  # of each rate when the window began: batches, and the sum of their seconds
+    batches: int = 0
+    size: float = 0.0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    before_s: float = 0.0  # of the trial that its sources had before it
+    shared: bool = False  # a source took part
+    times: Rate = field(default_factory=Rate)  # of the single batches
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds a full batch."""
+        return self.seconds / self.size
+
+    @property
+    def waiting(self) -> float:
+        """The part of the time in which training waited for data."""
+        return self.waited_s / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """The host without sources: seconds a batch, the processor seconds of one, whether training waited, and its step then."""
+
+    batch_s: float
+    cpu_s: float
+    waits: bool
+    step_s: float
+
+
+@dataclass
+class Controller:
+    """Measures, decides, and writes `Rates.resting`. One for all epochs of a loader.
+
+    Attributes:
+        rates: how fast each side is.
+        goal: what to make small.
+        processors: that this process may use; None: not known.
+        decision: the last one; None: not enough is measured yet.
+        measured: what it was made from.
+        transports: how each source's batches come, as far as that is known.
+        stopped: what was measured has ended the offloading.
+    """
+
+    rates: Rates
+    goal: Goal = field(default_factory=Goal)
+    processors: float | None = None
+    decision: Decision | None = None
+    measured: Measured | None = None
+    transports: dict[str, Transport] = field(default_factory=dict)
+    stopped: bool = False
+    _ledger: Ledger | None = None
+    _batches: int = 0
+    _warm_up: int = WARM_UP
+    _length: int = HOST_WINDOW
+    _window: _Window | None = None
+    _alone: _Alone | None = None
+    _alive: frozenset[str] = frozenset()
+    _trial: dict[str, int] | None = None  # sources on trial: the batches that each must have made before its window begins
+    _trial_until: int = 0
+    _trial_s: float = 0.0  # seconds of the trial before its window
+    _on_trial: bool = False  # the window is a trial's
+    _not_before: int = 0  # sources are not tried before so many batches
+    _retries: int = 0
+    _at_most: dict[str, float] = field(default_factory=dict)  # batches a second of sources that have made none in their window
+    _slow: int = 0  # slower windows in a row
+    _changed_at: int = 0
+    _changed_rates: dict[str, float] = field(default_factory=dict)  # when the decision changed last
+
+    def begin(self, ledger: Ledger) -> None:
+        """Begin an epoch. Raises ValueError if watts or prices of a source are missing."""
+        check_goal(self.goal.threshold, self.goal.objective, self.goal.max_slowdown, self.goal.prices, self.goal.power,
+                   set(ledger.devices))  # fmt: skip
+        self._ledger, self._alive = ledger, frozenset()
+        if self._alone is None:
+            self.rates.rest(ledger.devices)  # the host is measured alone first
+        elif not self._batches and self.decision is not None:
+            self._rest_all_but({path.source for path in self.decision.chosen.paths}, set(ledger.devices))
+
+    def know(self, measured: Measured) -> None:
+        """Begin with what an earlier run has measured: the first window has the sources that were right then."""
+        if measured.host_batches_per_s is None or measured.step_s is None:
+            return
+        batch_s = max(measured.step_s, 1 / measured.host_batches_per_s)
+        self._alone = _Alone(batch_s, measured.host_cpu_s_per_batch or 0.0, batch_s > measured.step_s, measured.step_s)
+        self._warm_up, self._length, self.measured = WARM_UP, WINDOW, measured
+        self.decision = self._decide(measured)
+        self._not_before = 0 if self.decision.offloads else RETRY
+
+    def delivered(self, waited_s: float, step_s: float | None, part: float) -> str | None:
+        """Note a batch. Returns a line for the user if what was measured ends the offloading, or takes it up again.
+
+        Args:
+            waited_s: seconds that training waited for it.
+            step_s: seconds of training between the batch before and the request for this one; None: it is an epoch's first.
+            part: the size of the batch before, as a part of a full one.
+        """
+        if step_s is None:  # it waited for the epoch's beginning
+            return None
+        self._batches += 1
+        if self._warm_up > 0:
+            self._warm_up -= 1
+            return None
+        self._look_for_joined()
+        if self._trial is not None and self._trial_begins():
+            self._trial_s, self._window = 0.0 if self._window is None else self._window.seconds, None
+        window = self._window = self._window or _Window(self._totals())
+        usual = self.rates.training
+        if usual.count >= 3:
+            step_s = min(step_s, Rates.PAUSE * usual.seconds * part)
+        window.batches, window.size = window.batches + 1, window.size + part
+        window.seconds, window.waited_s = window.seconds + waited_s + step_s, window.waited_s + waited_s
+        window.times.add(waited_s + step_s, part)
+        window.shared = window.shared or bool(self._taking_part())
+        if self._fails(window):
+            self._window, self._length, self._trial, self._on_trial = None, WINDOW, None, False
+            return self._stop(window, self._mean("step", self.rates.training, window))
+        if self._trial is not None or not (window.size and (window.batches >= self._length or self._known_early(window))):
+            return None
+        self._window, self._length = None, WINDOW
+        return self._judge(window)
+
+    def _fails(self, window: _Window) -> bool:
+        """True if a repeated try is clearly slower than the host alone. The first one is measured to its end."""
+        if not (self._on_trial and self._retries and window.shared and window.batches >= ABORT_AFTER and window.size):
+            return False
+        return window.batch_s > (1 + ABORT_SLOWER) * self._alone_s(self._mean("step", self.rates.training, window))
+
+    def _known_early(self, window: _Window) -> bool:
+        return self._alone is None and window.batches >= HOST_LEAST and window.times.known(HOST_ERROR, HOST_WINDOW)
+
+    def note(self) -> str:
+        """Return a line for the report."""
+        if self.decision is None:
+            have = self._window.batches if self._window is not None else 0
+            what = "the host alone" if self._alone is None else "its sources"
+            return f"auto measures {what} ({have} of {self._length} batches)"
+        if self.stopped:
+            return "auto: with its sources training was slower than with the host alone, so they rest."
+        return f"auto: {self.decision.why}"
+
+    # -- sources -------------------------------------------------------------------------------------------------
+
+    def _taking_part(self) -> frozenset[str]:
+        return self._alive - self.rates.resting
+
+    def _look_for_joined(self) -> None:
+        assert self._ledger is not None
+        alive = frozenset(name for name, account in self._ledger.devices.items() if account.at_work)
+        joined = alive - self._alive - self.rates.resting
+        if alive != self._alive:
+            self._alive, self._window = alive, None  # a window has the same sources from its beginning to its end
+        if joined and self._alone is not None and any(not self.rates.device(name).count for name in joined):
+            self._try(joined)
+
+    def _try(self, names: frozenset[str]) -> None:
+        """Let sources take part, and measure them."""
+        self.rates.work(names)
+        self._trial = {name: self.rates.device(name).count + TRIAL_BATCHES for name in names}
+        self._trial_until = self._batches + TRIAL_WAIT
+        self._window, self._length, self._on_trial = None, TRIAL_WINDOW, True
+
+    def _trial_begins(self) -> bool:
+        """True once all sources on trial have made some batches, or have had the time to."""
+        assert self._trial is not None
+        made = all(self.rates.device(name).count >= count for name, count in self._trial.items() if name in self._alive)
+        if made or self._batches >= self._trial_until:
+            self._trial = None
+            return True
+        return False
+
+    def _rest_all_but(self, chosen: set[str], of: Set[str]) -> None:
+        self.rates.rest(of - chosen)
+        self.rates.work(chosen)
+
+    # -- judging a window ----------------------------------------------------------------------------------------
+
+    def _judge(self, window: _Window) -> str | None:
+        trial, self._on_trial = self._on_trial, False
+        step_s = self._mean("step", self.rates.training, window)
+        window.before_s, self._trial_s = self._trial_s, 0.0
+        if not window.shared:
+            self._judge_alone(window, step_s)
+            return None
+        self.stopped = False
+        slower = window.batch_s > self._alone_s(step_s) * (1 + window.times.error)
+        self._slow = self._slow + 1 if slower else 0
+        self.measured = self._figures(window, step_s)
+        if self._slow >= SLOW_WINDOWS and self.goal.objective == "time":
+            return self._stop(window, step_s)
+        decision = self._decide(self.measured)
+        chosen = {path.source for path in decision.chosen.paths}
+        if chosen == self._taking_part():
+            self.decision = decision
+            if self._batches - self._changed_at >= RETRY:
+                self._retries = 0  # it has held
+        elif trial or self._may_change():
+            self.decision = decision
+            self._rest_all_but(chosen, self._alive)
+            self._changed()
+        return None
+
+    def _judge_alone(self, window: _Window, step_s: float) -> None:
+        """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago."""
+        waits = window.waiting > self.goal.threshold
+        self._alone = _Alone(window.batch_s, self._mean("host cpu", self.rates.host_cpu, window), waits, step_s)
+        sources = self._alive or frozenset(self._ledger.devices if self._ledger else ())
+        if sources and (waits or self.goal.objective != "time") and self._batches >= self._not_before:
+            self._try(sources)
+            return
+        self.measured = self._figures(window, step_s)
+        decision = self._decide(self.measured)
+        if not (self.stopped or decision.offloads):  # else sources that rest may be worth a try, later
+            self.decision = decision
+
+    def _alone_s(self, step_s: float) -> float:
+        """Seconds a batch that the host alone would take now: its processor time and the training step may have changed."""
+        alone = self._alone
+        assert alone is not None
+        drift = self.rates.host_cpu.seconds / alone.cpu_s if alone.cpu_s and self.rates.host_cpu.count else 1.0
+        return max(alone.batch_s * drift if alone.waits else 0.0, step_s)
+
+    def _stop(self, window: _Window, step_s: float) -> str:
+        """End the offloading, since it was slower than the host alone."""
+        names = self._taking_part()
+        self.rates.rest(self._alive)
+        self.stopped, self._slow = True, 0
+        self._changed()
+        return (
+            f"batches take {window.batch_s:.3g} s with {', '.join(sorted(names))}, and the host alone takes "
+            f"{self._alone_s(step_s):.3g} s: {'it rests' if len(names) == 1 else 'they rest'}, and a try follows after "
+            f"{self._not_before - self._batches:,} batches."
+        )
+
+    def _changed(self) -> None:
+        """Note that the decision has changed. If all sources rest, they are tried later after each such time."""
+        self._changed_at, self._changed_rates = self._batches, self._rates_now()
+        if self._alive and self._alive <= self.rates.resting:
+            self._not_before = self._batches + RETRY * 2**self._retries
+            self._retries += 1
+
+    def _may_change(self) -> bool:
+        """True if there was no change yet, the last one is long ago, or a rate has moved since."""
+        if not self._changed_rates or self._batches - self._changed_at >= RETRY:
+            return True
+        before, now = self._changed_rates, self._rates_now()
+        return any(abs(now[name] / before[name] - 1) > MOVED for name in now if before.get(name))
+
+    def _rates_now(self) -> dict[str, float]:
+        measured = self.measured
+        assert measured is not None
+        found = {path.source: path.batches_per_s or 0.0 for path in measured.paths}
+        return found | {"host": measured.loader_batches_per_s or 0.0, "step": measured.step_s or 0.0}
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def _decide(self, measured: Measured) -> Decision:
+        goal = self.goal
+        return decide(measured, goal.threshold, goal.objective, goal.max_slowdown, goal.prices, goal.power)
+
+    def _totals(self) -> dict[str, tuple[int, float]]:
+        rates = {**self.rates.devices, "step": self.rates.training, "host cpu": self.rates.host_cpu}
+        return {name: (rate.count, rate.total_s) for name, rate in rates.items()}
+
+    @staticmethod
+    def _mean(name: str, rate: Rate, window: _Window) -> float:
+        """Return the mean seconds of the window's batches; without any, those of the batches before; 0: not known."""
+        count, total_s = window.totals.get(name, (0, 0.0))
+        return (rate.total_s - total_s) / (rate.count - count) if rate.count > count else rate.seconds
+
+    def _figures(self, window: _Window, step_s: float) -> Measured:
+        alone_s = self._alone_s(step_s)
+        return Measured(
+            step_s=step_s or None,
+            loader_batches_per_s=1 / alone_s if alone_s else None,
+            host_cpu_s_per_batch=self._mean("host cpu", self.rates.host_cpu, window) or None,
+            host_processors=self.processors,
+            paths=tuple(self._path(name, window) for name in sorted(self._alive) if self._source_rate(name, window)),
+        )
+
+    def _source_rate(self, name: str, window: _Window) -> float:
+        """Return the full batches a second that a source makes; 0: not known."""
+        assert self._ledger is not None
+        rate, works = self.rates.device(name), name not in self.rates.resting
+        if not rate.count:
+            if works and window.seconds:
+                self._at_most[name] = 1 / (window.before_s + window.seconds)
+            return self._at_most.get(name, 0.0)
+        made = rate.count - window.totals.get(name, (0, 0.0))[0]
+        per_s = rate.parallel / self._mean(name, rate, window) / rate.ranks
+        if works and made < per_s * window.seconds / 2 - 1 and self._ledger.devices[name].outstanding:
+            return (made + 0.5) / window.seconds  # it has slowed down, and its last batch was still a quick one
+        return per_s
+
+    def _path(self, name: str, window: _Window) -> OffloadPath:
+        assert self._ledger is not None
+        rate, rates, account = self.rates.device(name), self.rates, self._ledger.devices[name]
+        size = float(rates.full_batch * rates.sample_bytes) or 1.0  # if it is not known, all sizes are in batches
+        link, taking = rates.link_per_s(name), rates.taking_cpu.get(name)
+        return OffloadPath(
+            source=name, transport=self.transports.get(name, "stream"), workers=rate.parallel,
+            with_host_batches_per_s=self._source_rate(name, window),
+            host_cpu_s_per_batch=taking.seconds if taking is not None and taking.count else None,
+            bytes_per_batch=size, bandwidth_bytes_per_s=link * size if rates.link_s(name) else None,
+            spool_bytes=account.quota * size,
+        )  # fmt: skip

@@ -1,0 +1,173 @@
+"""`strategy="auto"` in a real loader with a real engine: what it decides, what it tells, and that each sample comes once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import transforms
+
+import ddlp.bench.standin
+from csd_engine.prepare.operator_file import content_hash
+from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, load_operators
+from ddlp.planning.controller import HOST_LEAST, WARM_UP, WINDOW
+from tests.engine_process import EngineProcess
+
+BATCHES = 300
+HOST_S = 0.01
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineProcess]:
+    (tmp_path / "root").mkdir()
+    one = EngineProcess(tmp_path, "--root", str(tmp_path / "root"), "--operators", str(operators(tmp_path)))
+    yield one
+    assert one.end() == 0
+
+
+def operators(home: Path) -> Path:
+    """A directory with the operator that sleeps, for an engine."""
+    (home / "operators").mkdir(mode=0o700)
+    source = Path(ddlp.bench.standin.__file__).read_bytes()
+    (home / "operators" / f"{content_hash(source)}.py").write_bytes(source)
+    return home / "operators"
+
+
+def train_until_decided(loader: DDLPLoader, step_s: float = 0.0) -> None:
+    """Epochs until its engine has joined and a decision is made. On a busy computer that takes a while."""
+    for _ in range(8):
+        train(loader, step_s)
+        if loader.measured is not None and loader.measured.paths:
+            return
+
+
+def make_loader(engine: EngineProcess | None, device_s: float, **options: Any) -> DDLPLoader:
+    """One-pixel batches; host and device sleep that long for each."""
+    prepare = load_operators(ddlp.bench.standin.__file__).prepare(host=os.getpid(), host_s=HOST_S, device_s=device_s)
+    images = np.arange(BATCHES * 3, dtype=np.uint16).astype(np.uint8).reshape(BATCHES, 1, 1, 3)
+    data = ImageArrays(images, range(BATCHES), transforms.Compose([prepare, transforms.PILToTensor()]))
+    device = None if engine is None else Device(engine.address, engine.keys, name="board")
+    return DDLPLoader(data, 1, shuffle=True, csd=device, seed=1, **{"strategy": "auto", **options})
+
+
+def train(loader: DDLPLoader, step_s: float = 0.0) -> None:
+    """An epoch in which each sample must come once, as it is."""
+    seen = []
+    for images, targets in loader:
+        number = int(targets[0])
+        assert torch.equal(images.flatten(), (torch.arange(3) + 3 * number).to(torch.uint8))
+        seen.append(number)
+        time.sleep(step_s)
+    assert sorted(seen) == list(range(BATCHES))
+
+
+def test_a_device_that_helps_takes_part(engine: EngineProcess) -> None:
+    loader = make_loader(engine, 0.01)
+    assert loader.decision is None and "auto (given): wrr with the devices that" in str(loader.explain())
+    train_until_decided(loader)
+    decision, measured = loader.decision, loader.measured
+    assert decision is not None and decision.offloads and measured is not None
+    assert [path.source for path in decision.chosen.paths] == ["board"]
+    assert measured.loader_batches_per_s == pytest.approx(1 / HOST_S, rel=0.5)
+    path = measured.paths[0]
+    assert path.transport == "spool" and path.batches_per_s == pytest.approx(100, rel=0.5) and path.bytes_per_batch == 3
+    assert measured.host_cpu_s_per_batch is not None and 0 < measured.host_cpu_s_per_batch < HOST_S
+    assert path.host_cpu_s_per_batch is not None and 0 < path.host_cpu_s_per_batch < HOST_S
+    report = loader.report()
+    assert report.batches_csd > BATCHES // 8
+    assert any(note.startswith("auto: With board by spool") for note in report.notes)
+
+
+def test_it_rests_where_training_does_not_wait(engine: EngineProcess) -> None:
+    loader = make_loader(engine, 0.01)
+    train(loader, 2 * HOST_S)
+    assert loader.report().batches_csd == 0 and loader.decision is not None and not loader.decision.offloads
+    assert any("Training does not wait for data" in note for note in loader.report().notes)
+
+
+def test_a_device_that_is_far_too_slow_rests(engine: EngineProcess) -> None:
+    loader = make_loader(engine, 0.8)
+    train_until_decided(loader)
+    assert loader._life.rates.resting == {"board"} and loader.report().batches_csd <= 4
+    assert loader.report().seconds < 1.5 * BATCHES * HOST_S, "training has waited for it"
+    loader.strategy = "wrr"
+    next(iter(loader))
+    assert not loader._life.rates.resting and loader.decision is not None, "another strategy gives it leases again"
+
+
+def test_the_first_batches_are_the_hosts(engine: EngineProcess) -> None:
+    loader = make_loader(engine, 0.001)
+    for number, _ in enumerate(loader):
+        if number == WARM_UP + HOST_LEAST - 1:
+            break
+    report = loader.report()
+    assert report.batches_csd == 0 and any("auto measures the host alone" in note for note in report.notes)
+
+
+def test_without_a_source_given_it_starts_the_embedded_engine() -> None:
+    loader = make_loader(None, 0.001)
+    for _ in range(3):
+        train(loader)
+        if loader.report().batches_csd:
+            break
+    assert loader.report().batches_csd
+
+
+def test_an_epoch_goes_on_after_a_resume_and_a_pickle(engine: EngineProcess) -> None:
+    loader = make_loader(engine, 0.01)
+    batches = iter(loader)
+    seen = [int(next(batches)[1]) for _ in range(2 * WINDOW)]
+    state = loader.state_dict()
+    batches._shutdown_workers()
+    other = pickle.loads(pickle.dumps(loader))
+    assert other.decision is None and other._controller is None and loader._controller is not None
+    other.load_state_dict(state)
+    assert sorted(seen + [int(targets) for _, targets in other]) == list(range(BATCHES))
+
+
+def test_a_goal_is_checked(engine: EngineProcess) -> None:
+    with pytest.raises(ValueError, match=r"goal=Goal\(.*only with strategy='auto'"):
+        make_loader(engine, 0.01, strategy="wrr", goal=Goal())
+    with pytest.raises(ValueError, match="goal='energy'"):
+        make_loader(engine, 0.01, goal="energy")
+    loader = make_loader(engine, 0.01, goal=Goal("energy", power=Power(50, 100, 300)))
+    with pytest.raises(ValueError, match="power.engine_watts lacks 'board'"):
+        iter(loader)
+    loader.goal = Goal("energy", power=Power(50, 100, 300, {"board": 500}))
+    train_until_decided(loader)
+    assert loader._life.rates.resting == {"board"}, "it costs more energy than it saves"
+
+
+def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProcess, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = make_loader(engine, 0.01)
+    train_until_decided(first)
+    assert first.measured is not None and first.measured.paths
+    again = make_loader(engine, 0.01)
+    train(again)
+    assert again._controller is not None and again._controller._batches < 2 * BATCHES
+    assert again.decision is not None and again.decision.offloads
+    rested = make_loader(engine, 0.01, goal=Goal(remember=False))
+    iter(rested)
+    assert rested.decision is None, "it has to measure"
+    for other in (make_loader(engine, 0.01, goal=Goal(model="another")), make_loader(engine, 0.01, num_workers=2)):
+        iter(other)
+        assert other.decision is None, "what was measured was another training"
+
+
+def test_a_store_that_cannot_be_used_is_no_error(engine: EngineProcess, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "ddlp").write_text("a file in the place of the directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.warns(UserWarning, match="measurements") as told:
+        loader = make_loader(engine, 0.01)
+        train(loader)
+        train(loader)
+    assert sum("measurements" in str(one.message) for one in told) == 1
