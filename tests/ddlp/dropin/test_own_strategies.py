@@ -147,7 +147,7 @@ def test_a_loader_with_it_pickles(paths, engine):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (Wrr(Ledger(3, host_slots=2), None), "expected one of cpu, csd, mte, wrr, ordered, a subclass of ddlp."),
+        (Wrr(Ledger(3, host_slots=2), None), "expected one of cpu, csd, mte, wrr, ordered, auto, a subclass of ddlp."),
         (dict, "expected one of"),
         (["wrr"], "expected one of"),
         (Strategy, "its name is ''"),
