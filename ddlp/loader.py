@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import threading
@@ -15,11 +16,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from csd_engine.machine.computer import processors
+from csd_engine.machine.computer import cpus, processors
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
+from ddlp.epoch.replay import replay
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Chosen, Explanation, OwnSource, explain
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
@@ -31,6 +33,7 @@ from ddlp.planning.decide import Decision
 from ddlp.planning.measured import Measured
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
+from ddlp.process.ranks import here
 from ddlp.process.user_warnings import warn_user
 from ddlp.recording.recorder import Recorder, hooks_of
 from ddlp.recording.watch import Observer
@@ -516,6 +519,30 @@ class DDLPLoader(DataLoader):
             when_dropped(self._handles[-1], self._connections.close)
         return self._connections
 
+    def replay(self, steps: int = 100) -> Iterator[Any]:
+        """Give one batch ``steps`` times, to measure how fast training is without loading.
+
+            for images, labels in loader.replay(200):
+                ...  # the training step, as in an epoch
+            print(loader.report())
+
+        From then on the verdict in `report` uses the step's own speed: the time from one request for a batch to the next,
+        without the first 5 steps. Work that is left to a GPU is waited for before the first measured step and after the last
+        one, never within a step. A loop that ends early measures nothing.
+
+        The batch is a real one, as an epoch delivers it; ``batch_transform`` is called in each step. It is made aside: no epoch
+        lacks it. At the end the global generators of torch, numpy and random are put back, so later epochs are the same as
+        without the replay. What the loop changes in place is as it was in the next step; that costs a copy of the batch.
+
+        The loop trains: save the model and the optimizer before, or replay before the run that counts. Replay between epochs,
+        and for all ranks at once, as a step may wait for the others.
+
+        Raises:
+            ValueError: if ``steps`` is less than 10.
+            DDLPError: if an epoch has no batch, or a sampler of your own can't be copied.
+        """
+        return replay(self, steps)
+
     # -- state and report ----------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
@@ -584,9 +611,12 @@ class DDLPLoader(DataLoader):
             now = last.executor.live(life)
         else:
             now = counted(life.last, life.total(), length(self))
-        if self._before is None or now.report.samples or now.waiting_now_s:
-            return now
-        return replace(self._before, total=now.total)
+        if not (self._before is None or now.report.samples or now.waiting_now_s):
+            now = replace(self._before, total=now.total)
+        ranks = here()
+        processors_here = max(1, _cpus() // (1 if ranks is None else ranks.local_ranks))
+        told = replace(now.report, workers=self.num_workers, processors=processors_here, ceiling=life.ceiling)
+        return replace(now, report=told)
 
     def explain(self) -> Explanation:
         """Print and return which parts travel to a device, which do not, and why. Notebooks don't show the text twice."""
@@ -660,6 +690,9 @@ class DDLPLoader(DataLoader):
         """Whether another order of the batches is just as good."""
         random = is_random(self._index_sampler) or not self.in_order
         return random and not torch.are_deterministic_algorithms_enabled()
+
+
+_cpus = functools.cache(cpus)  # the control groups' files take too long for each call of live()
 
 
 def _attach(source: LeaseSource, sink: EpochSink) -> None:

@@ -11,6 +11,7 @@ from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
 from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Rested, Step
+from ddlp.stats.waiting import WaitingVerdict, judge
 
 __all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse", "by_size"]
 
@@ -81,6 +82,7 @@ class Analysis:
         rates: each stage's, in images a second.
         bound_s: the least time for these samples at the measured rates: n / (r_cpu + r_csd), or training alone if that is more.
         training_parts: forward, backward, optimizer, where a profile of torch on the CPU is given.
+        verdict: whether training waits for data, by the training thread's time between two batches.
     """
 
     epoch: int
@@ -99,6 +101,7 @@ class Analysis:
     training_parts: dict[str, float]
     counts: dict[str, int]
     notes: tuple[str, ...]
+    verdict: WaitingVerdict
 
     @property
     def images_per_s(self) -> float:
@@ -111,6 +114,7 @@ class Analysis:
         data["images_per_s"] = self.images_per_s
         for given, resource in zip(data["resources"], self.resources, strict=True):
             given["unaccounted_s"] = resource.unaccounted_s
+        data["verdict"]["text"] = str(self.verdict)
         return data
 
 
@@ -173,6 +177,7 @@ class _Epoch:
             training_parts=self._training_parts(),
             counts=self._counts(),
             notes=tuple(self._notes()),
+            verdict=self._verdict(rates),
         )
 
     # -- stages --------------------------------------------------------------------------------------------------
@@ -345,6 +350,21 @@ class _Epoch:
     def _bound_s(self, rates: StageRates) -> float | None:
         samples = sum(step.samples for step in self.steps)
         return max(samples / rates.both_sides, length(self.training)) if rates.both_sides else None
+
+    def _verdict(self, rates: StageRates) -> WaitingVerdict:
+        if not self.steps:
+            return judge(0, 0.0, 0.0)
+        first, batch = self.steps[0], sum(step.samples for step in self.steps) / len(self.steps) or 1.0
+        by_host = any(step.side == "cpu" for step in self.steps)
+        return judge(
+            len(self.steps),
+            self._asking()[1] - first.got_at,
+            sum(step.got_at - step.asked_at for step in self.steps[1:]),
+            start_s=first.got_at - first.asked_at,
+            host_per_s=rates.host / batch if rates.host and by_host else None,
+            devices_per_s={name: rate / batch for name, rate in rates.devices.items()},
+            workers=self.trace.began.workers if by_host else None,
+        )
 
     def _counts(self) -> dict[str, int]:
         return {

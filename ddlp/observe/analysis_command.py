@@ -49,6 +49,7 @@ def table(analysis: Analysis) -> str:
         f"{analysis.images_per_s:.0f} images/s; {cpu} batches by the host, {csd} by the device{bound}",
         f"rates: {_rates(analysis.rates)}",
         f"limit: {analysis.limit}. What would move it: {analysis.advice}.",
+        f"verdict: {analysis.verdict}",
         "",
         "where the epoch's seconds went     seconds   part",
     ]

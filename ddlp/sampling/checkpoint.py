@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from ddlp.errors import DDLPError
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
 from ddlp.sampling.generator_states import States, capture, restored
@@ -106,6 +107,25 @@ def load_sampler_state(loader: DataLoader | OrderSource, state: Any) -> None:
     sampler = _stateful_sampler(loader)
     if state is not None and sampler is not None:
         sampler.load_state_dict(copy.deepcopy(state))
+
+
+def first_batch(loader: DataLoader) -> list[Any]:
+    """Return a list of the first batch (without batches: the first index) that the sampler would give; empty: there is none.
+
+    The generators stay as they are, and so does the sampler. Raises DDLPError if a sampler of the user's can't be copied.
+    """
+    sampler, generators = loader._index_sampler, _generators(loader)
+    if not is_built_in(sampler):
+        shared = (loader.dataset, *generators.values())
+        try:
+            sampler = copy.deepcopy(sampler, {id(one): one for one in shared})  # iter() may change what it keeps
+        except Exception as error:
+            raise DDLPError(
+                f"{type(sampler).__name__} can't be copied ({type(error).__name__}: {error}), and to read the sampler itself "
+                "would change the next epoch. Give it a __deepcopy__, or leave the replay out"
+            ) from error
+    with restored(capture(generators, python=True), generators):
+        return list(itertools.islice(sampler, 1))
 
 
 def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:

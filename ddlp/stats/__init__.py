@@ -1,1 +1,1 @@
-"""The numbers of a loader: what an epoch did (its report), and what all of them do now."""
+"""The numbers of a loader: what an epoch did (its report), whether training waits for data, what all epochs do now."""

@@ -15,6 +15,7 @@ from typing import Any
 from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
 from ddlp.stats.report import CAUSES, Counts, EpochReport
+from ddlp.stats.waiting import Ceiling
 
 __all__ = ["DeviceLive", "Life", "Live", "Sums", "counted", "devices_live", "length"]
 
@@ -101,12 +102,16 @@ def devices_live(ledger: Ledger, rates: Rates, full_batch: int) -> tuple[DeviceL
 
 
 class Life:
-    """What a loader keeps of its epochs: the rates of both sides, for the next epoch to begin with, and all counts."""
+    """What a loader keeps of its epochs: the rates of both sides, for the next epoch to begin with, and all counts.
+
+    ``ceiling``: a training step without loading, once a replay has measured it.
+    """
 
     _KEPT = 8  # epochs whose counts may still change: their threads are about to end, or several run at once
 
     def __init__(self) -> None:
         self.rates = Rates()
+        self.ceiling: Ceiling | None = None
         self._lock = threading.RLock()  # a signal's handler may ask for a report in the midst of it
         self._ended = Sums()
         self._counts: deque[Counts] = deque()

@@ -10,6 +10,7 @@ from html import escape
 from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
 from ddlp.stats.replaced import ReplacedSamples
+from ddlp.stats.waiting import Ceiling, WaitingVerdict, judge
 
 CAUSES = ("start", "host", "csd", "transfer")
 """What training waited for: the epoch's first batch; a batch in work on the host; one in work on a device; one that a device
@@ -36,12 +37,33 @@ class EpochReport:
     leases_lost: int = 0  # the device failed, was gone, or its file was damaged: the host made the batch
     replaced: int = 0  # samples with bad images, which others have the place of; those before a resume included
     replaced_samples: tuple[str, ...] = ()  # the first of these, each with the reason; those before a resume are not named
+    devices: Mapping[str, float] = field(default_factory=dict)  # rate_csd by the devices' names
+    workers: int | None = None  # `num_workers`; None: not known
+    processors: int | None = None  # of this computer, for this rank's process; None: not known
+    ceiling: Ceiling | None = None  # by `DDLPLoader.replay`
 
     @property
     def bound_s(self) -> float | None:
         """The least time in which both sides together prepare these samples: n / (r_cpu + r_csd)."""
         rates = [r for r in (self.rate_cpu, self.rate_csd) if r]
         return self.samples / sum(rates) if rates else None
+
+    @property
+    def verdict(self) -> WaitingVerdict:
+        """Whether training waits for data, what that costs, and what would help."""
+        batches, start_s = self.batches_cpu + self.batches_csd, self.waiting.get("start", 0.0)
+        batch = max(1.0, self.samples / max(1, batches))
+        return judge(
+            batches,
+            self.seconds - start_s,
+            self.waiting_s - start_s,
+            start_s=start_s,
+            ceiling=self.ceiling,
+            host_per_s=self.rate_cpu / batch if self.rate_cpu and self.batches_cpu else None,
+            devices_per_s={name: rate / batch for name, rate in self.devices.items()},
+            workers=self.workers if self.batches_cpu else None,
+            processors=self.processors,
+        )
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self._rows())
@@ -76,6 +98,7 @@ class EpochReport:
         if self.replaced:
             first = f", the first {self.replaced_samples[0]}" if self.replaced_samples else ""
             rows.append(("replaced", f"{self.replaced:,} samples that could not be prepared, by others{first}"))
+        rows.append(("verdict", str(self.verdict)))
         return rows + [("note", text) for text in self.notes]
 
 
@@ -159,6 +182,7 @@ class Counts:
     def report(self, strategy: str, rates: Rates, full_batch: int, notes: tuple[str, ...]) -> EpochReport:
         """As a report; ``full_batch`` turns batches a second into samples."""
         r_cpu, r_csd = rates.host.per_s, rates.csd_per_s(self._devices())
+        devices = {name: r * full_batch for name in self._devices() if (r := rates.csd_per_s([name])) is not None}
         return EpochReport(
             strategy=strategy,
             epoch=self.epoch,
@@ -176,4 +200,5 @@ class Counts:
             leases_lost=self.lost,
             replaced=len(self.replaced),
             replaced_samples=tuple(self.replaced.named),
+            devices=devices,
         )

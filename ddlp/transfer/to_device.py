@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["MoveAndTransform", "move"]
+__all__ = ["MoveAndTransform", "each_tensor", "move"]
 
 # A larger copy from memory that is not page-locked may wait for all training steps that are queued before it.
 _PAGEABLE_BYTES = 64 << 10
@@ -48,12 +48,23 @@ def move(batch: Any, device: torch.device) -> Any:
             return batch.to(device, non_blocking=True)
         except TypeError:  # it takes nothing but the device
             return batch.to(device)
+    return _each_part(batch, lambda part: move(part, device))
+
+
+def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch of any shape, in new containers, with ``change`` applied to each of its tensors. Unknown objects stay."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    return batch if isinstance(batch, _WITHOUT_TENSORS) else _each_part(batch, lambda part: each_tensor(part, change))
+
+
+def _each_part(batch: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(batch, Mapping):
-        return _alike(batch, {name: move(value, device) for name, value in batch.items()})
+        return _alike(batch, {name: change(value) for name, value in batch.items()})
     if isinstance(batch, Sequence):
-        return _alike(batch, [move(part, device) for part in batch])
+        return _alike(batch, [change(part) for part in batch])
     # A type that is registered with torch.utils._pytree, or an unknown one, which stays as it is.
-    return tree_map_only(torch.Tensor, lambda tensor: move(tensor, device), batch)
+    return tree_map_only(torch.Tensor, change, batch)
 
 
 def _alike(batch: Any, parts: Any) -> Any:

@@ -63,7 +63,7 @@ def _epoch(report: RunReport, summary: EpochSummary, trace: EpochTrace) -> Itera
     size = escape(f"{size} of {summary.began.batch_size} images")
     which = f"Epoch {escape(str(analysis.epoch))}{others}. Strategy {escape(analysis.strategy)}"
     yield f'<p class="which">{which}, {size}.</p><h1>{escape(headline(analysis))}</h1>'
-    yield f'<p class="lead">{escape(_lead(analysis))}</p>'
+    yield f'<p class="lead">{escape(_lead(analysis))}</p><p class="verdict">{escape(str(analysis.verdict))}</p>'
     yield _tiles(analysis)
     yield _sides(analysis)
     notes = [*_state(summary, trace), *analysis.notes]

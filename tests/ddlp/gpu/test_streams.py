@@ -161,3 +161,15 @@ def test_a_rank_leaves_the_other_gpus_alone():
     """No thread of a loader for GPU 1 makes a context on GPU 0, where each rank's would take half a GB."""
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_replay_counts_what_is_left_to_the_gpu(data):
+    ours, numbers = loader(data, "cpu"), torch.cuda.get_rng_state()
+    for images, labels in ours.replay(15):
+        assert images.is_cuda and labels.is_cuda
+        torch.rand(3, device="cuda")
+        torch.cuda._sleep(LONG // 50)  # returns at once
+        images.zero_()
+    ceiling = ours._life.ceiling
+    assert ceiling is not None and ceiling.step_s > 0.005
+    assert torch.equal(torch.cuda.get_rng_state(), numbers)

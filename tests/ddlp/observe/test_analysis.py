@@ -141,6 +141,24 @@ def test_as_a_chrome_trace(tmp_path):
     assert [e["name"] for e in events if e["ph"] == "i"] == ["d joined", "lease 2 taken back from d"]
 
 
+def test_the_verdict_is_on_the_steps_after_the_first(tmp_path, capsys):
+    # The first batch comes after 9 s. Then each step takes 2 s, and the wait for the next batch 1 s; the host makes one in 2 s.
+    steps = [step(0, "cpu", 0.0, 9.0), *(step(k, "cpu", 8.0 + 3 * k, 9.0 + 3 * k) for k in range(1, 30))]
+    made = [HostBatch(0, k, 3.0 * k, 3.0 * k + 2, 0.0, 2.0, "made") for k in range(30)]
+    analysis = found(tmp_path, [*made, *steps, Exhausted(98.0, 99.0), EpochEnded(99.0, 0)])
+    verdict = analysis.verdict
+    assert (verdict.batches, verdict.waited, verdict.start_s) == (30, pytest.approx(29 / 89), 9.0)
+    assert verdict.period_s == pytest.approx(89 / 30) and verdict.step_s == pytest.approx(2.0) and not verdict.replayed
+    remedies = {one.name: one.at_most for one in verdict.remedies}
+    assert remedies == pytest.approx({"num_workers=2": 89 / 60, "a device as fast as this host": 89 / 60})
+    assert main(["analyse", str(tmp_path)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict: "))
+    assert line == f"verdict: {verdict}" and "waits for data 33 % of the time" in line and "9 s, comes on top" in line
+    of_device = [one._replace(side="csd") for one in steps]  # the host's workers make nothing that training gets
+    ended = [Exhausted(98.0, 99.0), EpochEnded(99.0, 0)]
+    assert not found(tmp_path, [Joined("d", 0.0, 1, 2, 1), *of_device, *ended]).verdict.remedies
+
+
 def test_the_commands(tmp_path, capsys):
     written(tmp_path / "0000.jsonl", TWO_SIDES)
     written(tmp_path / "0001.jsonl", TWO_SIDES, BEGAN._replace(epoch=1))
@@ -149,6 +167,7 @@ def test_the_commands(tmp_path, capsys):
     assert "epoch 1, wrr: 18.00 s" in said and "limit: CPU preprocessing" in said and "--all" in said
     assert main(["analyse", str(tmp_path), "--all", "--json"]) == 0
     both = json.loads(capsys.readouterr().out)
+    assert both[0]["verdict"]["text"].startswith("Too few batches")
     assert [one["epoch"] for one in both] == [0, 1] and both[0]["resources"][0]["unaccounted_s"] == 0
     assert main(["trace", str(tmp_path)]) == 0
     assert "ui.perfetto.dev" in capsys.readouterr().out

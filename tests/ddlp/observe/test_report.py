@@ -123,8 +123,8 @@ def test_its_figures_are_those_of_the_analysis(recorded: Path, tmp_path: Path, c
         assert figure(page.tiles["of the bound"]) == part(min(bound_s, wall_s), wall_s)
         assert min(bound_s, wall_s) == bound_s or bound_s == pytest.approx(wall_s, rel=0.05)
     assert found["advice"] in page.text and found["limit"].lower() in page.text.lower()
-    for note in found["notes"]:
-        assert note in page.text
+    for text in (found["verdict"]["text"], *found["notes"]):
+        assert text in page.text
     rows = {row[0]: row[1:] for row in page.tables["Where each second went"][1:]}
     assert set(rows) == set(found["seconds"])
     for name, (took, of_epoch, _) in rows.items():

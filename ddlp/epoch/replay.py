@@ -1,0 +1,139 @@
+"""The training loop without loading: one real batch, given again and again, so that a step's own speed can be measured.
+
+FastFlow calls the rate that comes of it Gthp (Um et al., PVLDB 16(5), 2023). The batch is made aside, by a copy of the loader
+with a generator of its own. No epoch lacks it, and no later epoch draws other numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from ddlp.errors import DDLPError
+from ddlp.sampling import checkpoint as resuming
+from ddlp.sampling.generator_states import for_base_seed
+from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.stats.live import Life
+from ddlp.stats.waiting import Ceiling
+from ddlp.transfer.to_device import each_tensor
+
+__all__ = ["WARM_UP", "replay", "replayed"]
+
+WARM_UP = 5  # steps in which memory is taken and kernels are chosen
+
+
+def replay(loader: Any, steps: int) -> Iterator[Any]:
+    """Do what `DDLPLoader.replay` says."""
+    if steps < 2 * WARM_UP:
+        raise ValueError(f"replay: steps={steps!r}; give at least {2 * WARM_UP}. The first {WARM_UP} are not measured")
+    return replayed(_one_batch(loader), steps, loader.batch_transform, loader._life, _drain)
+
+
+def replayed(
+    batch: Any,
+    steps: int,
+    batch_transform: Callable[[Any], Any] | None,
+    life: Life,
+    drain: Callable[[], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Any]:
+    """Yield the batch so many times, then put the ceiling into ``life``.
+
+    The window goes from the first request after `WARM_UP` steps to the request after the last one. ``drain`` waits for an
+    accelerator's work: at both ends of the window, since work from before must not count, and at no other time.
+    """
+    put_back, kept, began_s = _generators(), _Kept(batch), 0.0
+    del batch
+    for step in range(steps):
+        if step == WARM_UP:
+            drain()
+            began_s = clock()
+        given = kept.again()
+        given = given if batch_transform is None else batch_transform(given)
+        yield given
+        del given  # else two results of the batch_transform would be in memory
+    drain()
+    measured = steps - WARM_UP
+    life.ceiling = Ceiling((clock() - began_s) / measured, measured)
+    put_back()
+
+
+class _Kept:
+    """A batch that is given again and again. If the loop changes its tensors in place, a fresh copy of them comes next."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+        self._given: Any = None
+        self._tensors: list[Tensor] = []  # of the copy that is given
+        self._versions: list[int] = []
+
+    def again(self) -> Any:
+        """Return the batch in new containers, since a loop may take parts out of them, and as tensors without gradients."""
+        if not self._tensors or self._versions != self._now():
+            self._tensors.clear()
+            self._given = None  # its memory is free before the copy is made
+            self._given = each_tensor(self._batch, self._copied)
+            self._versions = self._now()
+        return each_tensor(self._given, Tensor.detach)  # shares memory, and the version
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        copied, plain = tensor.detach().clone(), tensor.device.type == "cpu" and tensor.layout is torch.strided
+        self._tensors.append(copied.pin_memory() if plain and tensor.is_pinned() else copied)
+        return self._tensors[-1]
+
+    def _now(self) -> list[int]:
+        """The versions of the tensors: torch counts the changes in place. It does not for those made in inference_mode."""
+        return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
+
+
+def _one_batch(loader: Any) -> Any:
+    """Return a batch as an epoch would deliver it, but for the batch_transform.
+
+    The host makes it. The sampler, the generators and the data set are left as they were: a data set with a state of its own is
+    read in a worker process, which has a copy of it.
+    """
+    stream = isinstance(loader.dataset, IterableDataset)
+    here = loader.num_workers == 0 and not stream and not resuming.is_stateful(loader.dataset)
+    aside = copy.copy(loader)  # without connections and running iterations
+    vars(aside).update(
+        strategy="cpu", csd=None, record=None, batch_transform=None, generator=for_base_seed(0), persistent_workers=False,
+        num_workers=0 if here else 1, prefetch_factor=None if here else 1, _gpu_transfer=loader._gpu_transfer,
+        _observers=(), _resume=resuming.Resume(), _loaded=None, _rest=None if stream else resuming.first_batch(loader),
+    )  # fmt: skip
+    iterator = iter(aside)
+    try:
+        for batch in iterator:
+            return batch
+    finally:
+        getattr(iterator, "_shutdown_workers", lambda: None)()  # torch's iterator without workers has none to end
+    raise DDLPError("replay: the loader's epoch has no batch that could be kept. Look at len(loader) and its sampler")
+
+
+def _generators() -> Callable[[], None]:
+    """Return a function that puts the global generators back into the states that they have now."""
+    states = {name: generator.state() for name, generator in GENERATORS.items()}
+    on_gpu = torch.cuda.get_rng_state() if _uses_gpu() else None  # of this rank's GPU; others' are left alone
+
+    def put_back() -> None:
+        for name, state in states.items():
+            GENERATORS[name].put_back(state)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+
+    return put_back
+
+
+def _uses_gpu() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def _drain() -> None:
+    """Wait until the GPU has done all its work, if this process uses one."""
+    if _uses_gpu():
+        torch.cuda.synchronize()
