@@ -13,7 +13,7 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Order
 
-SCHEDULES = 2500  # for each of the five strategies
+SCHEDULES = 2500  # for each of the strategies
 
 
 class Watched(Simulation):
@@ -130,8 +130,8 @@ class InRuns(Watched):
 
     def _hand_in(self, run, seconds):
         self._host_idle += 1 - len(run)  # `_made` counts a worker for each
-        for (_, claim), took in zip(run, seconds, strict=True):
-            self._made(claim, took)
+        for (position, claim), took in zip(run, seconds, strict=True):
+            self._made(claim, position, took)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, one in STRATEGIES.items() if not one.needs_device))
