@@ -66,7 +66,7 @@ class Goal:
 class _Window:
     """Batches in a row, each from the moment when training had the one before. Sizes are parts of full batches."""
 
-    totals: Mapping[str, tuple[int, float]]  # of each rate when the window began: batches, and the sum of their seconds
+    totals: Mapping[int, tuple[int, float]]  # of each rate, by its id, at the beginning: batches, and the sum of their seconds
     batches: int = 0
     size: float = 0.0
     seconds: float = 0.0
@@ -182,7 +182,7 @@ class Controller:
         window.shared = window.shared or bool(self._taking_part())
         if self._fails(window):
             self._window, self._length, self._trial, self._on_trial = None, WINDOW, None, False
-            return self._stop(window, self._mean("step", self.rates.training, window))
+            return self._stop(window, self._mean(self.rates.training, window))
         if self._trial is not None or not (window.size and (window.batches >= self._length or self._known_early(window))):
             return None
         self._window, self._length = None, WINDOW
@@ -192,7 +192,7 @@ class Controller:
         """True if a repeated try is clearly slower than the host alone. The first one is measured to its end."""
         if not (self._on_trial and self._retries and window.shared and window.batches >= ABORT_AFTER and window.size):
             return False
-        return window.batch_s > (1 + ABORT_SLOWER) * self._alone_s(self._mean("step", self.rates.training, window))
+        return window.batch_s > (1 + ABORT_SLOWER) * self._alone_s(self._mean(self.rates.training, window))
 
     def _known_early(self, window: _Window) -> bool:
         return self._alone is None and window.batches >= HOST_LEAST and window.times.known(HOST_ERROR, HOST_WINDOW)
@@ -245,7 +245,7 @@ class Controller:
 
     def _judge(self, window: _Window) -> str | None:
         trial, self._on_trial = self._on_trial, False
-        step_s = self._mean("step", self.rates.training, window)
+        step_s = self._mean(self.rates.training, window)
         window.before_s, self._trial_s = self._trial_s, 0.0
         if not window.shared:
             self._judge_alone(window, step_s)
@@ -271,7 +271,7 @@ class Controller:
     def _judge_alone(self, window: _Window, step_s: float) -> None:
         """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago."""
         waits = window.waiting > self.goal.threshold
-        self._alone = _Alone(window.batch_s, self._mean("host cpu", self.rates.host_cpu, window), waits, step_s)
+        self._alone = _Alone(window.batch_s, self._mean(self.rates.host_cpu, window), waits, step_s)
         sources = self._alive or frozenset(self._ledger.devices if self._ledger else ())
         if sources and (waits or self.goal.objective != "time") and self._batches >= self._not_before:
             self._try(sources)
@@ -326,14 +326,14 @@ class Controller:
         goal = self.goal
         return decide(measured, goal.threshold, goal.objective, goal.max_slowdown, goal.prices, goal.power)
 
-    def _totals(self) -> dict[str, tuple[int, float]]:
-        rates = {**self.rates.devices, "step": self.rates.training, "host cpu": self.rates.host_cpu}
-        return {name: (rate.count, rate.total_s) for name, rate in rates.items()}
+    def _totals(self) -> dict[int, tuple[int, float]]:
+        rates = (*self.rates.devices.values(), self.rates.training, self.rates.host_cpu)
+        return {id(rate): (rate.count, rate.total_s) for rate in rates}
 
     @staticmethod
-    def _mean(name: str, rate: Rate, window: _Window) -> float:
+    def _mean(rate: Rate, window: _Window) -> float:
         """Return the mean seconds of the window's batches; without any, those of the batches before; 0: not known."""
-        count, total_s = window.totals.get(name, (0, 0.0))
+        count, total_s = window.totals.get(id(rate), (0, 0.0))
         return (rate.total_s - total_s) / (rate.count - count) if rate.count > count else rate.seconds
 
     def _figures(self, window: _Window, step_s: float) -> Measured:
@@ -341,7 +341,7 @@ class Controller:
         return Measured(
             step_s=step_s or None,
             loader_batches_per_s=1 / alone_s if alone_s else None,
-            host_cpu_s_per_batch=self._mean("host cpu", self.rates.host_cpu, window) or None,
+            host_cpu_s_per_batch=self._mean(self.rates.host_cpu, window) or None,
             host_processors=self.processors,
             paths=tuple(self._path(name, window) for name in sorted(self._alive) if self._source_rate(name, window)),
         )
@@ -354,8 +354,8 @@ class Controller:
             if works and window.seconds:
                 self._at_most[name] = 1 / (window.before_s + window.seconds)
             return self._at_most.get(name, 0.0)
-        made = rate.count - window.totals.get(name, (0, 0.0))[0]
-        per_s = rate.parallel / self._mean(name, rate, window) / rate.ranks
+        made = rate.count - window.totals.get(id(rate), (0, 0.0))[0]
+        per_s = rate.parallel / self._mean(rate, window) / rate.ranks
         if works and made < per_s * window.seconds / 2 - 1 and self._ledger.devices[name].outstanding:
             return (made + 0.5) / window.seconds  # it has slowed down, and its last batch was still a quick one
         return per_s
