@@ -53,7 +53,8 @@ class _Network:
         for writer in list(self.writers):
             if reset:
                 peer: socket.socket = writer.get_extra_info("socket")
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with contextlib.suppress(OSError):  # it is closed by now
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort() if reset else writer.close()
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_host: bool) -> None:
