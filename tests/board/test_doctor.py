@@ -113,6 +113,7 @@ def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patie
     assert [row.split("|")[1] for row in rows[0]] == [row.split("|")[1] for row in rows[1]]
 
 
+@pytest.mark.slow  # tests/ddlp/deploy/test_doctor.py: test_the_data_sets_differ
 def test_files_are_missing_or_changed(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     missing, changed, longer = (patient.there / path for path in patient.paths[3:6])
     missing.unlink()

@@ -1,4 +1,4 @@
-"""Epochs with two emulated boards at work at once: one is killed in their middle, one joins while they run."""
+"""Epochs with two emulated boards at work: one has no shared spool, the other is killed in mid-epoch and comes back."""
 
 from __future__ import annotations
 
@@ -37,16 +37,21 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Board]]:
-    """Two boards that see one directory of images, deployed as csd0 and csd1; the latter without a kernel."""
+    """Two boards that see one directory of images, deployed as csd0 and csd1.
+
+    csd0 has a kernel and no shared spool, csd1 a spool that is the host's too, and no kernel.
+    """
     patch = pytest.MonkeyPatch()
     patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
     made: dict[str, Board] = {}
     try:
         for name in ("csd0", "csd1"):
-            board = made[name] = raise_board(f"{name}-{os.getpid()}", "--data", str(images), "--cores", "1")
+            own = ("--no-shared-spool", "--disk", "300M") if name == "csd0" else ()
+            board = made[name] = raise_board(f"{name}-{os.getpid()}", "--data", str(images), "--cores", "1", *own)
+            shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
             assert cli.main([
                 "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
-                "--host-root", str(images), "--spool", board.spool_there, "--host-spool", str(board.spool),
+                "--host-root", str(images), "--spool", board.spool_there, *shared,
                 "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd0" else "none",
             ]) == 0  # fmt: skip
         yield made
@@ -87,6 +92,18 @@ def same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
 
 def rates(loader: DDLPLoader) -> dict[str, Any]:
     return loader._life.rates.devices
+
+
+def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["deploy", "--name", "csd0", "--reserve-bytes", "1G"]) == 1
+    told = "".join(capsys.readouterr())
+    assert "MB free for the spool /spool" in told and "so it would make no batch" in told
+    assert cli.main(["deploy", "--name", "csd0"]) == 0
+    told = "".join(capsys.readouterr())
+    assert "not shared: batches travel over the network" in told and "Nothing had to be changed." in told
+    dataset = pictures(images)
+    loader = make_loader(dataset, "csd", csd="csd0")
+    assert same(train(loader, step_s=0), train(make_loader(dataset, "cpu"), step_s=0)) and loader.report().batches_csd
 
 
 def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Board], images: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from csd_engine.parity import Case
-from ddlp.deploy import deployment, parity
+from ddlp.deploy import deployment, kernel, parity
+from ddlp.deploy.kernel import cross_compile
 from ddlp.deploy.parity import DRAWS, all_cases
 
 _FEW = ("decode JPEG 4:2:0", "Grayscale, ", "RandomHorizontalFlip")
@@ -22,12 +26,28 @@ def few_cases(draws: range = range(DRAWS)) -> tuple[dict[str, np.ndarray], list[
     return {name: sources[name] for name in {case.source for _, _, case in few}}, few
 
 
+@cache
+def _compiled(target: str, _path: str) -> tuple[str, bytes]:
+    with tempfile.TemporaryDirectory() as scratch:
+        library = Path(scratch) / "kernel.so"
+        return cross_compile(target, library), library.read_bytes()
+
+
+def compile_once(target: str, library: Path) -> str:
+    """What `cross_compile` does; what a PATH's compiler has made once is copied from then on."""
+    made, content = _compiled(target, os.environ["PATH"])
+    library.write_bytes(content)
+    return made
+
+
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """A device's images/s are measured, but not for seconds; of a thousand cases of operators a few are compared.
 
-    Deploys in processes of their own take the full time. `every_operator` brings all cases back.
+    A kernel is compiled for the first device of a kind alone. Deploys in processes of their own take the full time.
+    `every_operator` brings all cases back.
     """
     patch.setattr(deployment, "_RATE_S", 0.1)
+    patch.setattr(kernel, "cross_compile", compile_once)
     patch.setattr(parity, "all_cases", few_cases)
 
 
