@@ -15,33 +15,25 @@ import pytest
 import torch
 
 from ddlp.devices import address_book as book
+from tests.board.boards import path_without_cross_compilers
 from tests.board.test_deploying import address_book, arguments, ddlp, epoch, images  # noqa: F401
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 
 
-@pytest.fixture
-def no_cross_compiler(tmp_path: Path) -> str:
-    """A PATH on which everything is but compilers for the board."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for directory in os.environ["PATH"].split(":"):
-        for path in Path(directory).glob("*"):
-            if not path.name.startswith("arm-linux-") and not (programs / path.name).is_symlink():
-                (programs / path.name).symlink_to(path)
-    return str(programs)
-
-
+# test_doctor.py's board has gcc's kernel, of test_training.py's boards one has zig's, the other none.
+@pytest.mark.slow
 def test_cross_compiled_checked_and_bit_identical(
     board: Any,
     images: list[Path],  # noqa: F811
     ddlp: Callable[..., str],  # noqa: F811
-    no_cross_compiler: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if shutil.which(COMPILER) is None:
         assert "CI" not in os.environ, f"no {COMPILER}: apt install gcc-arm-linux-gnueabihf libc6-dev-armhf-cross"
         pytest.skip(f"no {COMPILER}: apt install gcc-arm-linux-gnueabihf libc6-dev-armhf-cross")
+    no_cross_compiler = path_without_cross_compilers(tmp_path / "programs")
     expected, _ = epoch(images, strategy="cpu")
 
     def check(kernel: str) -> None:

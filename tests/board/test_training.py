@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
+import json
 import os
 import threading
 import time
@@ -17,10 +21,12 @@ from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from ddlp import DDLPLoader, ImageFiles, cli
-from tests.board.boards import Board, raise_board
+from ddlp.devices import address_book as book
+from tests.board.boards import Board, path_without_cross_compilers, raise_board
 from tests.engine_process import until
 
 IMAGES, BATCH = 240, 4
+SAID: dict[str, str] = {}  # by ddlp deploy, by the board's name
 STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least
 
 
@@ -39,21 +45,29 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Board]]:
     """Two boards that see one directory of images, deployed as csd0 and csd1.
 
-    csd0 has a kernel and no shared spool, csd1 a spool that is the host's too, and no kernel.
+    csd0 has no shared spool, and a kernel that zig has compiled; csd1 has a spool that is the host's too, and no kernel.
     """
+    if importlib.util.find_spec("ziglang") is None:
+        assert "CI" not in os.environ, "no ziglang: scripts/test.sh installs it"
+        pytest.skip("no ziglang: pip install ziglang")
     patch = pytest.MonkeyPatch()
     patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
+    no_gcc = path_without_cross_compilers(tmp_path_factory.mktemp("path") / "programs")
     made: dict[str, Board] = {}
     try:
         for name in ("csd0", "csd1"):
             own = ("--no-shared-spool", "--disk", "300M") if name == "csd0" else ()
             board = made[name] = raise_board(f"{name}-{os.getpid()}", "--data", str(images), "--cores", "1", *own)
             shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
-            assert cli.main([
-                "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
-                "--host-root", str(images), "--spool", board.spool_there, *shared,
-                "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd0" else "none",
-            ]) == 0  # fmt: skip
+            with contextlib.redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as without:
+                without.setenv("PATH", no_gcc)
+                status = cli.main([
+                    "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
+                    "--host-root", str(images), "--spool", board.spool_there, *shared,
+                    "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd0" else "none",
+                ])  # fmt: skip
+            SAID[name] = said.getvalue()
+            assert status == 0, SAID[name]
         yield made
     finally:
         for board in made.values():
@@ -98,9 +112,10 @@ def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path, caps
     assert cli.main(["deploy", "--name", "csd0", "--reserve-bytes", "1G"]) == 1
     told = "".join(capsys.readouterr())
     assert "MB free for the spool /spool" in told and "so it would make no batch" in told
-    assert cli.main(["deploy", "--name", "csd0"]) == 0
-    told = "".join(capsys.readouterr())
-    assert "not shared: batches travel over the network" in told and "Nothing had to be changed." in told
+    assert "not shared: batches travel over the network" in SAID["csd0"]
+    assert "neon, cross-compiled with zig" in book.load("csd0").kernel
+    assert cli.main(["status", "csd0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["status"]["versions"]["kernel"] == "neon"
     dataset = pictures(images)
     loader = make_loader(dataset, "csd", csd="csd0")
     assert same(train(loader, step_s=0), train(make_loader(dataset, "cpu"), step_s=0)) and loader.report().batches_csd
