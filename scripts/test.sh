@@ -40,10 +40,11 @@ if [ $# -gt 0 ]; then
   echo "test: pytest"
   exec "$PY" -m pytest "$@"
 fi
+unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
+"$PY" -c 'import torchvision' # and torch's two thousand modules, which the parts that begin together would all compile
 [ -z "$systems" ] || wait "$systems" || true
 systems=""
 
-unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
 checks() {
   "$PY" -m ruff check . && "$PY" -m mypy && # ruff knows the syntax of Python 3.8, vermin its library
     "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine && "$VENV/bin/codespell"

@@ -98,6 +98,16 @@ def raise_board(name: str, *options: str) -> Board:
     )
 
 
+def path_without_cross_compilers(programs: Path) -> str:
+    """A PATH on which everything is but compilers for boards; the directory `programs` is made for it."""
+    programs.mkdir()
+    for directory in os.environ["PATH"].split(":"):
+        for path in Path(directory).glob("*"):
+            if not path.name.startswith("arm-linux-") and not (programs / path.name).is_symlink():
+                (programs / path.name).symlink_to(path)
+    return str(programs)
+
+
 def why_not() -> str | None:
     """Why no board can be made here; None if one can."""
     if os.geteuid() != 0:

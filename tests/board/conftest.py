@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddlp.deploy import deployment
 from tests.board.boards import RAISED, Board, emulator, raise_board, state, why_not
+from tests.ddlp.deploy.quick import quicken
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_rate() -> Iterator[None]:
-    """A device's images/s are measured, but not for seconds; deploys in processes of their own take the full time."""
+def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deployment, "_RATE_S", 0.1)
+        quicken(patch)
         yield
 
 

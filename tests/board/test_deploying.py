@@ -45,11 +45,10 @@ def ddlp(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def arguments(board: Any, *more: str, user: str = "ddlp") -> list[str]:
-    shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
     return [
         "deploy", f"{user}@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there,
-        "--host-root", str(board.data), "--spool", board.spool_there, *shared, "--reserve-bytes", "10M",
-        "--kernel", "none", *more,  # to compile it takes time; test_kernel.py does
+        "--host-root", str(board.data), "--spool", board.spool_there, "--host-spool", str(board.spool),
+        "--reserve-bytes", "10M", "--kernel", "none", *more,  # to compile it takes time; test_kernel.py does
     ]  # fmt: skip
 
 
@@ -143,17 +142,7 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
     assert not book.directory("csd0").exists() and not list(board.spool.iterdir())
 
 
-def test_no_shared_spool(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
-    board = make_board("--no-shared-spool", "--disk", "300M")
-    paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]
-    told = ddlp(*arguments(board, "--reserve-bytes", "1G"), status=1)
-    assert "MB free for the spool /spool" in told and "so it would make no batch" in told
-    assert "not shared: batches travel over the network" in ddlp(*arguments(board))
-    expected, _ = epoch(paths, strategy="cpu")
-    got, report = epoch(paths, csd="csd0", strategy="csd")
-    assert report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
-
-
+@pytest.mark.slow  # test_shell.py, test_checks.py and test_deploy.py in tests/ddlp/deploy make each of them on this machine
 def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_path: Path, images: list[Path]) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
     wrong = " ".join((tmp_path / "key.pub").read_text().split()[:2])
@@ -179,6 +168,7 @@ def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_pat
     ddlp("deploy", "--name", "csd0", "--uninstall")
 
 
+@pytest.mark.slow  # test_doctor.py takes a board's Pillow away too, tests/ddlp/deploy/test_checks.py has the words
 def test_no_pillow(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
     board = make_board()
     board.run("mv /usr/lib/python3/dist-packages/PIL /root/")

@@ -21,6 +21,7 @@ from ddlp import cli
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 from tests.board.boards import Board, raise_board
+from tests.ddlp.deploy.quick import every_operator
 from tests.engine_process import make_jpegs
 
 COMPILER = "arm-linux-gnueabihf-gcc"
@@ -98,8 +99,9 @@ def test_healthy(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     assert said["kernel"].startswith("kernel of csd0: neon, cross-compiled with" if shutil.which(COMPILER) else "no kernel")
 
 
-def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patient, capsys) -> None:
+def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patient, capsys, monkeypatch) -> None:
     """With the host's Pillow of the table, all figures; else that the same operators are in it, and none differs."""
+    every_operator(monkeypatch)
     capsys.readouterr()
     assert cli.main(["parity", "csd0", "--table"]) == 0
     made = capsys.readouterr().out
@@ -111,6 +113,7 @@ def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patie
     assert [row.split("|")[1] for row in rows[0]] == [row.split("|")[1] for row in rows[1]]
 
 
+@pytest.mark.slow  # tests/ddlp/deploy/test_doctor.py: test_the_data_sets_differ
 def test_files_are_missing_or_changed(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     missing, changed, longer = (patient.there / path for path in patient.paths[3:6])
     missing.unlink()

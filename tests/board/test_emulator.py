@@ -227,9 +227,13 @@ def test_nothing_is_left_of_a_board_that_was_killed_from_outside(make_board: Cal
     gone(board.name, own)
 
 
-def test_a_board_whose_plug_is_pulled_comes_back_with_its_disk_and_keys(make_board: Callable[..., Board]) -> None:
+def test_a_board_whose_cable_or_plug_is_pulled_comes_back_with_its_disk_and_keys(make_board: Callable[..., Board]) -> None:
     board = make_board("--bare")
     own = namespaces_of(board)
+    board.cable(plugged=False)
+    assert "No route to host" in board.run("true", check=False).stderr
+    assert "unplugged" in emulator("status", board.name).stdout
+    board.cable(plugged=True)
     board.run("echo kept > /root/file; echo half a batch > /spool/part; sync")
     leave_orphan(board)
     board.kill()
@@ -240,15 +244,6 @@ def test_a_board_whose_plug_is_pulled_comes_back_with_its_disk_and_keys(make_boa
     board.start()
     assert board.run("cat /root/file; ps ax").stdout.startswith("kept\n")
     assert "sleep 7200" not in board.run("ps ax").stdout
-
-
-def test_the_cable(make_board: Callable[..., Board]) -> None:
-    board = make_board("--bare")
-    board.cable(plugged=False)
-    assert "No route to host" in board.run("true", check=False).stderr
-    assert "unplugged" in emulator("status", board.name).stdout
-    board.cable(plugged=True)
-    board.run("true")
 
 
 @pytest.mark.slow

@@ -15,33 +15,25 @@ import pytest
 import torch
 
 from ddlp.devices import address_book as book
+from tests.board.boards import path_without_cross_compilers
 from tests.board.test_deploying import address_book, arguments, ddlp, epoch, images  # noqa: F401
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 
 
-@pytest.fixture
-def no_cross_compiler(tmp_path: Path) -> str:
-    """A PATH on which everything is but compilers for the board."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for directory in os.environ["PATH"].split(":"):
-        for path in Path(directory).glob("*"):
-            if not path.name.startswith("arm-linux-") and not (programs / path.name).is_symlink():
-                (programs / path.name).symlink_to(path)
-    return str(programs)
-
-
+# test_doctor.py's board has gcc's kernel, of test_training.py's boards one has zig's, the other none.
+@pytest.mark.slow
 def test_cross_compiled_checked_and_bit_identical(
     board: Any,
     images: list[Path],  # noqa: F811
     ddlp: Callable[..., str],  # noqa: F811
-    no_cross_compiler: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if shutil.which(COMPILER) is None:
         assert "CI" not in os.environ, f"no {COMPILER}: apt install gcc-arm-linux-gnueabihf libc6-dev-armhf-cross"
         pytest.skip(f"no {COMPILER}: apt install gcc-arm-linux-gnueabihf libc6-dev-armhf-cross")
+    no_cross_compiler = path_without_cross_compilers(tmp_path / "programs")
     expected, _ = epoch(images, strategy="cpu")
 
     def check(kernel: str) -> None:
@@ -65,16 +57,14 @@ def test_cross_compiled_checked_and_bit_identical(
             without.setenv("PATH", no_cross_compiler)
             assert "neon, cross-compiled with zig" in ddlp("deploy", "--name", "csd0")
         check("neon")
-        ddlp("deploy", "--name", "csd0", "--kernel", "none")
+        assert "none, as you chose" in ddlp("deploy", "--name", "csd0", "--kernel", "none")
+        check("none")
 
     told = ddlp("deploy", "--name", "csd0", "--kernel", "auto")
     assert f"neon, cross-compiled with {COMPILER}" in told and "decodes with Pillow's libjpeg-turbo 2.1" in told
     assert book.load("csd0").kernel.startswith("neon, cross-compiled")
     check("neon")
     assert "Nothing had to be changed." in ddlp("deploy", "--name", "csd0")
-    assert "differ" in ddlp("parity", "csd0")  # exit status 0: none does
-
-    assert "none, as you chose" in ddlp("deploy", "--name", "csd0", "--kernel", "none")
-    check("none")
+    assert "differ" in ddlp("parity", "csd0")  # exit status 0: none does; of all operators, test_doctor.py's table
     ddlp("deploy", "--name", "csd0", "--uninstall")
     assert board.run("ls -A ~ddlp").stdout.split() == board.run("ls -A /etc/skel; echo .ssh").stdout.split()

@@ -1,7 +1,11 @@
-"""Epochs with two emulated boards at work at once: one is killed in their middle, one joins while they run."""
+"""Epochs with two emulated boards at work: one has no shared spool, the other is killed in mid-epoch and comes back."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
+import json
 import os
 import threading
 import time
@@ -17,10 +21,12 @@ from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from ddlp import DDLPLoader, ImageFiles, cli
-from tests.board.boards import Board, raise_board
+from ddlp.devices import address_book as book
+from tests.board.boards import Board, path_without_cross_compilers, raise_board
 from tests.engine_process import until
 
 IMAGES, BATCH = 240, 4
+SAID: dict[str, str] = {}  # by ddlp deploy, by the board's name
 STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least
 
 
@@ -37,18 +43,31 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Board]]:
-    """Two boards that see one directory of images, deployed as csd0 and csd1; the latter without a kernel."""
+    """Two boards that see one directory of images, deployed as csd0 and csd1.
+
+    csd0 has no shared spool, and a kernel that zig has compiled; csd1 has a spool that is the host's too, and no kernel.
+    """
+    if importlib.util.find_spec("ziglang") is None:
+        assert "CI" not in os.environ, "no ziglang: scripts/test.sh installs it"
+        pytest.skip("no ziglang: pip install ziglang")
     patch = pytest.MonkeyPatch()
     patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
+    no_gcc = path_without_cross_compilers(tmp_path_factory.mktemp("path") / "programs")
     made: dict[str, Board] = {}
     try:
         for name in ("csd0", "csd1"):
-            board = made[name] = raise_board(f"{name}-{os.getpid()}", "--data", str(images), "--cores", "1")
-            assert cli.main([
-                "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
-                "--host-root", str(images), "--spool", board.spool_there, "--host-spool", str(board.spool),
-                "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd0" else "none",
-            ]) == 0  # fmt: skip
+            own = ("--no-shared-spool", "--disk", "300M") if name == "csd0" else ()
+            board = made[name] = raise_board(f"{name}-{os.getpid()}", "--data", str(images), "--cores", "1", *own)
+            shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
+            with contextlib.redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as without:
+                without.setenv("PATH", no_gcc)
+                status = cli.main([
+                    "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
+                    "--host-root", str(images), "--spool", board.spool_there, *shared,
+                    "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd0" else "none",
+                ])  # fmt: skip
+            SAID[name] = said.getvalue()
+            assert status == 0, SAID[name]
         yield made
     finally:
         for board in made.values():
@@ -87,6 +106,19 @@ def same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
 
 def rates(loader: DDLPLoader) -> dict[str, Any]:
     return loader._life.rates.devices
+
+
+def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["deploy", "--name", "csd0", "--reserve-bytes", "1G"]) == 1
+    told = "".join(capsys.readouterr())
+    assert "MB free for the spool /spool" in told and "so it would make no batch" in told
+    assert "not shared: batches travel over the network" in SAID["csd0"]
+    assert "neon, cross-compiled with zig" in book.load("csd0").kernel
+    assert cli.main(["status", "csd0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["status"]["versions"]["kernel"] == "neon"
+    dataset = pictures(images)
+    loader = make_loader(dataset, "csd", csd="csd0")
+    assert same(train(loader, step_s=0), train(make_loader(dataset, "cpu"), step_s=0)) and loader.report().batches_csd
 
 
 def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Board], images: Path) -> None:

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ddlp.deploy import deployment
 from tests.ddlp.deploy.local_device import Device
+from tests.ddlp.deploy.quick import quicken
 from tests.ddlp.deploy.sshd import SSHD, Sshd, kill_tree
 
 
 @pytest.fixture(autouse=True)
-def quick_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device's images/s are measured, but not for seconds; deploys in processes of their own take the full time."""
-    monkeypatch.setattr(deployment, "_RATE_S", 0.1)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quicken(monkeypatch)
 
 
 @pytest.fixture

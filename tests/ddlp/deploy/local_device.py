@@ -17,7 +17,7 @@ from ddlp.deploy.shell import Shell
 from tests.ddlp.deploy.sshd import Sshd
 from tests.engine_process import make_jpegs, until
 
-# `ddlp` in a process of its own, where the device's images/s are measured for a moment, as by the fixture quick_rate.
+# `ddlp` in a process of its own, where the device's images/s are measured for a moment, as by `quicken`.
 QUICK_DDLP = """
 import sys
 from ddlp import cli

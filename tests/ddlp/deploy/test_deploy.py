@@ -117,7 +117,12 @@ def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, ca
 
 
 @pytest.mark.parametrize(
-    "fault", ["raise SystemExit('cannot run on this board')", "import csd_engine.protocol.codec as p; p.PROTOCOL = 77"]
+    "fault",
+    [
+        # test_hosts.py: settings with which the engine does not start
+        pytest.param("raise SystemExit('cannot run on this board')", marks=pytest.mark.slow),
+        "import csd_engine.protocol.codec as p; p.PROTOCOL = 77",
+    ],
 )
 def test_an_upgrade_that_does_not_answer_is_rolled_back(device: Device, capsys, monkeypatch, fault: str) -> None:
     ddlp(capsys, *device.arguments())
@@ -320,7 +325,7 @@ def test_the_port_is_taken(device: Device, capsys) -> None:
     assert "is ready" in ddlp(capsys, *device.arguments())
 
 
-@pytest.mark.parametrize("when", [0.3, 0.8, 1.5, 2.5, 4.0])
+@pytest.mark.parametrize("when", [0.8, 2.5, 4.0, *(pytest.param(more, marks=pytest.mark.slow) for more in (0.3, 1.5))])
 def test_broken_off_anywhere_it_is_mended_by_the_next_run(device: Device, capsys, when: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlp", *device.arguments()], env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

@@ -22,6 +22,7 @@ from ddlp.cli import main
 from ddlp.deploy import parity
 from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy.quick import every_operator, quicken
 from tests.ddlp.deploy.sshd import Sshd
 
 
@@ -118,6 +119,7 @@ def device(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_same_through_ssh(device, capsys, monkeypatch):
+    every_operator(monkeypatch)
     monkeypatch.setattr(parity, "_AT_ONCE", 2)
     assert main(["parity", "board0", "--draws", "3"]) == 0
     said = capsys.readouterr()
@@ -127,7 +129,8 @@ def test_the_same_through_ssh(device, capsys, monkeypatch):
     assert "--draws 0: a random operator makes one draw or more" in capsys.readouterr().err
 
 
-def test_an_operator_that_differs_is_named(device, capsys):
+def test_an_operator_that_differs_is_named(device, capsys, monkeypatch):
+    every_operator(monkeypatch)
     steps = device / "transforms/primitives.py"
     text = steps.read_text()
     assert "return luma if" in text
@@ -140,6 +143,7 @@ def test_an_operator_that_differs_is_named(device, capsys):
     assert main(["parity", "board0", "--table"]) == 1
     table = capsys.readouterr().out
     assert f"numpy {np.__version__}, pillow {Image.__version__}" in table and "| Resize bicubic | 122,880 | 0 | 0 |" in table
+    quicken(monkeypatch)
     assert main(["parity", "board0", "--json"]) == 1
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["Grayscale, 3 channels"]["largest"] == 3 and not rows["Grayscale, 3 channels"]["same"]
