@@ -272,7 +272,8 @@ class Controller:
         """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago."""
         waits = window.waiting > self.goal.threshold
         self._alone = _Alone(window.batch_s, self._mean(self.rates.host_cpu, window), waits, step_s)
-        sources = self._alive or frozenset(self._ledger.devices if self._ledger else ())
+        assert self._ledger is not None
+        sources = frozenset(self._ledger.devices)  # also those that have not joined yet: they take part as soon as they have
         if sources and (waits or self.goal.objective != "time") and self._batches >= self._not_before:
             self._try(sources)
             return

@@ -30,6 +30,7 @@ class Play:
     slows: dict[int, float] = field(default_factory=dict)  # from so many batches on, devices take so many times as long
     joins_s: float = 0.0
     dies_s: float | None = None
+    late: dict[str, float] = field(default_factory=dict)  # these devices join so many seconds after an epoch's beginning
     pauses: bool = False  # an evaluation of a minute every 90 batches
     seed: int = 1
     quota: int = 32
@@ -101,7 +102,9 @@ class Play:
         return World(
             host_s=host_s, train_s=train_s, device_s=devices, quota=self.quota,
             fetch_s=lambda position: 1e-4, host_cpu_s=lambda position: about(self.host_s), taking_cpu_s=1e-6,
-            joins_s=self.joins_s, device_dies_s=dies, device_returns_s={"d0": 2.0} if dies else {},
+            joins_s=self.joins_s, absent=frozenset(self.late),
+            moves=tuple((when, name, True) for name, when in self.late.items()),
+            device_dies_s=dies, device_returns_s={"d0": 2.0} if dies else {},
         )  # fmt: skip
 
     @property
@@ -154,6 +157,12 @@ def test_only_the_devices_that_help_take_part():
     play = Play(devices=(0.024, 2.0)).epochs(2)
     assert play.resting == {"d1"}
     assert [path.source for path in play.controller.decision.chosen.paths] == ["d0"]  # type: ignore[union-attr]
+
+
+def test_a_device_that_joins_after_the_others_were_measured_is_measured_too():
+    play = Play(devices=(0.036, 0.024), late={"d1": 2.0}).epochs(2)
+    assert not play.resting
+    assert [path.source for path in play.controller.decision.chosen.paths] == ["d0", "d1"]  # type: ignore[union-attr]
 
 
 def test_energy_and_cost_decide_otherwise():
