@@ -68,7 +68,7 @@ class Device:
         return [
             "deploy", "board", "--name", "csd0", *self.sshd.options, "--root", str(self.data_there), "--host-root",
             str(self.shown), "--spool", str(self.spool), "--host-spool", str(self.spool_here), "--listen-port", str(self.port),
-            "--reserve-bytes", "1M", "--workers", "2", "--kernel", "none", *more,  # compiling it: test_kernel.py
+            "--reserve-bytes", "1M", "--workers", "1", "--kernel", "none", *more,  # compiling it: test_kernel.py
         ]  # fmt: skip
 
     def read(self, name: str) -> str:

@@ -93,7 +93,7 @@ def test_an_upgrade_replaces_another_build(device: Device, capsys, monkeypatch) 
     told = ddlp(capsys, "deploy", "--name", "csd0")
     assert f"build {old[:12]} is there" in told and "--upgrade" in told and device.engine() == engine
     record, elsewhere = book.load("csd0"), str(device.sshd.home / "another spool")
-    for more in (["--spool", elsewhere], ["--listen-port", str(device.port - 1)], ["--workers", "1"]):
+    for more in (["--spool", elsewhere], ["--listen-port", str(device.port - 1)], ["--workers", "2"]):
         told = ddlp(capsys, "deploy", "--name", "csd0", *more, status=1)
         assert f"runs build {old[:12]}" in told and f"{more[0]} would change" in told and "Nothing was changed" in told
         assert book.load("csd0") == record and device.engine() == engine
@@ -276,10 +276,10 @@ def test_operators_travel(device: Device, capsys, tmp_path: Path) -> None:
 def test_changed_settings_are_taken_over(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     engine = device.engine()
-    told = ddlp(capsys, "deploy", "--name", "csd0", "--workers", "1")
+    told = ddlp(capsys, "deploy", "--name", "csd0", "--workers", "2")
     assert "restarted" in told and device.engine() != engine
     arguments = json.loads((device.home / "engine.json").read_text())["arguments"]
-    assert arguments[arguments.index("--workers") + 1] == "1" and "--reserve-bytes" in arguments
+    assert arguments[arguments.index("--workers") + 1] == "2" and "--reserve-bytes" in arguments
     assert "does not take --workers many" in ddlp(capsys, "deploy", "--name", "csd0", "--workers", "many", status=1)
 
 

@@ -170,7 +170,7 @@ def test_the_engine_does_not_run(deployed: Device, patient: Patient, capsys) -> 
     assert (found["check"], found["what"], found["way_out"]) == ("service", "the engine does not run", "ddlp start csd0")
     assert set(found["not_asked"]) == {"handshake", "images"} and "pixels" in patient.checks and "data" in patient.checks
     settings = (deployed.home / "engine.json").read_text()
-    (deployed.home / "engine.json").write_text(settings.replace('"--workers", "2"', '"--workers", "many"'))
+    (deployed.home / "engine.json").write_text(settings.replace('"--workers", "1"', '"--workers", "many"'))
     ddlp(capsys, "start", "csd0", status=1)
     found = patient.wrong()
     assert found["what"] == "the engine ends again and again" and "invalid int value: 'many'" in found["why"]

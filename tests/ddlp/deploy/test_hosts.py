@@ -42,7 +42,7 @@ def hosts(device: Device, base: Path, capsys, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree(device.data_here, base / "coco there")
     (base / "coco here").symlink_to(base / "coco there")
     first = Host(device, base / "book", device.data_here, device.data_there, capsys, monkeypatch)
-    first.deploy("--workers", "2", "--reserve-bytes", "1M")
+    first.deploy("--workers", "1", "--reserve-bytes", "1M")
     return first, Host(device, base / "another book", base / "coco here", base / "coco there", capsys, monkeypatch)
 
 
@@ -61,10 +61,10 @@ def test_a_second_host_leaves_the_first_what_it_has(device: Device, hosts: tuple
     engine = device.engine()
     for host in hosts:
         assert "Nothing had to be changed." in host.ddlp("deploy", "--name", "csd0")
-    second.ddlp("deploy", "--name", "csd0", "--workers", "1")
+    second.ddlp("deploy", "--name", "csd0", "--workers", "2")
     for host in hosts:
         assert "Nothing had to be changed." in host.ddlp("deploy", "--name", "csd0")
-    assert device.engine() != engine and _arguments(device)[_arguments(device).index("--workers") + 1] == "1"
+    assert device.engine() != engine and _arguments(device)[_arguments(device).index("--workers") + 1] == "2"
 
 
 def test_a_host_that_goes_leaves_the_engine_to_the_others(device: Device, hosts: tuple[Host, Host]) -> None:
