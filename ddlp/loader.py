@@ -409,8 +409,8 @@ class DDLPLoader(DataLoader):
         graphs = self._graphs_for(config, now, gpu_transfer)
         sources = self._lease_sources(config) if strategy.uses_device else ()
         connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
-        ended = (lambda: None) if connections is None else connections.epoch_began()
         controller = self._controller_for(config, strategy, now)
+        ended = (lambda: None) if connections is None else connections.epoch_began()
         observers, self._observers = self._observers, ()
         hooks: EpochHooks | None = None
         try:
