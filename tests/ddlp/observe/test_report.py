@@ -17,6 +17,7 @@ from ddlp.cli import main
 from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.energy import load
+from ddlp.observe.engine_time import device_times, on_workers
 from ddlp.observe.report import read_report, write_report
 from ddlp.recording.events import (
     EpochEnded,
@@ -163,8 +164,10 @@ def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, run: str
     assert width_s("host") == pytest.approx(sum(b.ended_at - b.began_at for b in host), abs=resolution_s)
     unused_s = sum(b.ended_at - b.began_at for b in trace.of(HostBatch)) - sum(b.ended_at - b.began_at for b in host)
     unused_s += sum(f.ended_at - f.began_at for f in trace.of(Fetched) if f.trouble)
-    others_s = analysis.stages["CSD preprocessing"] + unused_s
-    assert width_s("device") + width_s("unused") == pytest.approx(others_s, rel=0.05, abs=resolution_s)
+    # Where a message came late, a batch's time reaches into the next one's, and is drawn once.
+    device_s = sum(work.span[1] - work.span[0] for device in device_times(trace) for _, work in on_workers(device))
+    assert 0.8 * analysis.stages["CSD preprocessing"] <= device_s <= 1.001 * analysis.stages["CSD preprocessing"]
+    assert width_s("device") + width_s("unused") == pytest.approx(device_s + unused_s, abs=resolution_s)
     assert ("timeline", "moment") in page.paths or not trace.of(Joined)
     steps = trace.of(Step)
     assert ("buffers", "curve host") in page.paths and len(steps) == sum(analysis.batches.values())
