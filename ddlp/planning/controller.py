@@ -88,12 +88,11 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Alone:
-    """The host without sources: seconds a batch, the processor seconds of one, whether training waited, and its step then."""
+    """The host without sources: seconds a batch, the part of them that is processor time, and whether training waited."""
 
     batch_s: float
     cpu_s: float
     waits: bool
-    step_s: float
 
 
 @dataclass
@@ -150,7 +149,7 @@ class Controller:
         if measured.host_batches_per_s is None or measured.step_s is None:
             return
         batch_s = max(measured.step_s, 1 / measured.host_batches_per_s)
-        self._alone = _Alone(batch_s, measured.host_cpu_s_per_batch or 0.0, batch_s > measured.step_s, measured.step_s)
+        self._alone = _Alone(batch_s, 0.0, batch_s > measured.step_s)
         self._warm_up, self._length, self.measured = WARM_UP, WINDOW, measured
         self.decision = self._decide(measured)
         self._not_before = 0 if self.decision.offloads else RETRY
@@ -269,9 +268,14 @@ class Controller:
         return None
 
     def _judge_alone(self, window: _Window, step_s: float) -> None:
-        """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago."""
-        waits = window.waiting > self.goal.threshold
-        self._alone = _Alone(window.batch_s, self._mean(self.rates.host_cpu, window), waits, step_s)
+        """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago.
+
+        Batches that were ready before the window hide for a while that training takes more than the host makes.
+        """
+        host = self.rates.host
+        batch_s = max(window.batch_s, self._mean(host, window) / host.parallel)
+        waits = batch_s > (1 + self.goal.threshold) * step_s
+        self._alone = _Alone(batch_s, self._mean(self.rates.host_cpu, window) / host.parallel, waits)
         assert self._ledger is not None
         sources = frozenset(self._ledger.devices)  # also those that have not joined yet: they take part as soon as they have
         if sources and (waits or self.goal.objective != "time") and self._batches >= self._not_before:
@@ -286,8 +290,9 @@ class Controller:
         """Seconds a batch that the host alone would take now: its processor time and the training step may have changed."""
         alone = self._alone
         assert alone is not None
-        drift = self.rates.host_cpu.seconds / alone.cpu_s if alone.cpu_s and self.rates.host_cpu.count else 1.0
-        return max(alone.batch_s * drift if alone.waits else 0.0, step_s)
+        cpu_s = self.rates.host_cpu.seconds / self.rates.host.parallel
+        drift_s = cpu_s - alone.cpu_s if cpu_s and alone.cpu_s else 0.0  # what does not take processor time stays as it was
+        return max(alone.batch_s + drift_s if alone.waits else 0.0, step_s)
 
     def _stop(self, window: _Window, step_s: float) -> str:
         """End the offloading, since it was slower than the host alone."""
@@ -328,7 +333,7 @@ class Controller:
         return decide(measured, goal.threshold, goal.objective, goal.max_slowdown, goal.prices, goal.power)
 
     def _totals(self) -> dict[int, tuple[int, float]]:
-        rates = (*self.rates.devices.values(), self.rates.training, self.rates.host_cpu)
+        rates = (*self.rates.devices.values(), self.rates.training, self.rates.host, self.rates.host_cpu)
         return {id(rate): (rate.count, rate.total_s) for rate in rates}
 
     @staticmethod

@@ -31,6 +31,8 @@ class Play:
     joins_s: float = 0.0
     dies_s: float | None = None
     late: dict[str, float] = field(default_factory=dict)  # these devices join so many seconds after an epoch's beginning
+    cpu_part: float = 1.0  # of the host's time that is processor time
+    slow_start_s: float = 0.0  # of the first training step: batches get ready meanwhile
     pauses: bool = False  # an evaluation of a minute every 90 batches
     seed: int = 1
     quota: int = 32
@@ -95,13 +97,14 @@ class Play:
             return one
 
         def train_s(position: int) -> float:
-            return about(self.step_s) + 60.0 * (self.pauses and self.done % 90 == 89)
+            first_s = self.slow_start_s if self.done == 1 else 0.0
+            return about(self.step_s) + 60.0 * (self.pauses and self.done % 90 == 89) + first_s
 
         devices = {f"d{number}": device_s(seconds) for number, seconds in enumerate(self.devices)}
         dies = {} if self.dies_s is None else {"d0": self.dies_s}
         return World(
             host_s=host_s, train_s=train_s, device_s=devices, quota=self.quota,
-            fetch_s=lambda position: 1e-4, host_cpu_s=lambda position: about(self.host_s), taking_cpu_s=1e-6,
+            fetch_s=lambda position: 1e-4, host_cpu_s=lambda position: self.cpu_part * about(self.host_s), taking_cpu_s=1e-6,
             joins_s=self.joins_s, absent=frozenset(self.late),
             moves=tuple((when, name, True) for name, when in self.late.items()),
             device_dies_s=dies, device_returns_s={"d0": 2.0} if dies else {},
@@ -130,6 +133,19 @@ def test_it_rests_where_training_does_not_wait():
     play = Play(host_s=0.006, step_s=0.012).epochs(2)
     assert play.resting == {"d0"} and not play.controller.rates.device("d0").count, "it has not even been tried"
     assert "Training does not wait for data" in play.controller.note() and not play.told
+
+
+def test_batches_that_were_ready_before_do_not_hide_that_training_waits():
+    play = Play(step_s=0.0105, slow_start_s=2.0, devices=(0.012,), batches=150).epochs(1)
+    assert not play.resting and play.rested[1][0] <= WARM_UP + HOST_WINDOW + 1
+
+
+def test_processor_time_that_is_a_small_part_of_the_hosts_counts_as_that_part():
+    play = Play(step_s=0.010, devices=(0.036,), cpu_part=0.1).epochs(1)
+    assert not play.resting
+    play.cpu_part = 0.03  # another program has ended, say: a batch takes 0.84 ms less
+    play.epochs(2)
+    assert not [batch for batch, resting in play.rested if resting and batch > 100] and not play.told
 
 
 def test_it_is_tried_when_training_begins_to_wait():
