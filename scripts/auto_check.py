@@ -71,7 +71,7 @@ SETUPS = {
     "slow and training": Setup(0.010, 0.008, (0.6,)),
     "two": Setup(0.018, 0.0, (0.036, 0.054)),
     "four": Setup(0.016, 0.0, (0.08, 0.08, 0.08, 0.08)),
-    "network": Setup(0.012, 0.0, (0.012,), side=256, latency_s=0.04),
+    "network": Setup(0.012, 0.0, (0.012,), side=256, transfer="stream", latency_s=0.04),
     "stream": Setup(0.020, 0.0, (0.030,), side=640, transfer="stream"),
     "spool": Setup(0.020, 0.0, (0.030,), side=640),
     "stream, training": Setup(0.020, 0.016, (0.030,), side=640, transfer="stream"),
