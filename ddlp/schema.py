@@ -12,7 +12,7 @@ from csd_engine.errors import quote
 from csd_engine.protocol.fields import Check
 from csd_engine.protocol.printable import printable
 
-__all__ = ["Misfit", "checked_fields", "text_of"]
+__all__ = ["Misfit", "checked_fields", "one_of", "text_of"]
 
 
 class Misfit(ValueError):
@@ -51,5 +51,16 @@ def text_of(longest: int) -> Check:
         if not isinstance(value, str) or len(value) > longest:
             raise ValueError(f"a text of at most {longest} characters")
         return printable(value, longest)
+
+    return check
+
+
+def one_of(*texts: str) -> Check:
+    """Check for one of these texts."""
+
+    def check(value: Any) -> str:
+        if value not in texts:
+            raise ValueError(" or ".join(texts))
+        return str(value)
 
     return check

@@ -70,7 +70,6 @@ class _Window:
     batches: int = 0
     size: float = 0.0
     seconds: float = 0.0
-    waited_s: float = 0.0
     before_s: float = 0.0  # of the trial that its sources had before it
     shared: bool = False  # a source took part
     times: Rate = field(default_factory=Rate)  # of the single batches
@@ -79,11 +78,6 @@ class _Window:
     def batch_s(self) -> float:
         """Seconds a full batch."""
         return self.seconds / self.size
-
-    @property
-    def waiting(self) -> float:
-        """The part of the time in which training waited for data."""
-        return self.waited_s / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -155,7 +149,7 @@ class Controller:
         self._not_before = 0 if self.decision.offloads else RETRY
 
     def delivered(self, waited_s: float, step_s: float | None, part: float) -> str | None:
-        """Note a batch. Returns a line for the user if what was measured ends the offloading, or takes it up again.
+        """Note a batch. Returns a line for the user if what was measured ends the offloading.
 
         Args:
             waited_s: seconds that training waited for it.
@@ -175,8 +169,7 @@ class Controller:
         usual = self.rates.training
         if usual.count >= 3:
             step_s = min(step_s, Rates.PAUSE * usual.seconds * part)
-        window.batches, window.size = window.batches + 1, window.size + part
-        window.seconds, window.waited_s = window.seconds + waited_s + step_s, window.waited_s + waited_s
+        window.batches, window.size, window.seconds = window.batches + 1, window.size + part, window.seconds + waited_s + step_s
         window.times.add(waited_s + step_s, part)
         window.shared = window.shared or bool(self._taking_part())
         if self._fails(window):

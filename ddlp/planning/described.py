@@ -18,7 +18,7 @@ from ddlp.planning.decide import Power, Prices, estimate
 from ddlp.planning.measured import DType, Measured, OffloadPath, Transport
 from ddlp.planning.play import QUOTA
 from ddlp.planning.setup import Move, Setup
-from ddlp.schema import checked_fields, text_of
+from ddlp.schema import checked_fields, one_of, text_of
 
 __all__ = ["ENGINE_FIELDS", "FIELDS", "Fields", "checked", "engine_of", "merged", "read_file", "setup_of"]
 
@@ -65,15 +65,6 @@ def _bytes(value: Any) -> float:
     return size
 
 
-def _one_of(*texts: str) -> Check:
-    def check(value: Any) -> str:
-        if value not in texts:
-            raise ValueError(" or ".join(texts))
-        return str(value)
-
-    return check
-
-
 def _watts(value: Any) -> tuple[float, float]:
     """Idle and busy."""
     ends = value.split(":") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
@@ -90,7 +81,7 @@ def _texts(value: Any) -> list[str]:
 
 
 ENGINE_FIELDS: Mapping[str, Check] = {
-    "name": text_of(200), "rate": _above_zero, "transport": _one_of(*get_args(Transport)), "dtype": _one_of(*get_args(DType)),
+    "name": text_of(200), "rate": _above_zero, "transport": one_of(*get_args(Transport)), "dtype": one_of(*get_args(DType)),
     "workers": _count, "bytes": _bytes, "bandwidth": _bytes, "room": _count, "host_cpu_s": _not_negative,
     "watts": _not_negative, "price": _not_negative,
 }  # fmt: skip

@@ -10,7 +10,7 @@ import json
 from typing import Any, NamedTuple, get_type_hints
 
 from csd_engine.protocol.fields import MAX_INT, Check, count, integer, list_of, number, truth
-from ddlp.schema import checked_fields, text_of
+from ddlp.schema import checked_fields, one_of, text_of
 
 __all__ = [
     "EpochBegan",
@@ -195,23 +195,14 @@ def _texts(value: Any) -> list[str]:
     return list(list_of(_text, _MOST_LANES)(value))
 
 
-def _one_of(*texts: str) -> Check:
-    def check(value: Any) -> str:
-        if value not in texts:
-            raise ValueError(" or ".join(texts))
-        return str(value)
-
-    return check
-
-
 _MOST_S = 1e10  # three centuries
 _MOST_LANES = 1 << 16  # workers or threads
 _text = text_of(1 << 20)
 _lanes = integer(0, _MOST_LANES)
 _OWN_CHECKS: dict[str, Check] = {
     "position": integer(-1, MAX_INT), "workers": _lanes, "fetchers": _lanes, "ranks": integer(1, MAX_INT),
-    "epoch": integer(-MAX_INT, MAX_INT), "outcome": _one_of("made", "dropped", "failed"), "who": _one_of("host", "transfer"),
-    "side": _one_of("cpu", "csd"),
+    "epoch": integer(-MAX_INT, MAX_INT), "outcome": one_of("made", "dropped", "failed"), "who": one_of("host", "transfer"),
+    "side": one_of("cpu", "csd"),
 }  # fmt: skip
 _CHECKS_BY_TYPE: dict[Any, Check] = {
     int: count, float: number(0, _MOST_S), str: _text, bool: truth, list[str]: _texts,
