@@ -33,6 +33,7 @@ from ddlp.sampling.keyed_generators import keyed_globals
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
+from ddlp.schedule.slots import FETCH_SLOTS, host_slots
 from ddlp.schedule.strategies import Strategy
 from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, PreparedBatch, StepRunner
 from ddlp.sources.host import own_steps
@@ -49,17 +50,6 @@ from ddlp.translate.portable import Portable
 __all__ = ["EpochArguments", "EpochIterator", "EpochMemory"]
 
 SPARE_BLOCKS = 2  # blocks of each size that wait in the memory pool: a worker soon takes a block that training drops
-FETCH_SLOTS = 3  # batches of devices in this process's memory
-
-
-def _host_slots(workers: int, prefetch_factor: int, devices: bool) -> int:
-    """Return how many batches the host may hold: as many as DataLoader's workers prefetch, and one more in work.
-
-    With devices, the devices' batches in memory are taken from this number. In any case each worker may have one batch in work,
-    and at least one more may be ready.
-    """
-    slots = max(2, workers * prefetch_factor + 1)
-    return min(slots, max(workers + 2, slots - FETCH_SLOTS)) if devices else slots
 
 
 @dataclass(frozen=True)
@@ -365,8 +355,8 @@ def _ledger(
     length: int | None, sources: tuple[LeaseSource, ...], workers: int, prefetch_factor: int, delivered: RangeSet
 ) -> Ledger:
     """Return the epoch's ledger. Each source is expected to join it."""
-    host_slots = _host_slots(workers, prefetch_factor, bool(sources))
-    ledger = Ledger(length, host_slots=host_slots, fetch_slots=FETCH_SLOTS, delivered=delivered.ranges())
+    slots = host_slots(workers, prefetch_factor, bool(sources))
+    ledger = Ledger(length, host_slots=slots, fetch_slots=FETCH_SLOTS, delivered=delivered.ranges())
     for source in sources:
         ledger.expect(source.name, time.monotonic())
     return ledger

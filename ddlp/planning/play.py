@@ -13,11 +13,12 @@ from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
+from ddlp.schedule.slots import FETCH_SLOTS, host_slots
 from ddlp.schedule.strategies import Strategy, Wrr
 
-__all__ = ["FETCH_SLOTS", "QUOTA", "Played", "host_slots", "play_epoch"]
+__all__ = ["QUOTA", "Played", "play_epoch"]
 
-FETCH_SLOTS = 3  # as `ddlp.epoch.iterator` has it
+_PREFETCH = 2  # DataLoader's prefetch_factor
 _KNOWN = 10  # batches after which a strategy takes a rate as known
 QUOTA = 1024  # batches in a spool, if its room is not known: an engine's default
 
@@ -39,12 +40,6 @@ class Played:
     waiting_s: float
     host_made: int
     taken: Mapping[str, int]
-
-
-def host_slots(workers: int, devices: bool) -> int:
-    """Return how many batches the host may hold, as in `ddlp.epoch.iterator` with DataLoader's prefetch_factor of 2."""
-    slots = max(2, 2 * workers + 1)
-    return min(slots, max(workers + 2, slots - FETCH_SLOTS)) if devices else slots
 
 
 class _Queue:
@@ -151,7 +146,7 @@ def play_epoch(
         quota=room, quota_of={name: min(room, count) for name, count in places.items()},
         absent=absent & by_source.keys(), moves=tuple(move for move in moves if move[1] in by_source),
     )  # fmt: skip
-    host, fetched = (host_slots(workers, bool(paths)), FETCH_SLOTS) if slots is None else slots
+    host, fetched = (host_slots(workers, _PREFETCH, bool(paths)), FETCH_SLOTS) if slots is None else slots
     simulation = Simulation(Ledger(batches, host_slots=host, fetch_slots=fetched), world, strategy.make)
     simulation.rates.epoch_begins(workers, 1, int(max((path.bytes_per_batch or 0.0 for path in paths), default=0.0)))
     _know(simulation.rates, measured, paths, workers)

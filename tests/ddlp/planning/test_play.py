@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from ddlp.epoch import iterator
+from ddlp.planning import play
 from ddlp.planning.decide import estimate
 from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.play import FETCH_SLOTS, host_slots, play_epoch
+from ddlp.planning.play import play_epoch
+from ddlp.schedule.slots import FETCH_SLOTS, host_slots
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Csd, Ordered, Wrr
 
 HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.25)
@@ -13,10 +15,11 @@ CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
 
 
 def test_it_has_the_loaders_slots():
-    assert FETCH_SLOTS == iterator.FETCH_SLOTS
-    for workers in range(1, 20):
-        for devices in (False, True):
-            assert host_slots(workers, devices) == iterator._host_slots(workers, 2, devices)
+    assert FETCH_SLOTS == iterator.FETCH_SLOTS == play.FETCH_SLOTS == 3
+    assert play.host_slots is iterator.host_slots is host_slots
+    assert [host_slots(workers, 2, False) for workers in range(1, 20)] == [2 * workers + 1 for workers in range(1, 20)]
+    with_devices = [3, 4, 5, 6, *(2 * workers - 2 for workers in range(5, 20))]
+    assert [host_slots(workers, 2, True) for workers in range(1, 20)] == with_devices
 
 
 def test_the_host_alone_makes_one_batch_after_the_other():
