@@ -6,6 +6,7 @@ process is bound to the engine's life first.
 
 import ctypes
 import signal
+import sys
 
 __all__ = ["die_with_parent"]
 
@@ -22,9 +23,12 @@ def die_with_parent() -> None:
 
 def _main() -> None:
     die_with_parent()
-    from csd_engine.service.worker import main
+    try:
+        from csd_engine.service.worker import main
 
-    main()
+        main()
+    except MemoryError:  # outside a sample, whose errors are reported: while it starts, or between two leases
+        sys.exit("csd_engine: a worker has no memory left and ends. The engine starts another")
 
 
 if __name__ == "__main__":

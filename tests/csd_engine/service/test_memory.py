@@ -66,3 +66,28 @@ def test_it_stays_small(start, root, bare, tmp_path, monkeypatch, batches, files
           f"{peak.samples} samples; bare interpreters {bare[0] / 1e6:.0f} and {bare[1] / 1e6:.0f} MB")  # fmt: skip
     assert peak.samples > 20 and max(added) < LIMIT_BYTES
     assert (added[0] > 49_000_000) == (way == "pillow")  # the largest image was seen in memory; a kernel has a band of it
+
+
+@pytest.mark.parametrize("when", ["it imports", "it starts"])
+def test_a_worker_without_memory_says_one_line(tmp_path, when):
+    """Where the worker, and not a sample, runs out of memory there is nobody to report to."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import csd_engine.kernels as kernels\n"
+        f"imports = {when == 'it imports'}\n"
+        "class NoMemory:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'csd_engine.service.worker' and imports:\n"
+        "            raise MemoryError\n"
+        "def kernel():\n"
+        "    raise MemoryError\n"
+        "kernels.kernel = kernel\n"
+        "sys_meta_path = __import__('sys').meta_path\n"
+        "sys_meta_path.insert(0, NoMemory())\n",
+        encoding="utf-8",
+    )
+    environment = child_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
+    command = [sys.executable, "-m", "csd_engine.service.worker_start"]
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "csd_engine: a worker has no memory left and ends. The engine starts another\n"
