@@ -28,7 +28,7 @@ def test_its_pages_are_there(monkeypatch):
         pytest.skip("this system gives no pages in advance")
 
     def faults():
-        memory = fresh(48 << 20)  # so large that it is not the heap's
+        memory = fresh(48 << 20)  # too large to come from the heap
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         memory[:] = 1
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
