@@ -30,7 +30,7 @@ def test_commands_their_input_and_their_end(sshd: Sshd) -> None:
         assert there.run("echo \"$HOME\" '*' \\$x", timeout_s=30).out == f"{sshd.home} * $x\n"
         assert there.run("read x || echo empty", timeout_s=30).out == "empty\n"
         assert there.run("exit 255", timeout_s=30).status == 255
-        assert there.run("sleep 1.2; wc -c", input=bytes(3_000_000), timeout_s=30).out.strip() == "3000000", "slow to read"
+        assert there.run("sleep 1.2; wc -c", input=bytes(3_000_000), timeout_s=30).out.strip() == "3000000", "sent slowly"
         with pytest.raises(shell.CommandFailed, match=r"making tea failed on board: no water\."):
             there.must("echo no water >&2; exit 1", "making tea", timeout_s=30)
 
