@@ -1,4 +1,4 @@
-"""Recording: what is in the files, and what recording must not do."""
+"""Recording: what is in the files, and what recording must not disturb."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_its_memory_is_bounded(tmp_path):
-    """Nobody writes yet, as on a disk that hangs."""
+    """Nothing is written yet, as on a disk that hangs."""
     recording = Recorder(tmp_path, limit=100).begin()
     for k in range(1000):
         recording.saw(Exhausted(float(k), float(k)))
