@@ -1,4 +1,4 @@
-"""`InProcess`, a lease source in this process: the code of docs/extending.md, of which there is this one copy."""
+"""`InProcess`, a lease source in this process. Its code is taken from docs/extending.md, so that there is only one copy."""
 
 from __future__ import annotations
 
