@@ -18,7 +18,7 @@ def test_memory_begins_with_a_page(size):
     memory[:] = 9
 
 
-def test_its_pages_are_there(monkeypatch):
+def test_its_pages_are_mapped_in_advance(monkeypatch):
     if module.kernel() is None:
         pytest.skip("needs the kernel")
     try:

@@ -92,7 +92,7 @@ def test_each_order_of_passes_whatever_the_sizes(kernel, variant, number, first)
     assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
 
 
-def test_the_orders_differ_there():
+def test_the_orders_of_passes_differ_for_these_sizes():
     image = Image.fromarray(noise(83, 61, 3, 7))
     one, other = (image.resize(between, 2).resize((40, 37), 2).tobytes() for between in ((61, 37), (40, 83)))
     assert one != other

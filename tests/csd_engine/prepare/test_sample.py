@@ -137,7 +137,7 @@ def test_kernel_and_pillow_make_the_same_pixels(both, reader, name, mode):
             assert type(ours[0]) is bytes and ours == pillows, list(GOOD)[index]
 
 
-def test_so_does_decoding_at_a_part_of_the_size(both, reader):
+def test_kernel_and_pillow_make_the_same_reduced_pixels(both, reader):
     pipe = pipeline(TRAIN, decode="fast")
     for index in range(len(GOOD)):
         for occurrence in range(6):

@@ -130,7 +130,7 @@ def test_where_the_kernel_does_not_tell_none_is_given(directory: Path, monkeypat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount an overlay")
-def test_an_overlay_is_found_out(tmp_path: Path) -> None:
+def test_an_overlay_file_system_is_detected(tmp_path: Path) -> None:
     for name in ("lower", "upper", "work", "merged"):
         (tmp_path / name).mkdir()
     options = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))

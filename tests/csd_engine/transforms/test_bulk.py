@@ -108,7 +108,7 @@ def test_rows_that_are_not_contiguous(ops):
     ),
     st.sampled_from([[], [CUTOUT], [ERASING], [ERASING, CUTOUT]]),
 )
-def test_whatever_it_takes_it_makes_alike(size, moves, last):
+def test_what_bulk_accepts_equals_the_pipeline(size, moves, last):
     made, rows = pipeline(*moves, *last), images(7, *size)
     if Bulk.of(made, rows) is not None:
         assert_same(made, rows, n=12)

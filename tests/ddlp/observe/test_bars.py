@@ -157,7 +157,7 @@ def test_a_dumb_terminal_gets_lines(terminal, monkeypatch):
 # -- no terminal ---------------------------------------------------------------------------------------------------------
 
 
-def test_elsewhere_few_plain_lines(data):
+def test_without_a_terminal_there_are_few_plain_lines(data):
     file = io.StringIO()
     for style in ("auto", "tqdm", "rich"):
         list(progress(DDLPLoader(data, 4, strategy="csd"), "epoch 1", file=file, style=style))

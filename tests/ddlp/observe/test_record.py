@@ -41,7 +41,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
     return DDLPLoader(images, batch, seed=0, **options)
 
 
-def test_off_it_is_not_there(data, tmp_path, monkeypatch):
+def test_without_a_recording_there_are_no_hooks_and_no_files(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     iterator = iter(small())
     assert type(iterator.executor.hooks) is EpochHooks

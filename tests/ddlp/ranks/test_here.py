@@ -37,5 +37,5 @@ def test_another_run_has_another_name(name):
     ],
     ids=["nothing", "alone", "no-place", "no-machine", "no-number", "out-of-range"],
 )
-def test_otherwise_nobody_knows(environment):
+def test_other_environments_give_no_rank(environment):
     assert here(environment) is None
