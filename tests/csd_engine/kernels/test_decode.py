@@ -22,7 +22,7 @@ def context(kernel):
 
 
 def whole(context: Context, jpeg: bytes):
-    """The kernel's RGB pixels of the whole image, or None where it leaves it to Pillow."""
+    """The kernel's RGB pixels of the whole image, or None if it leaves the file to Pillow."""
     size = context.take(jpeg)
     if size is None:
         return None
@@ -37,7 +37,7 @@ def region(left, top, width, height, channels=3):
 
 
 def by_pillow(jpeg: bytes):
-    """Pillow's RGB pixels, or None where it raises."""
+    """Pillow's RGB pixels, or None if it raises."""
     try:
         return np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"))
     except Exception:  # it raises nearly anything on a damaged file
@@ -105,7 +105,7 @@ def test_an_array_that_does_not_fit_is_an_error(context, out):
 
 
 def patched(jpeg: bytes, marker: int, offset: int, value: int) -> bytes:
-    """The file with one byte of its first such segment changed; offset 0 is the marker's second byte."""
+    """Change one byte of the first segment with this marker; offset 0 is the marker's second byte."""
     start = next(start for found, start, _ in segments(jpeg) if found == marker)
     at = start + 1 + offset
     return jpeg[:at] + bytes([value]) + jpeg[at + 1 :]
@@ -170,7 +170,7 @@ def test_a_file_that_breaks_off_is_never_taken_for_whole(context):
 
 
 def mutated(rng: random.Random, jpeg: bytes) -> bytes:
-    """A few bytes changed, and sometimes a stretch taken out, doubled or cut off."""
+    """Change a few bytes; sometimes remove, repeat or cut off a part."""
     data = bytearray(jpeg)
     for _ in range(rng.choice((1, 1, 2, 5))):
         start = rng.choice((0, 0, len(data) // 2))

@@ -54,7 +54,7 @@ def test_something_else_is_not_loaded(tmp_path):
     other = tmp_path / "other.so"
     other.write_bytes(b"no library")
     assert "cannot be loaded" in ask(WHY, DDLP_KERNEL=str(other))
-    answer = ask(WHY, DDLP_KERNEL=_imaging.__file__)  # a library, but not ours
+    answer = ask(WHY, DDLP_KERNEL=_imaging.__file__)  # a library, but not the kernel
     assert "cannot be loaded" in answer and answer.endswith(f"csd_engine.kernels.build --output {_imaging.__file__}"), answer
 
 

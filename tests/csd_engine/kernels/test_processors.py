@@ -1,5 +1,5 @@
-"""The kernel's loops, and its reading of scans, by themselves: under sanitizers, and on emulated processors of boards: the same
-values everywhere."""
+"""The kernel's loops and its reading of scans, tested alone: under sanitizers, and on emulated processors of boards. The
+values must be the same everywhere."""
 
 import glob
 import os
@@ -14,10 +14,10 @@ from scripts.progressive_jpeg import progressive_jpeg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(csd_engine.kernels.__file__)), "src")
-PARTS = [  # those that know nothing of JPEG
+PARTS = [  # the parts that know nothing of JPEG
     "axis", "draws", "keyed", "passes_*", "plan", "processor", "resample", "sum", "table*", "planes", "variant", "windows"
 ]  # fmt: skip
-SCANS = ["progressive", "scan*", "huffman", "header", "processor", "variant"]  # those that need no libjpeg
+SCANS = ["progressive", "scan*", "huffman", "header", "processor", "variant"]  # the parts that need no libjpeg
 ROUNDS = "120"
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 BOARDS = [

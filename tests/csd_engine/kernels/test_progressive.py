@@ -1,4 +1,4 @@
-"""Our decoder of progressive files: the same pixels as Pillow's for all scans there can be; what is unusual is libjpeg's."""
+"""Our decoder of progressive files gives Pillow's pixels for all possible scans. Unusual files are left to libjpeg."""
 
 import io
 

@@ -31,7 +31,7 @@ def by_numpy(rows, indices, tops, lefts, across, down, fill, shape, mode):
 
 
 def as_planes(rows):
-    """The same samples, channels apart in memory: torchvision's CIFAR10.data."""
+    """The same samples with one plane per channel in memory, like torchvision's CIFAR10.data."""
     return np.ascontiguousarray(rows.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
 
 

@@ -303,7 +303,7 @@ def test_a_worker_that_hangs_while_it_starts_dies_with_its_engine(start):
 
 
 def _two_free(pid):
-    """The limit with which a process can open two files more. A worker needs six; a dead one frees four."""
+    """The limit with which a process can open two files more. Starting a worker takes six; a dead one frees two."""
     held = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
     most = max(held) + 1
     while len(set(range(most)) - held) > 2:

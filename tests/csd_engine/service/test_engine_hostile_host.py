@@ -175,7 +175,7 @@ def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_
 
 
 def bad_arrays(contest: Contest) -> None:
-    """Send arrays with headers that numpy's parser chokes on, and lease their samples."""
+    """Send arrays with headers on which numpy's parser fails, and lease their samples."""
     events: SimpleQueue = SimpleQueue()
     for number, text in enumerate((b"{'descr': (((", b"{" * 9000, b"(" * 3000, b"{'descr': 1, 'fortran_order': []}")):
         content = b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text + bytes([number])

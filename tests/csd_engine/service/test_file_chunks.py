@@ -111,7 +111,7 @@ def test_other_identities_and_unknown_leases(published, recipe):
 
 @pytest.fixture
 def large_published(start, large):
-    """As `published`, of 38.5 MB."""
+    """Like `published`, with batches of 38.5 MB."""
     with waiting(start, large, 1.5, 60.0) as batch:
         yield batch
 

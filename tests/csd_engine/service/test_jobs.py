@@ -84,7 +84,7 @@ def test_a_new_job_is_no_new_credit():
         for _ in range(2):
             served.append(scene.step().host)
         scene.queue.remove(one)
-    assert served.count("a") <= 13, served  # of 40, each three times as long
+    assert served.count("a") <= 13, served  # of 40; each of a's takes three times as long
 
 
 def test_what_fails_or_is_cancelled_is_charged():

@@ -45,7 +45,7 @@ def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
         job = recipe.open(link, events)
         recipe.lease(job, 1)
         path = wait_for(events, LeasePublished).path
-        time.sleep(0.2)  # nothing is sent meanwhile
+        time.sleep(0.2)  # the link's thread is idle now
         job.release(1)
         if slow:
             time.sleep(0.5)

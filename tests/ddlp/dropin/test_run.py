@@ -45,7 +45,7 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line.removeprefix("ddlp run: ") for line in done.stderr.splitlines() if line.startswith("ddlp run: ")]
 
 
-# -- scripts as they are -----------------------------------------------------------------------------------------------
+# -- unedited scripts ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

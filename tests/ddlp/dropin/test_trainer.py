@@ -46,7 +46,7 @@ def test_the_trainer_of_hugging_face(paths, engine, tmp_path):
     batch = next(iter(loader))
     assert batch["pixel_values"].shape == (4, 3, 8, 8) and batch["labels"].shape == (4,)
     result = first.train()
-    assert result.global_step == 12  # 11 batches, two at a time, twice
+    assert result.global_step == 12  # 11 batches an epoch, two a step, two epochs
     arguments["num_train_epochs"] = 3
     checkpoint = str(tmp_path / "checkpoint-6")
     with pytest.raises(ValueError, match="ignore_data_skip=True"):

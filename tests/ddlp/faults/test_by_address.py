@@ -148,7 +148,7 @@ def test_left_files_of_killed_hosts_are_swept(engines, images):
     assert not left.exists()
 
 
-# -- not to be reached ---------------------------------------------------------------------------------------------------
+# -- unreachable engines ------------------------------------------------------------------------------------------------
 
 
 def fails(loader, kind, match, within_s=6.0):

@@ -44,7 +44,7 @@ def engine_of(loader: DDLPLoader) -> int | None:
     return None if engine is None else engine.pid
 
 
-told: list[tuple[int, float]] = []  # of batches that the engine has made for the other rank
+told: list[tuple[int, float]] = []  # measurements of batches that the engine has made for the other rank
 
 
 def listen() -> None:

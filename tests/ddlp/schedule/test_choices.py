@@ -470,7 +470,7 @@ def test_a_run_takes_two_milliseconds_and_sixteen_batches_at_most(batches, paral
     assert ledger.host_slots == 3 + 2 * (length - 1) * parallel
 
 
-# -- which strategy is meant
+# -- how a strategy is given
 
 
 class Own(Strategy):
@@ -506,7 +506,7 @@ def test_a_strategy_is_given_by_its_name_or_as_a_class():
     ]
 
 
-# -- by numbers other than 1
+# -- with rates and sizes other than 1
 
 
 def test_each_strategy_keeps_its_ledger_its_rates_and_its_order():

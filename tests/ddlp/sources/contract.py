@@ -89,7 +89,7 @@ class Contract:
 
 
 def _wrong(lease: Lease, whole: bool) -> list[str]:
-    """What is wrong with a lease when its epoch is over."""
+    """What is wrong with a lease at the end of its epoch."""
     found = []
     if whole and not lease.ended:
         found.append(f"{lease.name} was never released, cancelled, failed or lost")
