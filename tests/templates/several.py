@@ -14,7 +14,7 @@ import sys
 import traceback
 
 import torch
-import torchvision  # imported before the forks, for all of them
+import torchvision  # noqa: F401  imported before the forks, for all of them
 
 
 def template(path: str, arguments: list[str]) -> int:

@@ -98,7 +98,7 @@ def test_one_value_is_another(paths, kind, data):
 def test_the_error_says_which_field(paths, change, said):
     state = state_of(make(paths, "files"), 3)
     loader = make(paths, "files")
-    with pytest.raises(ValueError) as caught:  # (the text is checked below)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is checked below)
         loader.load_state_dict({**state, **change})
     assert said in str(caught.value) and "Pass what state_dict() gave" in str(caught.value)
     assert len(list(loader)) == BATCHES
